@@ -50,6 +50,7 @@ Commands
   gc                   list what can be deleted; only --delete deletes it
   generate RUN PROMPT  let a trained language model continue a text
   doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
+  plan OVERRIDES       tell memory, time and cost of a run and its layouts, before it is queued
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
   metrics [GROUP|NAME] print the unit and meaning of everything that a run measures
   from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
@@ -80,6 +81,7 @@ COMMANDS = {
     "gc": "hpctrain.commands.gc",
     "generate": "hpctrain.commands.generate",
     "doctor": "hpctrain.doctor.command",
+    "plan": "hpctrain.plan.command",
     "keys": "hpctrain.config.keys",
     "metrics": "hpctrain.config.metric_command",
     "from-deepspeed": "hpctrain.commands.translate.deepspeed",

@@ -28,7 +28,7 @@ _GIB = 2**30
 _TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
 _KEYS = (
     *("name", "title", "devices", "memory_gib", "peak_tflops", "memory_gb_per_s", "gpus_per_node"),
-    *("inside", "between", "power_w", "price"),
+    *("inside", "between", "power_w", "price", "matmul_efficiency"),
 )
 _LINK_KEYS = ("kind", "gb_per_s", "latency_us")
 _PRICE_KEYS = (*_PRICES, "date")
@@ -82,6 +82,7 @@ class Hardware:
         power_w: The power limit of a GPU, in watts.
         prices: What a GPU costs, by kind.
         devices: The exact names that torch and the driver report.
+        matmul_efficiency: The part of the peak that the largest matrix products reach.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Hardware:
     power_w: float | None
     prices: Mapping[str, Price]
     devices: tuple[str, ...] = ()
+    matmul_efficiency: float | None = None
 
     @property
     def price_per_hour(self) -> Price | None:
@@ -208,6 +210,7 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
             if value is not None
         },
         devices=tuple(str(device) for device in section.get("devices") or ()),
+        matmul_efficiency=_number(f"{where}.matmul_efficiency", section.get("matmul_efficiency")),
     )
 
 

@@ -258,6 +258,8 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", "plan", *rest]:
+            call(hpctrain, "plan", *rest)
         case ["python", "-m", "hpctrain", "doctor", *rest]:
             call(hpctrain, "doctor", *rest)
         case ["python", "-m", "hpctrain", command, *rest] if command in TRANSLATE:

@@ -58,6 +58,8 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"},
+    "plan": EVERYBODY
+    | {"hardware", "config", "parallel", "job.building", "shards", "data", "tasks", "runs"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -89,7 +91,7 @@ NO_TORCH = (
         "distributed.leaving",
         "distributed.flight_recorder",
         "faults.early_signals",
-        "parallel.memory",
+        "plan.memory",
         "shards.index",
         "shards.format",
     ),

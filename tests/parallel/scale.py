@@ -30,12 +30,12 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.models import Transformer
 from hpctrain.parallel.dividing.stages import block_counts, cut, present
-from hpctrain.parallel.memory import ModelSizes, memory_of
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import skeleton
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.plan.memory import ModelSizes, memory_of
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 NODE = 8  # number of ranks; hsdp divides a replica over one node

@@ -13,11 +13,11 @@ from torch import distributed, nn
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.faults.stop import Stop
-from hpctrain.parallel.memory import Memory, ModelSizes, memory_of, optimizer_states
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.recipe import parallelize
+from hpctrain.plan.memory import Memory, ModelSizes, memory_of, optimizer_states
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Sums
 from hpctrain.training.step import TrainStep
@@ -290,5 +290,5 @@ def test_it_prints() -> None:
 
 
 def test_no_torch_is_needed() -> None:
-    code = "import sys, hpctrain.parallel.memory; sys.exit('torch' in sys.modules)"
+    code = "import sys, hpctrain.plan.memory; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

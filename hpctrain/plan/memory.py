@@ -24,8 +24,10 @@ This module does not import torch, so that a login node can use it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hpctrain.config.rules.degrees import Degrees
@@ -116,7 +118,7 @@ class ModelSizes:
     @property
     def largest_block(self) -> int:
         """The number of elements of the largest block."""
-        return max((_part(block, 1) for block in self.blocks), default=0)
+        return max((_part(block, 1) for block in self._kinds), default=0)
 
     @property
     def outside(self) -> int:
@@ -134,11 +136,18 @@ class ModelSizes:
         FSDP2 divides the first dimension and pads it, so that all ranks store equally much. The
         rows of some parameters are fewer than the ranks of a large job.
         """
-        return _part(self._shapes(), ranks)
+        return _part(self.rest, ranks) + sum(
+            number * _part(block, ranks) for block, number in self._kinds.items()
+        )
 
     def _shapes(self) -> Iterable[Shape]:
-        yield from (shape for block in self.blocks for shape in block)
+        yield from (shape for block in self._kinds for shape in block)
         yield from self.rest
+
+    @cached_property
+    def _kinds(self) -> Counter[tuple[Shape, ...]]:
+        """The blocks, and how many of each: those of a model are alike."""
+        return Counter(self.blocks)
 
 
 @dataclass(frozen=True)
@@ -154,6 +163,8 @@ class Memory:
         buffers: Gradients of a few blocks before their reduction, and buffers of communication.
         peak: The largest sum of a step on the device. It can be less than the sum of the others,
             because not everything exists at the same time.
+        base: What is on the device all the time.
+        begin: What is there beside `base` and the activations when the backward pass begins.
         offload: Whether parameters, gradients and optimizer state are on the host.
     """
 
@@ -164,12 +175,24 @@ class Memory:
     gathered: int
     buffers: int
     peak: int
+    base: int
+    begin: int
     offload: bool = False
 
     @property
     def states(self) -> int:
         """The model states of the ZeRO paper: parameters, gradients and optimizer state."""
         return self.parameters + self.gradients + self.optimizer
+
+    def peak_with(self, activations: int) -> int:
+        """Return the largest sum of a step in bytes, with those of all activations.
+
+        Activations are there in full when the backward pass begins, and are gone at its end.
+
+        Args:
+            activations: Bytes of what the forward passes keep, with the logits and the loss.
+        """
+        return max(self.peak, self.base + self.begin + activations)
 
     def __str__(self) -> str:
         place = " (host)" if self.offload else ""
@@ -232,6 +255,8 @@ def _whole(
 ) -> Memory:
     stored, computed, reduced = _formats(precision)
     count = sizes.count
+    # Nothing is left of the gradients of the step before, but DDP keeps its buckets.
+    kept = accumulate > 1 or (degrees.dp_replicate > 1 and parallel.ddp.gradient_as_bucket_view)
     gradients = stored * count
     buffers = stored * sizes.largest_parameter  # a gradient that is about to be added
     if degrees.dp_replicate > 1:
@@ -254,6 +279,8 @@ def _whole(
         gathered=gathered,
         buffers=buffers,
         peak=parameters + gradients + state + max(computing, _temporaries(optimizer, parameters)),
+        base=parameters + state,
+        begin=gathered + (gradients if kept else 0),
     )
 
 
@@ -312,6 +339,8 @@ def _divided(
         gathered=gathered,
         buffers=max(buffers, last),
         peak=(0 if offload else parameters + state) + max(forward, begin, end, step),
+        base=0 if offload else parameters + state,
+        begin=max(forward, begin),
         offload=offload,
     )
 

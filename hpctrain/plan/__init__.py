@@ -1,0 +1,9 @@
+"""Before anything is queued: does it fit, in which layout, how long does it take, at what cost.
+
+    model_facts ──┐
+    activations ──┼── rank_memory ──┐
+    memory ───────┘                 ├── estimate ── ranking ── printing
+    hardware ── collectives ── timing ─┘
+
+`memory` and `shortages` do not import torch, so that a login node can use them.
+"""

@@ -1,0 +1,177 @@
+"""Bytes that a forward pass keeps for the backward pass, measured with tensors without memory.
+
+    FakeTensorMode, device cpu ── forward, loss, backward ── largest sum of live bytes
+
+On the meta device attention would make its whole square of scores, which a GPU does not. With fake
+tensors on the CPU it takes the flash kernel, which keeps what the one of a GPU keeps. Parameters,
+their converted copies and their gradients are left out: `hpctrain.plan.memory` has them.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
+from hpctrain.parallel.preparing.alike import measured_by_block
+from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.initial import Build
+from hpctrain.shards.types import Batch
+
+log = logging.getLogger(__name__)
+_ROWS = (2, 4)  # a batch norm refuses a single value
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes for each sample of a micro-batch.
+
+    Attributes:
+        kept: The largest sum of the step: what blocks keep, and what one needs to compute.
+        outside: The part of it that belongs to the logits and the loss.
+        output: What the model returns, such as logits.
+        exact: Whether they were measured; otherwise they are 0 and unknown.
+    """
+
+    kept: int
+    outside: int
+    output: int
+    exact: bool = True
+
+
+def activations_of(
+    build: Build, task: Any, sample: Batch, compute: torch.dtype | None, mode: str, every: int
+) -> Activations:
+    """Return the activations of a sample.
+
+    Args:
+        build: Returns a new model.
+        task: The task.
+        sample: One sample.
+        compute: The dtype of autocast; None without it.
+        mode: A value of `train.activation_checkpointing`.
+        every: `train.activation_checkpointing_every`.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        model = build().train()
+        batches = [
+            {name: torch.empty((rows, *t.shape[1:]), dtype=t.dtype) for name, t in sample.items()}
+            for rows in _ROWS
+        ]
+    if mode != "none":
+        blocks = [block for _, block in find_blocks(model, [])]
+        checkpoint_activations(blocks, mode, every)
+
+    def measure(batch: Batch) -> tuple[int, ...]:
+        live = _Live([*model.parameters(), *model.buffers()])
+        with fake, live:
+            return live.step(model, task, batch, compute)
+
+    try:
+        few, more = (measured_by_block(model, partial(measure, batch)) for batch in batches)
+    except Exception as error:  # an operation needs values
+        log.info("activations cannot be measured: %s", error)
+        return Activations(0, 0, 0, exact=False)
+    # What does not grow with the batch are gradients of parameters on their way.
+    between = _ROWS[1] - _ROWS[0]
+    kept, outside, output = (max(0, b - a) // between for a, b in zip(few, more, strict=True))
+    return Activations(kept, outside, output)
+
+
+class _Live(TorchDispatchMode):
+    """Adds up the bytes of all tensors that operations return, as long as they live.
+
+    Args:
+        states: Parameters and buffers, which do not count.
+    """
+
+    def __init__(self, states: list[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._states = {tensor.untyped_storage()._cdata for tensor in states}
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = self._of_loss = 0
+
+    def step(
+        self, model: nn.Module, task: Any, batch: Batch, compute: torch.dtype | None
+    ) -> tuple[int, int, int]:
+        """Return the largest sum of a step, the part of the loss, and the size of the output."""
+        context = nullcontext() if compute is None else torch.autocast("cpu", dtype=compute)
+        sizes: list[int] = []  # of the output; of all before the loss; of the loss
+
+        def end_loss(gradient: torch.Tensor) -> None:
+            sizes.append(max(0, self._of_loss - sizes[1]))
+            self._of_loss = 0
+
+        def note(module: nn.Module, args: Any, result: Any) -> None:
+            gc.collect()  # selective checkpointing leaves circles of references behind
+            self.peak = self._now()
+            outputs = [t for t in tree_leaves(result) if _is_tensor(t)]
+            sizes.extend((sum(map(_nbytes, outputs)), self._now()))
+            self._of_loss = sizes[1]
+            if outputs and outputs[0].requires_grad:
+                outputs[0].register_hook(end_loss)
+
+        trained = [p for p in model.parameters() if p.requires_grad]
+        handles: list[Any] = [p.register_post_accumulate_grad_hook(self._forget) for p in trained]
+        handles.append(model.register_forward_hook(note))
+        try:
+            with context:
+                loss = task(model, batch)["loss"][0]
+            loss.backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+        output, of_loss = sizes[0], sizes[2] if len(sizes) > 2 else 0
+        return self.peak, output + of_loss, output
+
+    def _forget(self, parameter: torch.Tensor) -> None:
+        """Leave out a gradient as soon as it is one."""
+        parameter.grad = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and _key(args[0]) in self._states:
+            self._states.add(_key(out))  # a copy of a parameter in the format of the computation
+        new = False
+        for leaf in tree_leaves(out):
+            if not _is_tensor(leaf) or (key := _key(leaf)) in self._states:
+                continue
+            if key not in self._storages:
+                self._storages[key] = StorageWeakRef(leaf.untyped_storage()), _nbytes(leaf)
+                new = True
+        if new:
+            now = self._now()
+            self.peak = max(self.peak, now)
+            if self._of_loss:
+                self._of_loss = max(self._of_loss, now)
+        return out
+
+    def _now(self) -> int:
+        gone = [key for key, (reference, _) in self._storages.items() if reference.expired()]
+        for key in gone:
+            del self._storages[key]
+        return sum(size for _, size in self._storages.values())
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().nbytes())

@@ -1,0 +1,232 @@
+"""Puts the answer of `plan` together: the model, the layouts and the hardware."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from hpctrain.config.schema import Config
+from hpctrain.console import Console
+from hpctrain.errors import ConfigError
+from hpctrain.hardware import Hardware
+from hpctrain.job.building.make import make
+from hpctrain.parallel.precision import DTYPES
+from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.plan import printing
+from hpctrain.plan.activations import Activations, activations_of
+from hpctrain.plan.budget import Budget, budget_of
+from hpctrain.plan.estimate import Estimate, Estimator
+from hpctrain.plan.layouts import of_command_line
+from hpctrain.plan.model_facts import (
+    Layer,
+    ModelFacts,
+    build_on_meta,
+    explained,
+    facts_of,
+    layers_of,
+)
+from hpctrain.plan.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
+from hpctrain.plan.ranking import Ranking, on, rank, sizes_of, smallest
+from hpctrain.plan.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
+from hpctrain.plan.timing import Efficiencies, best_of
+
+_MODES = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+        config: The config.
+        hardware: The hardware; None if there is none.
+        nodes: The numbers of nodes to look at; None leaves them open.
+        shape: The value of `--sample-shape`; None takes the data set's.
+        budget: The value of `--budget`.
+        named: Whether the command line names a layout.
+        layers: Whether the table of layers is wanted.
+    """
+
+    config: Config
+    hardware: Hardware | None
+    nodes: list[int] | None
+    shape: str | None
+    budget: str | None
+    named: bool
+    layers: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `plan` prints.
+
+    Attributes:
+        facts: Of the model.
+        layers: Its table; empty unless it was asked for.
+        named: The estimate for the layout of the command line, or None.
+        ranking: The other layouts.
+        hardware: The hardware of the config.
+        kinds: The smallest number of GPUs of each kind.
+        assumptions: What the estimates rest on.
+    """
+
+    facts: ModelFacts
+    layers: list[Layer]
+    named: Estimate | None
+    ranking: Ranking
+    hardware: Hardware | None
+    kinds: list[tuple[Hardware, Estimate | None]] = field(default_factory=list)
+    assumptions: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def layouts(self) -> list[Estimate]:
+        """All estimates; that of the command line is the first."""
+        return [*([self.named] if self.named else []), *self.ranking.best]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the layout of the command line fits, or else any other."""
+        if self.named is not None:
+            return self.named.fits is not False
+        return bool(self.ranking.best)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        facts, flops = self.facts, self.facts.flops
+        per_token = flops.training / flops.tokens if flops and flops.tokens else None
+        return {
+            "model": {
+                "parameters": facts.parameters,
+                "trainable": facts.trainable,
+                "embedding": facts.embedding,
+                "active": facts.active,
+                "flops_per_sample": flops and flops.training,
+                "flops_per_token": per_token,
+            },
+            "layouts": [estimate.as_json() for estimate in self.layouts],
+            "hardware": [
+                {"name": hardware.name, **(estimate.as_json() if estimate else {"fits": False})}
+                for hardware, estimate in self.kinds
+            ],
+            "assumptions": {**self.assumptions, "excluded": self.ranking.excluded},
+        }
+
+    def show(self, console: Console, command: str) -> None:
+        """Print the tables.
+
+        Args:
+            console: Where.
+            command: The beginning of a command that submits the run.
+        """
+        printing.print_model(console, self.facts)
+        if self.layers:
+            printing.print_layers(console, self.layers)
+        if self.named is not None:
+            printing.print_memory(console, self.named, self.hardware)
+        if self.layouts and self.hardware:
+            console.print(f"\nestimates on {self.hardware.title}")
+            printing.print_layouts(console, self.layouts, command)
+        for name, reason in self.ranking.excluded.items():
+            console.print(f"excluded: {name}: {reason}", soft_wrap=True)
+        if self.kinds:
+            console.print("\nthe smallest number of GPUs that fits, of each kind")
+            printing.print_hardware(console, self.kinds)
+        console.print("\nassumptions")
+        for name, text in self.assumptions.items():
+            console.print(f"  {name}: {text}", soft_wrap=True)
+
+
+def answer(asked: Asked, others: list[Hardware]) -> Answer:
+    """Return the plan.
+
+    Args:
+        asked: What the command line asks for.
+        others: The kinds of GPUs to compare.
+
+    Raises:
+        ConfigError: The model, the task and the sample do not fit, or the layout of the command
+            line is impossible.
+        DataError: There is no such data set.
+    """
+    config, hardware = asked.config, asked.hardware
+    shape = parse_shape(asked.shape) if asked.shape else None
+    named_nodes = config.launch.node_numbers.start
+    if asked.named:
+        of_command_line(config, named_nodes)  # errors of the config come before any work
+    task = make("task", config.task)
+    sample = of_shape(config, task, shape) if shape else of_data(config)
+    model = build_on_meta(config)
+    facts = explained(partial(facts_of, model, task, sample), "plan: the model")
+    activations = _activations(config, task, sample)
+    samples = None if shape else samples_of_epoch(config)
+    budget = budget_of(asked.budget, config, facts.tokens, samples)
+    efficiencies = Efficiencies()
+    blocks = _count_blocks(model, config)
+    memory = MemoryModel(model, facts, activations)
+    estimator = Estimator(facts, memory, activations, blocks, budget.steps, efficiencies)
+    named = None
+    if asked.named or hardware is None:
+        named = estimator.of(of_command_line(config, named_nodes), hardware)
+        named = replace(named, reason="the layout of the command line")
+    ranking = Ranking([], {})
+    per_node = config.launch.tasks_per_node if config.launch.tasks_per_node > 1 else 0
+    if hardware is not None and (not asked.named or asked.nodes):
+        ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
+        if not ranking.best and asked.nodes is None:
+            found = smallest(config, estimator, hardware, per_node)
+            ranking = Ranking([found] if found else [], ranking.excluded)
+    kinds = [(other, smallest(on(config, other), estimator, other)) for other in others]
+    layers = layers_of(model, task, sample) if asked.layers else []
+    assumed = _assumptions(facts, activations, hardware, budget, efficiencies)
+    return Answer(facts, layers, named, ranking, hardware, kinds, assumed)
+
+
+def _activations(config: Config, task: Any, sample: Any) -> dict[str, Activations]:
+    compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(config.precision.compute)
+    every = config.train.activation_checkpointing_every
+    build = partial(make, "model", config.model)
+    found = {}
+    for mode in _MODES:
+        dtype = None if compute is None else DTYPES[compute]
+        found[mode] = activations_of(build, task, sample, dtype, mode, every)
+    return found
+
+
+def _count_blocks(model: nn.Module, config: Config) -> int:
+    with contextlib.suppress(ConfigError):
+        return len(find_blocks(model, config.parallel.blocks))
+    return 1
+
+
+def _assumptions(
+    facts: ModelFacts,
+    activations: dict[str, Activations],
+    hardware: Hardware | None,
+    budget: Budget,
+    efficiencies: Efficiencies,
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "kind": "all figures but the parameters are estimates",
+        "budget": budget.text,
+        "flops": facts.flops.convention if facts.flops else "unknown",
+        "activations": "measured with tensors without memory"
+        if activations["none"].exact
+        else "unknown: the model can be called only with values, so they are left out",
+    }
+    if hardware is not None:
+        found |= {
+            "hardware": hardware.title,
+            "allowance": f"{CONTEXT_BYTES / 2**30:g} GiB of context and {GAPS:.0%} of gaps",
+            "products": f"{efficiencies.best or best_of(hardware):.0%} of the dense peak at most, "
+            f"half of that at size {efficiencies.half:g}",
+            "attention": f"{efficiencies.attention:.0%} of the peak, half of the square",
+            "memory": f"{efficiencies.memory:.0%} of the HBM bandwidth; activations pass it "
+            f"{efficiencies.traffic:g} times, with torch.compile {efficiencies.fused:g} times",
+            "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing",
+        }
+        found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
+    return found

@@ -1,0 +1,70 @@
+"""How long a run is: `--budget 300e9tokens`, or what the config says."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+
+_UNITS = ("tokens", "samples", "steps", "epochs")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The steps of a run.
+
+    Attributes:
+        steps: Their number; None if it is unknown.
+        text: What it comes from, for a reader.
+    """
+
+    steps: int | None
+    text: str
+
+
+def budget_of(text: str | None, config: Config, tokens: int, samples: int | None) -> Budget:
+    """Return the budget of a run.
+
+    Args:
+        text: The value of `--budget`; None takes the shorter of train.max_steps and max_epochs.
+        config: The config.
+        tokens: The tokens of a sample; 0 if it has none.
+        samples: The samples of an epoch; None if there is no data set.
+
+    Raises:
+        ConfigError: It has no unit, or a unit that this run does not have.
+    """
+    train = config.train
+    if text is not None:
+        return Budget(_steps(text, train.global_batch_size, tokens, samples), text)
+    lengths = []
+    if train.max_steps is not None:
+        lengths.append((train.max_steps, f"train.max_steps={train.max_steps}"))
+    if train.max_epochs is not None and samples is not None:
+        epoch = samples // train.global_batch_size
+        lengths.append((train.max_epochs * epoch, f"train.max_epochs={train.max_epochs}"))
+    return Budget(*min(lengths)) if lengths else Budget(None, "no budget")
+
+
+def _steps(text: str, batch: int, tokens: int, samples: int | None) -> int:
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[+]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    try:
+        number = float(found[1]) if found else math.nan
+    except ValueError:
+        number = math.nan
+    unit = found[2] if found else ""
+    if not found or unit not in _UNITS or not 0 < number < math.inf:
+        raise ConfigError(
+            f"--budget={text}: it must be a number with a unit, {', '.join(_UNITS)}, such as "
+            "300e9tokens or 20epochs"
+        )
+    if unit == "tokens" and not tokens:
+        raise ConfigError(f"--budget={text}: the samples of this run have no tokens; use samples")
+    if unit == "epochs" and samples is None:
+        raise ConfigError(f"--budget={text}: without a data set the length of an epoch is unknown")
+    total = {"steps": number * batch, "tokens": number / max(1, tokens), "samples": number}
+    total["epochs"] = number * (samples or 0)
+    return max(1, math.ceil(total[unit] / batch))

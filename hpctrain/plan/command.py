@@ -1,0 +1,119 @@
+"""`python -m hpctrain plan OVERRIDES`: does it fit, in which layout, how long, at what cost.
+
+It starts no job, and needs neither a GPU nor a process group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from hpctrain.config.composing.compose import compose
+from hpctrain.config.schema import Config
+from hpctrain.console import Console
+from hpctrain.errors import ConfigError
+from hpctrain.hardware import known, load, of_section
+
+MODES = ("none", "selective", "full")
+DOES_NOT_FIT = 8
+
+
+def main(argv: list[str]) -> int:
+    """Print the plan of a run.
+
+    Args:
+        argv: The arguments after `plan`.
+
+    Returns:
+        The exit code: 0 if it fits, 8 if it does not.
+
+    Raises:
+        ConfigError: An argument or the config is wrong.
+        DataError: There is no such data set.
+    """
+    parser = argparse.ArgumentParser(
+        "hpctrain plan", description="Memory, time and cost of a run, before it is queued."
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
+    parser.add_argument("--config-dir", help="a folder with more configs, and hardware/*.yaml")
+    parser.add_argument("--nodes", help="numbers of nodes to look at: 1,2,4")
+    parser.add_argument("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
+    parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
+    parser.add_argument("--layers", action="store_true", help="show the table of layers")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    given = parser.parse_intermixed_args(argv)
+    nodes = None if given.nodes is None else _numbers(given.nodes)
+    config = _composed(given.overrides, given.config_dir, given.sample_shape)
+    hardware = of_section(config.hardware) if config.hardware else None
+    folders = [given.config_dir] if given.config_dir else []
+
+    from hpctrain.plan.answer import Asked, answer  # it imports torch
+
+    asked = Asked(
+        config,
+        hardware,
+        nodes,
+        given.sample_shape,
+        given.budget,
+        named=any(_names_layout(text) for text in given.overrides),
+        layers=given.layers,
+    )
+    others = [load(name, folders) for name in known(folders)] if nodes is None else []
+    others = [other for other in others if other.memory_bytes is not None]
+    found = answer(asked, others)
+    if given.json:
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
+        found.show(Console(), command)
+    return 0 if found.fits else DOES_NOT_FIT
+
+
+def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
+    """Return the config; what a plan does not need has a value that stands for it."""
+    names = {text.partition("=")[0].lstrip("+") for text in overrides}
+    without = [text for text in overrides if text not in ("data=null", "data.path=null")]
+    if shape is None and (len(without) < len(overrides) or not names & _DATA):
+        raise ConfigError(
+            "data: without a data set --sample-shape stands for it: 8193 (tokens of a window) or "
+            "3x224x224"
+        )
+    added = []
+    if shape is not None and not any(name.startswith("data.path") for name in names):
+        added.append("data.path=none")
+    if "experiment" not in names:
+        windows = shape is not None and "x" not in shape
+        if not any(name == "task" or name.startswith("task.") for name in names):
+            added.append(f"task={'language_model' if windows else 'classification'}")
+        added += [] if "metric" in names else ["metric=val/loss"]
+    argv = [*without, *added]
+    if config_dir is not None:
+        argv = ["--config-dir", config_dir, *argv]
+    config = compose(argv)
+    if config is None:
+        raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
+    if config.train.max_steps is None and config.train.max_epochs is None:
+        config.train.max_epochs = 1
+    return config
+
+
+_DATA = {"experiment", "data", "data.path", "data.mixture"}
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and 1 <= int(part) <= 100_000 for part in parts):
+        raise ConfigError(f"--nodes={text}: it must be numbers of nodes, such as 4 or 1,2,4")
+    return [int(part) for part in parts]
+
+
+def _names_layout(override: str) -> bool:
+    name = override.partition("=")[0].lstrip("+")
+    return name.startswith("parallel") or name in (
+        *("launch", "launch.nodes", "launch.tasks_per_node"),
+        *("train.accumulate", "train.micro_batch_size", "train.activation_checkpointing"),
+    )
+
+
+def _words(overrides: list[str]) -> list[str]:
+    return [f"'{text}'" if set(text) & set(" {}[]()$&;*") else text for text in overrides]

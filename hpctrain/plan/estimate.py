@@ -1,0 +1,143 @@
+"""What is predicted of one layout, as one line of the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpctrain.config.schema import Config
+from hpctrain.hardware import Hardware
+from hpctrain.plan.activations import Activations
+from hpctrain.plan.layouts import Layout
+from hpctrain.plan.model_facts import ModelFacts
+from hpctrain.plan.rank_memory import MemoryModel, RankMemory
+from hpctrain.plan.timing import Efficiencies, StepTime, step_time
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The prediction for a layout.
+
+    Attributes:
+        layout: The layout.
+        memory: Of the rank that needs most.
+        fits: Whether that is less than the GPU has; None if its memory is unknown.
+        time: Of a step; None if a figure that it needs is unknown.
+        steps: Of the budget; None without one.
+        watts: Of a GPU; None if unknown.
+        price: Of a GPU and an hour; None if unknown.
+        tokens: Of a sample.
+        reason: Why one would choose it, for a reader.
+    """
+
+    layout: Layout
+    memory: RankMemory
+    fits: bool | None
+    time: StepTime | None
+    steps: int | None
+    watts: float | None
+    price: float | None
+    tokens: int
+    reason: str = ""
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """The GPU-hours of the budget."""
+        if self.time is None or self.steps is None:
+            return None
+        return self.steps * self.time.step_s * self.layout.ranks / 3600
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """The samples of all ranks in a second."""
+        return None if self.time is None else self.layout.batch.global_size / self.time.step_s
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float | None:
+        """The tokens of a rank in a second."""
+        rate = self.samples_per_s
+        return rate * self.tokens / self.layout.ranks if rate and self.tokens else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of `--json`: bytes, seconds and plain numbers; null is unknown."""
+        hours, time = self.gpu_hours, self.time
+        return {
+            "overrides": list(self.layout.overrides),
+            "ranks": self.layout.ranks,
+            "nodes": self.layout.nodes,
+            "fits": self.fits,
+            "memory": asdict(self.memory),
+            "step_s": time and time.step_s,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "mfu": time and time.mfu,
+            "bubble": time and time.bubble,
+            "comm_s": time and time.comm_s,
+            "exposed_comm_s": time and time.exposed_comm_s,
+            "gpu_hours": hours,
+            "kwh": None if hours is None or self.watts is None else hours * self.watts / 1000,
+            "cost": None if hours is None or self.price is None else hours * self.price,
+            "reason": self.reason,
+        }
+
+
+class Estimator:
+    """Predicts layouts of one model.
+
+    Args:
+        facts: The facts of the model.
+        memory: Computes the memory of a layout.
+        activations: Those of a sample, by `train.activation_checkpointing`.
+        blocks: The blocks of the model.
+        steps: The steps of the budget; None without one.
+        efficiencies: What is reached of the figures of the hardware.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        memory: MemoryModel,
+        activations: Mapping[str, Activations],
+        blocks: int,
+        steps: int | None,
+        efficiencies: Efficiencies,
+    ) -> None:
+        self.facts, self._memory, self._activations = facts, memory, activations
+        self._blocks, self._steps, self.efficiencies = blocks, steps, efficiencies
+
+    def least(self, config: Config, ranks: int) -> float:
+        """Return the bytes of a rank below which no layout can go."""
+        return self._memory.least(config, ranks)
+
+    def of(self, layout: Layout, hardware: Hardware | None) -> Estimate:
+        """Return the prediction for a layout.
+
+        Raises:
+            ConfigError: The model cannot be divided so.
+        """
+        memory = self._memory.of(layout, hardware)
+        limit = hardware.memory_bytes if hardware else None
+        time = None
+        if hardware is not None:
+            time = step_time(
+                *(layout, self.facts, self._activations["none"]),
+                *(self._blocks, hardware, self.efficiencies),
+            )
+        price = hardware.price_per_hour if hardware else None
+        return Estimate(
+            layout,
+            memory,
+            None if limit is None else memory.total <= limit,
+            time,
+            self._steps,
+            hardware.power_w if hardware else None,
+            price.amount if price else None,
+            self.facts.tokens,
+        )
+
+
+def speed(estimate: Estimate) -> float:
+    """Return the step time for sorting: what is unknown comes last."""
+    return estimate.time.step_s if estimate.time else math.inf

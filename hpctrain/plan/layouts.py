@@ -1,0 +1,160 @@
+"""A layout: how a config is spread over ranks, and the overrides that say so.
+
+Layouts keep the global batch. The smallest number of micro-batches that fits is the fastest.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate
+from hpctrain.errors import ConfigError
+
+_MODES = ("none", "selective", "full")
+_MOST_PARTS = 4096  # micro-batches of a share
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A config on its ranks.
+
+    Attributes:
+        config: With the degrees and batch sizes of the layout.
+        nodes: The nodes of the job.
+        overrides: What to add to the command line.
+        named: Whether it is the layout of the command line.
+    """
+
+    config: Config
+    nodes: int
+    overrides: tuple[str, ...]
+    named: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """The ranks of the job."""
+        return self.nodes * self.config.launch.tasks_per_node
+
+    @property
+    def degrees(self) -> Degrees:
+        """The degrees of parallelism."""
+        return Degrees.of(self.config.parallel, self.ranks)
+
+    @property
+    def batch(self) -> BatchSizes:
+        """The sizes of the batch and its parts."""
+        return BatchSizes.of(self.config, self.degrees)
+
+    @property
+    def kind(self) -> str:
+        """The name of what happens to the data-parallel ranks, such as zero3."""
+        degrees, parallel = self.degrees, self.config.parallel
+        if degrees.dp_shard > 1:
+            name = "hsdp" if degrees.dp_replicate > 1 else f"zero{parallel.zero}"
+        else:
+            name = "ddp" if degrees.dp_replicate > 1 else ""
+        others = [f"{n}{d}" for n in ("cp", "tp", "pp") if (d := getattr(degrees, n)) > 1]
+        return "+".join(part for part in (name, *others) if part) or "single"
+
+
+def of_command_line(config: Config, nodes: int) -> Layout:
+    """Return the layout that a config itself has.
+
+    Raises:
+        ConfigError: Its degrees do not fit its ranks.
+    """
+    layout = Layout(config, nodes, (), named=True)
+    ranks = layout.ranks
+    validate(config, ranks)
+    return layout
+
+
+def layouts(
+    config: Config, nodes: int, per_node: int, excluded: dict[str, str]
+) -> Iterator[list[Layout]]:
+    """Yield the layouts of a number of ranks, by their degrees.
+
+    Those of one list differ in micro-batches and activation checkpointing; the last one needs the
+    least memory.
+
+    Args:
+        config: The config.
+        nodes: The nodes.
+        per_node: The ranks of a node.
+        excluded: Gets what is not possible, with the reason.
+    """
+    ranks = nodes * per_node
+    for name, degrees in _degrees(nodes, per_node).items():
+        found = [
+            _layout(config, nodes, per_node, degrees, mode, parts)
+            for mode in _MODES
+            for parts in _parts(config, degrees, ranks)
+        ]
+        try:
+            validate(found[0].config, ranks)
+        except ConfigError as error:
+            label = f"{name} on {ranks} rank{'s' if ranks > 1 else ''}"
+            excluded[label] = str(error).splitlines()[0]
+        else:
+            yield found
+
+
+def _degrees(nodes: int, per_node: int) -> dict[str, dict[str, int]]:
+    """Return the degrees that are worth a look, by name."""
+    ranks = nodes * per_node
+    if ranks == 1:
+        return {"single": {"dp_replicate": 1, "dp_shard": 1}}
+    found: dict[str, dict[str, int]] = {"ddp": {"dp_replicate": -1, "dp_shard": 1}}
+    for zero in (1, 2, 3):
+        found[f"zero{zero}"] = {"dp_replicate": 1, "dp_shard": -1, "zero": zero}
+    if nodes > 1 and per_node > 1:
+        found["hsdp"] = {"dp_replicate": -1, "dp_shard": per_node, "zero": 3}
+    inside = [tp for tp in (2, 4, 8) if tp <= per_node and per_node % tp == 0]
+    for tp in inside:
+        found[f"zero3+tp{tp}"] = {"dp_replicate": 1, "dp_shard": -1, "zero": 3, "tp": tp}
+    for pp in (2, 4, 8, 16):
+        for tp in (1, *inside[-1:]):
+            if nodes >= pp and nodes % pp == 0:
+                name = f"zero1+pp{pp}" + (f"+tp{tp}" if tp > 1 else "")
+                found[name] = {"dp_replicate": 1, "dp_shard": -1, "zero": 1, "pp": pp, "tp": tp}
+    return found
+
+
+def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:
+    """Return the numbers of micro-batches that divide a share of the global batch."""
+    dp = ranks // (degrees.get("tp", 1) * degrees.get("pp", 1))
+    batch, pp = config.train.global_batch_size, degrees.get("pp", 1)
+    if dp == 0 or batch % dp:
+        return [1]
+    share = batch // dp
+    found = [n for n in range(pp, min(share, _MOST_PARTS) + 1) if share % n == 0]
+    if pp > 1:  # many micro-batches make the bubble small
+        return found[-2:] or [1]
+    return found if len(found) <= 4 else [*found[:3], found[-1]]
+
+
+def _layout(
+    config: Config, nodes: int, per_node: int, degrees: dict[str, int], mode: str, parts: int
+) -> Layout:
+    changed = copy.deepcopy(config)
+    parallel, train, launch = changed.parallel, changed.train, changed.launch
+    parallel.tp = parallel.pp = parallel.cp = parallel.ep = 1
+    parallel.weights, parallel.fsdp.offload = None, False
+    for key, value in degrees.items():
+        setattr(parallel, key, value)
+    train.activation_checkpointing, train.accumulate, train.micro_batch_size = mode, parts, None
+    launch.nodes, launch.tasks_per_node = nodes, per_node
+    if config.launch.gpus_per_node:
+        launch.gpus_per_node = per_node
+    overrides = [f"launch.nodes={nodes}", f"launch.tasks_per_node={per_node}"]
+    overrides += [f"parallel.{key}={value}" for key, value in degrees.items() if value != 1]
+    overrides += [f"parallel.{key}=1" for key in ("dp_replicate",) if degrees.get(key) == 1]
+    overrides.append(f"train.accumulate={parts}")
+    if mode != "none":
+        overrides.append(f"train.activation_checkpointing={mode}")
+    return Layout(changed, nodes, tuple(overrides))

@@ -1,0 +1,217 @@
+"""What is known of a model without memory: its parameters, its FLOPs and its layers."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import hpctrain
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.job.building.flops import Flops, count_flops, meta_batch
+from hpctrain.job.building.make import make
+from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.parameters import ties
+from hpctrain.shards.types import Batch
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that has parameters of its own.
+
+    Attributes:
+        name: Its name in the model.
+        kind: Its class.
+        shape: The shape of its largest parameter.
+        parameters: The elements of its parameters.
+        flops: Those of the forward pass of a sample; None if they were not counted.
+        activations: Bytes of its output for a sample; None if it was not called.
+    """
+
+    name: str
+    kind: str
+    shape: Shape
+    parameters: int
+    flops: int | None = None
+    activations: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The sizes of a model.
+
+    Attributes:
+        parameters: All of them, each once.
+        trainable: Those that are trained.
+        embedding: Those of tables in which rows are looked up.
+        active: Those that a token uses: without the experts that it does not use.
+        flops: Of a sample; None if they can be neither counted nor computed.
+        matrices: Rows, columns and parameters of the linear layers and convolutions.
+        width: Elements of a position between two blocks; 0 if it is unknown.
+    """
+
+    parameters: int
+    trainable: int
+    embedding: int
+    active: int
+    flops: Flops | None
+    matrices: tuple[tuple[int, int], ...]
+    width: int
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a sample; 0 if its samples have none."""
+        return self.flops.tokens if self.flops else 0
+
+
+def build_on_meta(config: Config) -> nn.Module:
+    """Return the model of a config, without memory.
+
+    Raises:
+        ConfigError: It cannot be built there; the message has the call that fails.
+    """
+    try:
+        with torch.device("meta"):
+            model: nn.Module = make("model", config.model)
+    except HpctrainError as error:
+        raise ConfigError(
+            f"{error}\nplan builds the model without memory, on torch's meta device, where values "
+            "cannot be read"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model._target_={config.model.get('_target_')}: it makes a {type(model).__name__}, "
+            "not a torch.nn.Module"
+        )
+    return model
+
+
+def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
+    """Return the facts of a model.
+
+    Args:
+        model: On the meta device.
+        task: The task.
+        sample: One sample.
+
+    Raises:
+        ConfigError: The task and the sample do not fit.
+    """
+    parameters = list(model.parameters())
+    total = sum(p.numel() for p in parameters)
+    tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    matrices = [
+        (int(p.shape[0]), p.numel() // int(p.shape[0]))
+        for p in parameters
+        if p.ndim > 1 and (id(p) not in tables or _is_tied(model, p))
+    ]
+    return ModelFacts(
+        parameters=total,
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        embedding=sum(table.numel() for table in tables.values()),
+        active=total - sum(map(_unused, model.modules())),
+        flops=count_flops(model, task, meta_batch(sample)),
+        matrices=tuple(matrices),
+        width=_width(model),
+    )
+
+
+def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
+    """Return the table of layers, in the order of the model.
+
+    Args:
+        model: On the meta device.
+        task: The task.
+        sample: One sample.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    names = {module: name for name, module in model.named_modules()}
+    outputs: dict[str, int] = {}
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            size = output.numel() * output.element_size() // len(output)
+            outputs[names[module]] = outputs.get(names[module], 0) + size
+
+    handles = [module.register_forward_hook(note) for module in names]
+    counts: dict[str, Any] = {}
+    batch = meta_batch(sample)
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            task(model, batch)
+        counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
+    except Exception:  # it needs values: the table has parameters only
+        outputs = {}
+    finally:
+        for handle in handles:
+            handle.remove()
+    rows = len(batch["mask"])
+    return [
+        Layer(
+            name or type(module).__name__,
+            type(module).__name__,
+            tuple(max(own, key=torch.Tensor.numel).shape),
+            sum(p.numel() for p in own),
+            int(counts.get(name, 0)) // rows if outputs else None,
+            outputs.get(name),
+        )
+        for module, name in names.items()
+        if (own := list(module.parameters(recurse=False)))
+    ]
+
+
+def explained(call: Callable[[], Any], what: str) -> Any:
+    """Return what a call returns; its error becomes one that names the line that fails.
+
+    Args:
+        call: Runs the model or the task without memory.
+        what: What it does, for the error.
+
+    Raises:
+        ConfigError: The call has raised an exception.
+    """
+    try:
+        return call()
+    except HpctrainError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        skipped = (str(Path(torch.__file__).parent), str(Path(hpctrain.__file__).parent / "plan"))
+        own = [frame for frame in frames if not frame.filename.startswith(skipped)]
+        place = f" at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"{what} fails{place}\n{type(error).__name__}: {reason}") from error
+
+
+def _is_tied(model: nn.Module, parameter: nn.Parameter) -> bool:
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return any(named[first] is parameter for first, _ in ties(model))
+
+
+def _unused(module: nn.Module) -> int:
+    """Return the parameters of experts that a token does not use."""
+    bank, experts = getattr(module, "bank", None), getattr(module, "experts", None)
+    used = getattr(module, "per_token", None)
+    if isinstance(bank, nn.Module) and isinstance(experts, int) and isinstance(used, int):
+        held = sum(p.numel() for p in bank.parameters())
+        return held // experts * (experts - used)
+    return 0
+
+
+def _width(model: nn.Module) -> int:
+    """Return the width of the residual stream: the length of the vectors of the first block."""
+    try:
+        blocks = find_blocks(model, [])
+    except ConfigError:
+        return 0
+    vectors = [p.numel() for p in blocks[0][1].parameters() if p.ndim == 1]
+    return vectors[0] if vectors else 0

@@ -1,0 +1,217 @@
+"""The memory of the rank that needs most, by part.
+
+    states (formulas) + activations (measured) x micro-batches in flight + allowance = total
+
+With a pipeline, the first stage keeps the activations of most micro-batches, and the last one has
+the logits: both are computed, and the larger counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.config.schema.parallel import SCHEDULES
+from hpctrain.errors import ConfigError
+from hpctrain.hardware import Hardware
+from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
+from hpctrain.parallel.dividing.stages import block_counts, numbers_of
+from hpctrain.parallel.dividing.tensor import sequence_is_divided
+from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.plan.activations import Activations
+from hpctrain.plan.layouts import Layout
+from hpctrain.plan.memory import ModelSizes, memory_of, optimizer_states
+from hpctrain.plan.model_facts import ModelFacts
+
+# Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.
+CONTEXT_BYTES = 2**30
+GAPS = 0.04
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes on the rank that needs most; `hpctrain.plan.memory.Memory` explains the first ones.
+
+    Attributes:
+        parameters: The parameters that the optimizer updates.
+        gradients: Their gradients.
+        optimizer: The state of the optimizer.
+        gathered: Parameters that are put together or converted for computing.
+        activations: What the forward passes keep, of all micro-batches in flight.
+        logits: The outputs of the model, and what the loss adds to them.
+        buffers: Gradients before their reduction, and buffers of communication.
+        allowance: What the context of CUDA takes, and gaps; 0 on CPUs.
+        total: The largest sum of a step. Not everything exists at the same time.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    logits: int
+    buffers: int
+    allowance: int
+    total: int
+
+
+class MemoryModel:
+    """Computes the memory of layouts of one model; the model itself is needed only once.
+
+    Args:
+        model: On the meta device.
+        facts: Its facts.
+        activations: Those of a sample, by `train.activation_checkpointing`.
+    """
+
+    def __init__(
+        self, model: nn.Module, facts: ModelFacts, activations: dict[str, Activations]
+    ) -> None:
+        self._model, self._facts, self._activations = model, facts, activations
+        self._sizes: dict[tuple[int, int, str], list[ModelSizes]] = {}
+        self._gathered: dict[int, int] = {}
+        self._blocks = 1
+        with contextlib.suppress(ConfigError):
+            self._blocks = len(find_blocks(model, []))
+
+    def least(self, config: Config, ranks: int) -> float:
+        """Return the bytes below which no layout on these ranks can go: the divided states."""
+        stored = 2 if config.precision.params == "bf16" else 4
+        trained = stored * (1 + optimizer_states(config.optimizer)) * self._facts.trainable
+        return (stored * self._facts.parameters + trained) / ranks
+
+    def of(self, layout: Layout, hardware: Hardware | None) -> RankMemory:
+        """Return the memory of a layout.
+
+        Raises:
+            ConfigError: The model has no plan, or no blocks, but the layout needs them.
+        """
+        stages = self._stages(layout.config, layout.degrees)
+        return max(
+            (self._stage(layout, hardware, sizes, i) for i, sizes in enumerate(stages)),
+            key=lambda memory: memory.total,
+        )
+
+    def _stage(
+        self, layout: Layout, hardware: Hardware | None, sizes: ModelSizes, stage: int
+    ) -> RankMemory:
+        config, degrees, batch = layout.config, layout.degrees, layout.batch
+        states = memory_of(
+            sizes, degrees, config.parallel, config.precision, config.optimizer, batch.accumulate
+        )
+        blocks, logits = self._kept(config, degrees)
+        of_stage = len(sizes.blocks) / self._blocks if degrees.pp > 1 else 1
+        last = stage == degrees.pp - 1
+        flying = _in_flight(config, degrees, batch.accumulate, stage)
+        kept = int(blocks * of_stage * batch.micro * flying)
+        of_loss = logits * batch.micro if last else 0
+        peak = states.peak_with(kept + of_loss)
+        share = self._facts.trainable / max(1, self._facts.parameters)
+        frozen = int((1 - share) * (states.gradients + states.optimizer))
+        on_gpu = hardware is not None and hardware.memory_bytes is not None
+        on_gpu = on_gpu and config.parallel.device != "cpu"
+        allowance = CONTEXT_BYTES + int(GAPS * peak) if on_gpu else 0
+        return RankMemory(
+            states.parameters,
+            int(states.gradients * share),
+            int(states.optimizer * share),
+            states.gathered,
+            kept,
+            of_loss,
+            states.buffers,
+            allowance,
+            peak - frozen + allowance,
+        )
+
+    def _kept(self, config: Config, degrees: Degrees) -> tuple[int, int]:
+        """Return the bytes of a sample on a rank: what blocks keep, and logits with the loss."""
+        measured = self._activations[config.train.activation_checkpointing]
+        blocks, logits = measured.kept - measured.outside, measured.outside
+        if degrees.tp > 1:
+            whole = blocks // degrees.cp
+            blocks = whole // degrees.tp
+            # What layers get is put together from all ranks, and kept so for the backward pass.
+            if config.train.activation_checkpointing != "full":
+                whole_inputs = self._whole_inputs(config, degrees) // degrees.cp
+                blocks += whole_inputs * (degrees.tp - 1) // degrees.tp
+            divided = config.parallel.loss_parallel
+            return blocks, logits // degrees.cp // (degrees.tp if divided else 1)
+        return blocks // degrees.cp, logits // degrees.cp
+
+    def _whole_inputs(self, config: Config, degrees: Degrees) -> int:
+        """Return the bytes of a sample of all inputs that tensor parallel puts together."""
+        key = degrees.tp
+        if key not in self._gathered:
+            plan = find_plan(self._model, config.parallel, degrees)
+            styles = [s for p, s in plan.tensor.items() for _ in matching(self._model, p)]
+            number = sum(style == "gather_sequence" for style in styles)
+            if not sequence_is_divided(plan, config.parallel):
+                number *= 3  # norms and residuals are whole, too
+            size = 2 if config.precision.compute in ("bf16", "fp16", "fp8") else 4
+            self._gathered[key] = number * self._facts.tokens * self._facts.width * size
+        return self._gathered[key]
+
+    def _stages(self, config: Config, degrees: Degrees) -> list[ModelSizes]:
+        """Return the shapes that each rank of a pipeline has."""
+        key = (degrees.tp, degrees.pp, config.parallel.pipeline.schedule)
+        if key not in self._sizes:
+            self._sizes[key] = self._divided(config, degrees)
+        return self._sizes[key]
+
+    def _divided(self, config: Config, degrees: Degrees) -> list[ModelSizes]:
+        model, parallel = self._model, config.parallel
+        styles: dict[str, str] = {}
+        plan = None
+        if degrees.ranks > degrees.dp or parallel.ep > 1:
+            plan = find_plan(model, parallel, degrees)
+            styles = dict(plan.tensor)
+        blocks = self._named_blocks(config)
+        whole = ModelSizes.of(model, blocks, styles, degrees.tp)
+        if degrees.pp == 1 or plan is None:
+            return [whole]
+        counts = block_counts(model, plan, parallel, degrees.pp)
+        first, last = (
+            _outside(model, names, styles, degrees.tp) for names in (plan.first, plan.last)
+        )
+        stages = []
+        for rank in range(degrees.pp):
+            numbers = numbers_of(parallel.pipeline.schedule, degrees.pp, rank)
+            own = [whole.blocks[sum(counts[:n]) : sum(counts[: n + 1])] for n in numbers]
+            rest = (first if 0 in numbers else ()) + (last if len(counts) - 1 in numbers else ())
+            stages.append(ModelSizes(tuple(b for part in own for b in part), rest or ((0,),)))
+        return stages
+
+    def _named_blocks(self, config: Config) -> list[nn.Module]:
+        try:
+            return [block for _, block in find_blocks(self._model, config.parallel.blocks)]
+        except Exception:  # it matters only where something is divided, which reports it
+            return []
+
+
+def _outside(
+    model: nn.Module, names: Sequence[str], styles: dict[str, str], tp: int
+) -> tuple[tuple[int, ...], ...]:
+    modules = nn.ModuleDict({name.replace(".", "-"): model.get_submodule(name) for name in names})
+    inner = {name.replace(".", "-"): styles[name] for name in names if name in styles}
+    return ModelSizes.of(modules, [], inner, tp).rest
+
+
+def _in_flight(config: Config, degrees: Degrees, parts: int, stage: int) -> float:
+    """Return how many micro-batches a stage has made forward, but not backward."""
+    if degrees.pp == 1:
+        return 1
+    schedule = config.parallel.pipeline.schedule
+    if schedule == "gpipe":
+        return parts
+    if schedule == "1f1b":
+        return min(parts, degrees.pp - stage)
+    of_rank = SCHEDULES[schedule]
+    if schedule == "interleaved":  # Narayanan et al. 2021: 2 (p - stage - 1) + (v - 1) p + 1 chunks
+        chunks = 2 * (degrees.pp - stage - 1) + (of_rank - 1) * degrees.pp + 1
+        return min(parts, chunks / of_rank)
+    return min(parts, degrees.pp)

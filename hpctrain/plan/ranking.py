@@ -1,0 +1,141 @@
+"""The layouts that fit, best first, with the reason; and the hardware on which a run fits."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.hardware import Hardware
+from hpctrain.plan.estimate import Estimate, Estimator, speed
+from hpctrain.plan.layouts import layouts
+
+_MOST_NODES = 4096
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The layouts of one kind of hardware.
+
+    Attributes:
+        best: One estimate for each way to divide the model, of those that fit, best first.
+        excluded: What does not work, with the reason.
+    """
+
+    best: list[Estimate]
+    excluded: dict[str, str]
+
+
+def rank(
+    config: Config, estimator: Estimator, hardware: Hardware, sizes: Iterable[tuple[int, int]]
+) -> Ranking:
+    """Return the layouts for given numbers of nodes.
+
+    Args:
+        config: The config.
+        estimator: Predicts one layout.
+        hardware: The hardware.
+        sizes: Numbers of nodes and of ranks of a node.
+    """
+    found: list[Estimate] = []
+    excluded: dict[str, str] = {}
+    for nodes, per_node in sizes:
+        for group in layouts(config, nodes, per_node, excluded):
+            name = f"{group[0].kind} on {group[0].ranks} rank{'s' if group[0].ranks > 1 else ''}"
+            try:
+                least = estimator.of(group[-1], hardware)
+            except ConfigError as error:
+                excluded[name] = str(error).splitlines()[0]
+                continue
+            if least.fits is False:
+                limit = hardware.memory_bytes or 0
+                excluded[name] = (
+                    f"needs {least.memory.total / _GIB:.1f} GiB of {limit / _GIB:.1f} GiB per GPU, "
+                    "also with full activation checkpointing and the smallest micro-batch"
+                )
+                continue
+            estimates = [estimator.of(layout, hardware) for layout in group[:-1]]
+            found.append(min((e for e in (*estimates, least) if e.fits is not False), key=speed))
+    found.sort(key=lambda e: (e.layout.ranks, speed(e)))
+    return Ranking([replace(e, reason=_reason(e)) for e in found], excluded)
+
+
+def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list[tuple[int, int]]:
+    """Return the numbers of nodes and ranks to look at.
+
+    Args:
+        hardware: The hardware.
+        nodes: What the user has asked for; None looks at parts of a node and some nodes.
+        per_node: The ranks of a node; 0 takes the GPUs of a usual node.
+    """
+    whole = per_node or hardware.gpus_per_node or 1
+    if nodes is not None:
+        return [(n, whole) for n in nodes]
+    parts = [(1, n) for n in (1, 2, 4, 8, 16, 32, 64) if n < whole] if not per_node else []
+    return [*parts, *((n, whole) for n in (1, 2, 4))]
+
+
+def smallest(
+    config: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0
+) -> Estimate | None:
+    """Return the best layout on the smallest number of GPUs that fits, or None.
+
+    Args:
+        config: The config.
+        estimator: Predicts one layout.
+        hardware: The hardware.
+        per_node: The ranks of a node; 0 takes the GPUs of a usual node.
+    """
+    whole = per_node or hardware.gpus_per_node or 1
+    sizes = sizes_of(hardware, None, per_node)[:-2]
+    nodes = 2
+    while nodes <= _MOST_NODES:
+        sizes.append((nodes, whole))
+        nodes *= 2
+    for size in sizes:
+        ranks = size[0] * size[1]
+        if ranks > config.train.global_batch_size * whole:
+            break
+        if estimator.least(config, ranks) > (hardware.memory_bytes or math.inf):
+            continue
+        if best := rank(config, estimator, hardware, [size]).best:
+            return min(best, key=speed)
+    return None
+
+
+def on(config: Config, hardware: Hardware) -> Config:
+    """Return the config for another kind of GPU, in a number format that it has."""
+    changed = copy.deepcopy(config)
+    if hardware.peak(changed.precision.compute) is None and hardware.peak_flops:
+        changed.precision.compute = "bf16"
+    return changed
+
+
+def _reason(estimate: Estimate) -> str:
+    layout, degrees = estimate.layout, estimate.layout.degrees
+    mode = layout.config.train.activation_checkpointing
+    kind = layout.kind.partition("+")[0]
+    parts = [_WHY[kind]] if kind in _WHY else []
+    if degrees.tp > 1:
+        parts.append(f"tensor parallel of {degrees.tp} inside a node divides wide layers")
+    if degrees.pp > 1:
+        parts.append(f"a pipeline of {degrees.pp} stages sends little between nodes")
+    if mode != "none":
+        parts.append(f"{mode} activation checkpointing makes room")
+    if layout.batch.accumulate > 1 and degrees.pp == 1:
+        parts.append(f"{layout.batch.accumulate} micro-batches make room")
+    return "; ".join(parts)
+
+
+_WHY = {
+    "single": "one GPU holds everything, so nothing is sent",
+    "ddp": "each GPU holds the whole model, so only gradients are sent",
+    "zero1": "the optimizer state is divided, parameters are gathered once a step",
+    "zero2": "gradients are divided too, parameters are gathered once a step",
+    "zero3": "parameters are divided too, which takes the least memory",
+    "hsdp": "each node has a replica, so that parameters are gathered inside a node",
+}

@@ -1,0 +1,121 @@
+"""The shape of a sample, from the data set or from the command line; no data is read.
+
+data.path/index.json ──┐
+--sample-shape 8193 ───┴── a batch on the meta device
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from hpctrain.config.schema import Config
+from hpctrain.data.places.origin import load_index
+from hpctrain.data.sources.reader import Reader
+from hpctrain.data.sources.windows import Windows
+from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Batch
+
+_EXAMPLES = "8193 (tokens of a window) or 3x224x224"
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the numbers of `--sample-shape`.
+
+    Args:
+        text: Such as 8193 or 3x224x224.
+
+    Raises:
+        ConfigError: It has another form.
+    """
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+        raise ConfigError(f"--sample-shape={text}: it must be numbers with x between: {_EXAMPLES}")
+    return tuple(map(int, text.split("x")))
+
+
+def of_shape(config: Config, task: Any, shape: tuple[int, ...]) -> Batch:
+    """Return a sample of this shape, in the fields that the task names.
+
+    Args:
+        config: The config.
+        task: The task; its attributes are the names of the fields.
+        shape: One dimension stands for tokens, several for an input of floats.
+
+    Raises:
+        ConfigError: The task does not say which fields it has.
+    """
+    fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
+    if hasattr(task, "tokens"):
+        if len(shape) != 1 or shape[0] < 2:
+            raise ConfigError(
+                f"--sample-shape={'x'.join(map(str, shape))}: the task predicts tokens, so it is "
+                "the number of tokens of a window, at least 2, such as 8193"
+            )
+        for name in (task.tokens, f"{task.tokens}_document"):
+            fields[name] = torch.empty((1, *shape), dtype=torch.int64, device="meta")
+        return fields
+    if not hasattr(task, "input"):
+        raise ConfigError(
+            f"--sample-shape: task._target_={config.task.get('_target_')} does not say which field "
+            "is the model's input (attribute `input` or `tokens`); give data.path instead"
+        )
+    fields[task.input] = torch.empty((1, *shape), device="meta")
+    if target := getattr(task, "target", None):
+        fields[target] = torch.empty(1, dtype=torch.int64, device="meta")
+    return fields
+
+
+def of_data(config: Config) -> Batch:
+    """Return a sample as the index of the data set describes it.
+
+    Args:
+        config: The config.
+
+    Raises:
+        ConfigError: A field has another length in each sample.
+        DataError: There is no such data set.
+    """
+    data = config.data
+    path = data.mixture[0]["path"] if data.mixture else data.path
+    fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
+    for name, field in load_index(path).fields.items():
+        if data.fields and name not in data.fields and name != data.windows.field:
+            continue
+        shape = tuple(field.shape)
+        dtype = getattr(torch, str(field.dtype), torch.int64)
+        if name == data.windows.field and data.windows.length is not None:
+            shape, dtype = (data.windows.length,), torch.int64
+            fields[f"{name}_document"] = torch.empty((1, *shape), dtype=dtype, device="meta")
+        elif name == data.images.field:
+            size = data.images.size or [224, 224]
+            shape, dtype = (data.images.channels or 3, size[0], size[1]), torch.uint8
+        elif field.variable:
+            raise ConfigError(
+                f"{path}: {name} has another length in each sample; --sample-shape says which "
+                f"length to plan for: {_EXAMPLES}"
+            )
+        fields[name] = torch.empty((1, *shape), dtype=dtype, device="meta")
+    return fields
+
+
+def samples_of_epoch(config: Config) -> int:
+    """Return the number of samples of an epoch.
+
+    Args:
+        config: The config.
+
+    Raises:
+        DataError: There is no such data set.
+    """
+    data = config.data
+    total = 0
+    for part in data.mixture or [{"path": data.path}]:
+        split = part.get("split", data.train_split)
+        count = sum(s.count for s in load_index(part["path"]).shards if s.split == split)
+        if (name := data.windows.field) is not None and data.windows.length is not None:
+            reader = Reader(part["path"], split, [name])
+            count = len(Windows(reader, name, data.windows.length, data.windows.stride))
+        total += count
+    return total * data.repeat

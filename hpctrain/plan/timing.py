@@ -1,0 +1,237 @@
+"""The time of a step: an estimate from a few stated efficiencies.
+
+    products / (peak x efficiency)  ──┐
+    attention, half of its square   ──┤
+    bytes / HBM bandwidth           ──┼── / (1 - bubble) ── + optimizer ── step
+    collectives that are not hidden ──┘
+
+The efficiency of a matrix product grows with its size: `best` x s / (s + HALF), where s is the
+harmonic mean of its three sizes. The constants are calibrated on the runs that docs/plan.md names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.config.rules.pipeline_schedule import bubble
+from hpctrain.config.schema import Config
+from hpctrain.hardware import Hardware, Link
+from hpctrain.plan.activations import Activations
+from hpctrain.plan.collectives import gather_s, link_of, send_s
+from hpctrain.plan.layouts import Layout
+from hpctrain.plan.memory import optimizer_states
+from hpctrain.plan.model_facts import ModelFacts
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """What a step reaches of the figures of a data sheet.
+
+    Attributes:
+        best: The part of the peak that the largest matrix products reach; None takes that of the
+            hardware.
+        half: The size at which a matrix product reaches half of `best`.
+        attention: The part of the peak that the flash kernel reaches.
+        traffic: How often the bytes of the activations go through the memory in a step.
+        fused: The same, where torch.compile fuses operations.
+        memory: The part of the HBM bandwidth that is reached.
+        overlap: The part of the computing time behind which communication can hide.
+        launch_s: Seconds in which the CPU starts one operation of the GPU.
+    """
+
+    best: float | None = None
+    half: float = 32.0
+    attention: float = 0.35
+    traffic: float = 8.0
+    fused: float = 3.0
+    memory: float = 0.8
+    overlap: float = 0.9
+    launch_s: float = 6e-6
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step.
+
+    Attributes:
+        step_s: The step.
+        compute_s: Matrix products and attention.
+        memory_s: Work that is bound by the bandwidth of the memory.
+        comm_s: All communication of a rank.
+        exposed_comm_s: The part that is not hidden behind computing.
+        bubble: The part of the step in which a rank of a pipeline waits.
+        mfu: FLOPs of the model per second, as a part of the peak.
+    """
+
+    step_s: float
+    compute_s: float
+    memory_s: float
+    comm_s: float
+    exposed_comm_s: float
+    bubble: float
+    mfu: float
+
+
+_KERNELS = 90  # of a block, forward and backward
+_BEST = 0.6  # where the hardware does not say
+
+
+def step_time(
+    layout: Layout,
+    facts: ModelFacts,
+    activations: Activations,
+    blocks: int,
+    hardware: Hardware,
+    efficiencies: Efficiencies,
+) -> StepTime | None:
+    """Return the time of a step; None if the FLOPs or a figure of the hardware are unknown.
+
+    Args:
+        layout: The layout.
+        facts: The facts of the model.
+        activations: Those of a sample without checkpointing.
+        blocks: The blocks of the model.
+        hardware: The hardware.
+        efficiencies: What is reached of its figures.
+    """
+    peak, config = hardware.peak(layout.config.precision.compute), layout.config
+    if facts.flops is None or peak is None or hardware.memory_bandwidth is None:
+        return None
+    degrees, batch = layout.degrees, layout.batch
+    divided = degrees.tp * degrees.cp * degrees.pp
+    samples = batch.share / divided  # of a step, as if this rank had made them alone
+    products_s, attention_s = _compute(layout, facts, hardware, peak, efficiencies)
+    compute = samples * (products_s + attention_s)
+    traffic = efficiencies.fused if config.train.compile != "off" else efficiencies.traffic
+    if config.train.activation_checkpointing != "none":
+        traffic *= 1.33  # the forward pass is made twice
+    rate = hardware.memory_bandwidth * efficiencies.memory
+    memory = samples * traffic * activations.kept / rate
+    micro_batches = batch.accumulate
+    launches = _KERNELS * max(1, blocks) / degrees.pp * efficiencies.launch_s
+    busy = max(compute + memory, launches * micro_batches)
+    hidden, open_s = _communication(layout, facts, blocks, hardware)
+    if hidden is None or open_s is None:
+        return None
+    once = hidden / max(1, blocks)  # the first gather, and the last reduction, have nothing to hide
+    exposed = open_s + max(once, hidden - efficiencies.overlap * busy)
+    waiting = 0.0
+    if degrees.pp > 1:
+        waiting = bubble(config.parallel.pipeline.schedule, degrees.pp, micro_batches)
+    step = (busy + exposed) / (1 - min(waiting, 0.95)) + _optimizer(config, facts, layout, rate)
+    model_flops = facts.flops.training * batch.global_size
+    return StepTime(
+        step_s=step,
+        compute_s=compute,
+        memory_s=memory,
+        comm_s=hidden + open_s,
+        exposed_comm_s=exposed,
+        bubble=waiting,
+        mfu=model_flops / (step * layout.ranks * peak),
+    )
+
+
+def best_of(hardware: Hardware) -> float:
+    """Return the part of the peak that the largest products of a GPU reach."""
+    return hardware.matmul_efficiency or _BEST
+
+
+def _compute(
+    layout: Layout,
+    facts: ModelFacts,
+    hardware: Hardware,
+    peak: float,
+    efficiencies: Efficiencies,
+) -> tuple[float, float]:
+    """Return the seconds of products and of attention of a whole sample on one GPU."""
+    assert facts.flops is not None
+    degrees, batch, flops = layout.degrees, layout.batch, facts.flops
+    multiplied = sum(rows * columns for rows, columns in facts.matrices)
+    multiplied = min(multiplied, facts.active)
+    products, attention = float(flops.training), 0.0
+    if facts.tokens:
+        products = min(products, 6.0 * multiplied * facts.tokens)
+        attention = flops.training - products
+    full = layout.config.train.activation_checkpointing == "full"
+    again = 4 / 3 if full else 1.0
+    best = efficiencies.best or best_of(hardware)
+    positions = batch.micro * (facts.tokens or 64) / degrees.cp
+    time = 0.0
+    for rows, columns in facts.matrices:
+        size = 3 / (degrees.tp / max(rows, columns) + 1 / min(rows, columns) + 1 / positions)
+        share = rows * columns / max(1, multiplied)
+        time += share / (best * size / (size + efficiencies.half))
+    # A causal kernel computes half of the square that is counted.
+    of_attention = attention / 2 * again / (peak * efficiencies.attention)
+    return products * again * time / peak, of_attention
+
+
+def _communication(
+    layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware
+) -> tuple[float | None, float | None]:
+    """Return the seconds of what can hide behind computing, and of what cannot."""
+    config, degrees, batch = layout.config, layout.degrees, layout.batch
+    parallel, per_node = config.parallel, config.launch.tasks_per_node
+    size = 2 if config.precision.compute in ("bf16", "fp16", "fp8") else 4
+    reduced = 2 if (config.precision.reduce or config.precision.params) in ("bf16", "fp16") else 4
+    own = facts.parameters / (degrees.tp * degrees.pp)
+    inner = degrees.tp * degrees.cp
+    parts: list[float | None] = []
+    shard = degrees.dp_shard * degrees.cp
+    link = link_of(hardware, per_node, degrees.tp, shard)
+    if shard > 1:
+        every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
+        gathers = 2 * batch.accumulate if parallel.zero == 3 else 1
+        scatters = batch.accumulate if every else 1
+        parts.append(_blocks_s(gathers, own * size, shard, link, blocks))
+        parts.append(_blocks_s(scatters, own * reduced, shard, link, blocks))
+    if degrees.dp_replicate > 1:
+        outer = link_of(hardware, per_node, inner * degrees.dp_shard, degrees.dp_replicate)
+        nbytes = own * reduced / shard
+        parts.append(_blocks_s(2, nbytes, degrees.dp_replicate, outer, blocks))
+    hidden = None if None in parts else sum(part for part in parts if part is not None)
+    open_s = _inside_layers(layout, facts, blocks, hardware, size)
+    return hidden, open_s
+
+
+def _inside_layers(
+    layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware, size: int
+) -> float | None:
+    """Return the seconds of what layers wait for: tensor, context and pipeline parallel."""
+    config, degrees, batch = layout.config, layout.degrees, layout.batch
+    per_node, own = config.launch.tasks_per_node, blocks / degrees.pp
+    residual = batch.micro * facts.tokens * facts.width * size / degrees.cp
+    passes = 3 if config.train.activation_checkpointing == "full" else 2
+    total: float | None = 0.0
+    if degrees.tp > 1:  # two gathers and two scatters of a block in each pass
+        link = link_of(hardware, per_node, 1, degrees.tp)
+        one = gather_s(residual, degrees.tp, link)
+        hides = 0.5 if config.parallel.async_tp else 1.0
+        total = _plus(total, one, 4 * passes * own * batch.accumulate * hides)
+    if degrees.cp > 1:  # keys and values, which are a quarter of the residual stream or less
+        link = link_of(hardware, per_node, degrees.tp, degrees.cp)
+        one = gather_s(residual * degrees.cp / 2, degrees.cp, link)
+        total = _plus(total, one, passes * own * batch.accumulate)
+    if degrees.pp > 1:
+        outer = per_node if degrees.ranks > per_node else 1
+        link = link_of(hardware, per_node, outer, degrees.pp)
+        total = _plus(total, send_s(residual / degrees.tp, link), 2 * batch.accumulate * 0.5)
+    return total
+
+
+def _plus(total: float | None, one: float | None, times: float) -> float | None:
+    return None if total is None or one is None else total + times * one
+
+
+def _blocks_s(times: float, nbytes: float, ranks: int, link: Link, blocks: int) -> float | None:
+    one = gather_s(nbytes / max(1, blocks), ranks, link)
+    return None if one is None else times * one * max(1, blocks)
+
+
+def _optimizer(config: Config, facts: ModelFacts, layout: Layout, rate: float) -> float:
+    """Return the seconds of clipping and the optimizer, which read and write all states."""
+    degrees = layout.degrees
+    own = facts.trainable / (degrees.tp * degrees.pp * degrees.dp_shard * degrees.cp)
+    size = 2 if config.precision.params == "bf16" else 4
+    tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
+    return own * size * tensors / rate

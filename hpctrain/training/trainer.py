@@ -225,6 +225,7 @@ class Trainer:
         self.display.report(self.step, metrics)
         for asked in self.asked:
             asked.check(self.metrics)
+        self.schedule.judge(metrics, self.step)
         self.patience.judge(metrics, self.step)
         if self.best.judge(metrics, self.step):
             self.tracker.log_metrics(self.best.metrics, self.step)
@@ -244,6 +245,7 @@ class Trainer:
                 "precision": self.train_step.model.precision.state_dict(),
                 "health": self.train_step.health.state_dict(),
                 "hooks": self.hooks.state_dict(),
+                "schedule": self.schedule.state_dict(),
                 "patience": self.patience.state_dict(),
                 "best": self.best.state_dict(),
             },
@@ -276,6 +278,7 @@ class Trainer:
             self.train_step.model.precision.load_state_dict(progress["precision"])
             self.train_step.health.load_state_dict(progress["health"])
             self.hooks.load_state_dict(progress["hooks"])
+            self.schedule.load_state_dict(progress["schedule"])
             self.patience.load_state_dict(progress["patience"])
             self.best.load_state_dict(progress["best"])
         # After a rollback without a checkpoint the run starts at step 0 again.

@@ -48,6 +48,8 @@ Commands
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
   checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
   gc                   list what can be deleted; only --delete deletes it
+  report [RUN|SWEEP]   show where the time and the GPU-hours went, and what to change
+  compare RUN RUN      show what differs, and the first step at which two runs part
   generate RUN PROMPT  let a trained language model continue a text
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
   from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
@@ -75,6 +77,8 @@ COMMANDS = {
     "resume": "hpctrain.commands.resume",
     "checkpoints": "hpctrain.commands.checkpoints",
     "gc": "hpctrain.commands.gc",
+    "report": "hpctrain.report.report_command",
+    "compare": "hpctrain.report.compare_command",
     "generate": "hpctrain.commands.generate",
     "keys": "hpctrain.config.keys",
     "from-deepspeed": "hpctrain.commands.translate.deepspeed",

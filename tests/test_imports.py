@@ -23,11 +23,15 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.samples"},
     "runs": EVERYBODY
     | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
+    | {"checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY
     | {"config", "runs"}
     | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"},
+    "doctor": EVERYBODY
+    | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
+    | {"tracking.server"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
@@ -82,7 +86,7 @@ NO_TORCH = (
         "distributed.port",
     ),
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
-    "checkpoint.manifest",
+    *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
     *(
         "distributed.hostlist",
         "distributed.variables",

@@ -60,7 +60,7 @@ class Config:
     precision: PrecisionConfig = section(PrecisionConfig)
     parallel: ParallelConfig = section(ParallelConfig, identity=False)
     network: NetworkConfig = section(NetworkConfig, identity=False)
-    checkpoint: CheckpointConfig = section(CheckpointConfig, identity=False)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
     monitor: MonitorConfig = section(MonitorConfig, identity=False)
     tracking: TrackingConfig = section(TrackingConfig, identity=False)
     launch: LaunchConfig = section(LaunchConfig, identity=False)

@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     number: int
     time: float
     metrics: dict[str, float]
-    facts: Mapping[str, str] = {}  # noqa: RUF012  a NamedTuple's fields are no class attributes
+    facts: Mapping[str, str] = {}
 
 
 def folder(run_dir: Path) -> Path:

@@ -147,7 +147,10 @@ def _requests(account: RunAccount) -> Iterator[str]:
             f"{used / 1000:.1f} GB of {asked:g} GB of memory used: "
             f"`launch.mem_gb={max(1, math.ceil(_ROOM * used / 1000))}`"
         )
-    cores, busy = int(launch.get("cpus_per_task") or 1), usage.of_nodes("cpu_utilization_percentage")
+    cores, busy = (
+        int(launch.get("cpus_per_task") or 1),
+        usage.of_nodes("cpu_utilization_percentage"),
+    )
     load = usage.mean(busy.values())
     if load is not None and cores > 1 and load / 100 * cores < _HALF * cores:
         need = max(1, math.ceil(_ROOM * load / 100 * cores))

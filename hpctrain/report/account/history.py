@@ -1,10 +1,10 @@
 """The journal of a run as series: its metrics without what was superseded, and where time went.
 
-    metrics, step 200   ─┐
-    metrics, step 220    ├── superseded: the run was killed, and resumed from step 200
-    superseded           ┘
-    metrics, step 220   ─── Series("train/loss").values
-    time, step 220      ─── TimeRecord: the seconds of this attempt by part, until now
+metrics, step 200   ─┐
+metrics, step 220    ├── superseded: the run was killed, and resumed from step 200
+superseded           ┘
+metrics, step 220   ─── Series("train/loss").values
+time, step 220      ─── TimeRecord: the seconds of this attempt by part, until now
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The account of one run: all that `report` says about it, as numbers.
 
-    run.json ── attempts ─┐
-    journal ── where time went, metrics ─┼── RunAccount ── JSON, terminal, page
-    monitor/ ── energy, use ─────────────┤
-    sacct ── queue, allocations ─────────┘
+run.json ── attempts ─┐
+journal ── where time went, metrics ─┼── RunAccount ── JSON, terminal, page
+monitor/ ── energy, use ─────────────┤
+sacct ── queue, allocations ─────────┘
 """
 
 from __future__ import annotations

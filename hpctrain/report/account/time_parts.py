@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from hpctrain.report.account.allocations import Allocation
@@ -220,7 +221,7 @@ def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: f
             first, last = inside[0], inside[-1]
             part = "startup" if first.number == 1 else "restart"
             first.parts[part] += max(0.0, first.begin - one.start)
-            for before, after in zip(inside, inside[1:], strict=False):
+            for before, after in pairwise(inside):
                 before.parts["idle"] += max(0.0, after.begin - before.end)
             rest = max(0.0, end - last.end)
             if last.killed:

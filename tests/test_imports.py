@@ -13,7 +13,8 @@ from tests.conftest import ROOT
 # A package (or a module at the top) may import itself and the modules in its set.
 EVERYBODY = {"__init__", "errors", "secrets", "disk", "lock", "terminal", "console"}
 ALLOWED: dict[str, set[str]] = {
-    "config": EVERYBODY,
+    "hardware": {"errors"},
+    "config": EVERYBODY | {"hardware"},
     "distributed": EVERYBODY | {"config"},
     "shards": EVERYBODY,
     "data": EVERYBODY | {"shards"},
@@ -76,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor"),
+    *("terminal", "console", "secret_text", "monitor", "hardware"),
     *(
         "tracking",
         "report",

@@ -12,6 +12,7 @@ from hpctrain.report.account import run_account
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.allocations import Allocation
 from hpctrain.report.account.facts_json import as_json
+from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed
 from tests.report.accounts import BEGIN, account, attempt, metrics, spent, write_run
 
@@ -117,7 +118,8 @@ def test_a_run_in_progress_is_shown_as_of_now(tmp_path: Path) -> None:
         state="running",
     )
     (run / "progress.json").write_text(json.dumps({"time": BEGIN + 99, "step": 19}))
-    found = account(run, now=100)
+    with RunDir(run).lock():
+        found = account(run, now=100)
     assert (found.time["allocated"], found.time["unknown"]) == (100, 40)
     assert notes(found)[0].startswith("the run is in progress: this is how it stands at step 10")
 

@@ -199,9 +199,9 @@ class RunAccount:
     @property
     def gpu_memory_gib(self) -> float | None:
         """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
-        values = self.history.series("perf/memory_peak_gib").finite()
-        if values and max(values):
-            return max(values)
+        most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)
+        if most:
+            return most
         peak = self.usage.peak(self.usage.of_gpus("memory_usage_megabytes").values())
         return None if peak is None else peak * 1e6 / 2**30
 

@@ -77,7 +77,7 @@ def spans(
         running: Whether the last attempt runs.
         now: The time, in seconds since the epoch.
     """
-    found = []
+    found: list[Span] = []
     begun = [each for each in attempts if isinstance(each.get("started"), int | float)]
     heard = sorted([*heard, *(time for time, _ in history.reported)])
     for index, facts in enumerate(begun):

@@ -38,9 +38,8 @@ def validate(config: Config, world_size: int | None = None) -> None:
     """
     problems = [
         *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
-        *starting_weights.problems(config),
+        *(*starting_weights.problems(config), *_hardware(config)),
     ]
-    problems += _hardware(config)
     # With wrong values the rules between keys would report confusing problems.
     problems = problems or list(
         _between(config, [world_size] if world_size else config.asked_world_sizes)
@@ -116,12 +115,11 @@ def _target(key: str, target: Any, advice: str) -> Iterator[str]:
         yield f"{key}={target}: {problem}"
 
 
-def _hardware(config: Config) -> list[str]:
+def _hardware(config: Config) -> Iterator[str]:
     try:
         of_section(config.hardware)
     except ConfigError as error:
-        return [str(error)]
-    return []
+        yield str(error)
 
 
 def _mixture(data: DataConfig) -> Iterator[str]:

@@ -117,7 +117,9 @@ def test_a_run_in_progress_is_shown_as_of_now(tmp_path: Path) -> None:
         [spent(1, 60, 10, startup=10, compute=50)],
         state="running",
     )
-    (run / "progress.json").write_text(json.dumps({"time": BEGIN + 99, "step": 19}))
+    (run / "progress.json").write_text(
+        json.dumps({"time": BEGIN + 99, "step": 19, "stepped": BEGIN + 98, "max_steps": 30})
+    )
     with RunDir(run).lock():
         found = account(run, now=100)
     assert (found.time["allocated"], found.time["unknown"]) == (100, 40)

@@ -18,7 +18,7 @@ _MOST_LINES = 40  # of a difference between two working trees
 
 
 @dataclass(frozen=True)
-class Parting:
+class _Parting:
     """The first step at which a metric of two runs is not the same number.
 
     Attributes:
@@ -54,12 +54,12 @@ class Differences:
     data: list[str] = field(default_factory=list)
     packages: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
-    partings: list[Parting] = field(default_factory=list)
+    partings: list[_Parting] = field(default_factory=list)
     shared: int = 0
     left_out: list[str] = field(default_factory=list)
 
     @property
-    def parting(self) -> Parting | None:
+    def parting(self) -> _Parting | None:
         """The first step at which the runs part; None if all that both report is equal."""
         return self.partings[0] if self.partings else None
 
@@ -183,7 +183,7 @@ def _metrics(left: RunAccount, right: RunAccount, found: Differences) -> None:
             steps.add(step)
             other = values[step]
             if value != other and not (math.isnan(value) and math.isnan(other)):
-                found.partings.append(Parting(name, step, value, other))
+                found.partings.append(_Parting(name, step, value, other))
                 break
     found.shared = len(steps)
     # At one step the loss says more than what follows from it.

@@ -3,7 +3,7 @@
 metrics, step 200   ─┐
 metrics, step 220    ├── superseded: the run was killed, and resumed from step 200
 superseded           ┘
-metrics, step 220   ─── Series("train/loss").values
+metrics, step 220   ─── _Series("train/loss").values
 time, step 220      ─── TimeRecord: the seconds of this attempt by part, until now
 """
 
@@ -24,7 +24,7 @@ _OTHER_TYPES = (TypeError, ValueError, KeyError, AttributeError, OverflowError)
 
 
 @dataclass
-class Series:
+class _Series:
     """One metric over the steps, in the order of the journal."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
@@ -54,7 +54,7 @@ class TimeRecord:
 
 
 @dataclass(frozen=True)
-class Rewind:
+class _Rewind:
     """The run went back: what was made after `step` until `time` does not count any more."""
 
     time: float
@@ -74,10 +74,10 @@ class History:
         damaged: The places in the journal that are no records.
     """
 
-    metrics: dict[str, Series] = field(default_factory=dict)
+    metrics: dict[str, _Series] = field(default_factory=dict)
     times: list[TimeRecord] = field(default_factory=list)
     reported: list[tuple[float, int]] = field(default_factory=list)
-    rewinds: list[Rewind] = field(default_factory=list)
+    rewinds: list[_Rewind] = field(default_factory=list)
     damaged: int = 0
 
     @classmethod
@@ -103,9 +103,9 @@ class History:
         raw.finish(history)
         return history
 
-    def series(self, name: str) -> Series:
+    def series(self, name: str) -> _Series:
         """Return a metric; empty if the run has none of this name."""
-        return self.metrics.get(name) or Series()
+        return self.metrics.get(name) or _Series()
 
 
 class _Raw:
@@ -137,7 +137,7 @@ class _Raw:
             before = bisect_left(self.starts, begin)
             kept = self.steps[before - 1] if before else 0
             reached = max(self.steps[before:], default=kept)
-            history.rewinds.append(Rewind(float(body["time"]), kept, reached))
+            history.rewinds.append(_Rewind(float(body["time"]), kept, reached))
 
     def finish(self, history: History) -> None:
         ranges = _merged(self.superseded)
@@ -151,7 +151,7 @@ class _Raw:
             for name, value in values.items():
                 found = series.get(name)
                 if found is None:
-                    found = series[name] = Series()
+                    found = series[name] = _Series()
                 try:
                     found.values.append(float(value))
                 except (TypeError, ValueError):

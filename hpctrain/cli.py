@@ -53,6 +53,7 @@ Commands
   generate RUN PROMPT  let a trained language model continue a text
   doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
+  metrics [GROUP|NAME] print the unit and meaning of everything that a run measures
   from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
   from-accelerate FILE translate a config of Hugging Face Accelerate into one for conf/experiment
 
@@ -84,6 +85,7 @@ COMMANDS = {
     "generate": "hpctrain.commands.generate",
     "doctor": "hpctrain.doctor.command",
     "keys": "hpctrain.config.keys",
+    "metrics": "hpctrain.config.metric_command",
     "from-deepspeed": "hpctrain.commands.translate.deepspeed",
     "from-accelerate": "hpctrain.commands.translate.accelerate",
 }

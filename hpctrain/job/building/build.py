@@ -38,8 +38,10 @@ from hpctrain.training.best import Best
 from hpctrain.training.display import Display, choose_display
 from hpctrain.training.hooks import Hook, Hooks
 from hpctrain.training.improvement import Improvement
+from hpctrain.training.measuring.account import Account
+from hpctrain.training.measuring.meter import Meter
+from hpctrain.training.measuring.slow_ranks import SlowRanks
 from hpctrain.training.progress_file import ProgressFile
-from hpctrain.training.slow_ranks import SlowRanks
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
 
@@ -53,6 +55,7 @@ def build(
     device: torch.device,
     tracker: Tracker,
     stop: Stop,
+    account: Account,
 ) -> Trainer:
     """Build the trainer that `config` describes; every rank of the process group calls this.
 
@@ -114,13 +117,20 @@ def build(
         stop=stop,
         device=device,
         max_steps=effective.max_steps,
-        global_batch_size=sizes.global_size,
         every=Every(
             log=config.train.log_every,
             evaluate=config.train.eval_every or loader.steps_per_epoch,
             checkpoint=config.checkpoint.every_steps,
         ),
-        slow_ranks=SlowRanks(mesh, ranks.rank, ranks.host),
+        meter=Meter(
+            loader,
+            sizes.global_size,
+            account,
+            SlowRanks(mesh, ranks.rank, ranks.host),
+            precision,
+            tracker,
+            counts_tokens=getattr(task, "counts", "samples") == "tokens",
+        ),
         asked=Asked.of(config),
         patience=_patience(config.train.early_stopping),
         best=_best(config.checkpoint, run, ranks, checkpointer),

@@ -78,6 +78,10 @@ class LocalSGDConfig:
     )
 
 
+def _check_ema(decay: float | None) -> str:
+    return "" if decay is None or 0 < decay < 1 else "it must be greater than 0 and less than 1"
+
+
 def _check_micro_batch_size(size: str | None) -> str:
     if size is None or size == "auto" or (size.isdecimal() and int(size) > 0):
         return ""
@@ -218,6 +222,15 @@ class TrainConfig:
         at_least=1,
     )
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
+    ema: float | None = key(
+        None,
+        "Beside the parameters the run keeps their exponential moving average, which keeps this "
+        "part of itself in each step, such as 0.999. Null keeps none.",
+        check=_check_ema,
+    )
+    ema_evaluation: bool = key(
+        True, "With train.ema, evaluations use the average in place of the parameters."
+    )
     sample_prompt: str | None = key(
         None,
         "At the end of the run rank 0 prints how the language model continues this text. The whole "

@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor", "hardware"),
+    *("terminal", "console", "secret_text", "monitor", "top", "hardware"),
     *(
         "tracking",
         "report",

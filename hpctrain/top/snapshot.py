@@ -20,7 +20,7 @@ from hpctrain.disk import read_json
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import samples
 
-HISTORY = 40  # samples of a sparkline
+_HISTORY = 40  # samples of a sparkline
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
 _RECENT = 6  # samples over which nodes are compared
 _RATIO, _POINTS = 1.5, 20.0  # a node with so much more work than the others holds them up
@@ -159,7 +159,7 @@ def _config_every(run: Path) -> float | None:
 
 def _node(path: Path, name: str, now: float) -> Node | None:
     size = path.stat().st_size
-    found = [s for s in samples.read(path, max(0, size - _TAIL)) if s.metrics][-HISTORY:]
+    found = [s for s in samples.read(path, max(0, size - _TAIL)) if s.metrics][-_HISTORY:]
     if not found:
         return None
     last = found[-1].metrics

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
-    | {"tracking.server"},
+    | {"tracking.server", "shards.ragged"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
@@ -55,7 +55,8 @@ ALLOWED: dict[str, set[str]] = {
         "parallel",
         "runs",
     }
-    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"},
+    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
+    | {"doctor", "launch.slurm.sbatch_options"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -81,6 +82,8 @@ NO_TORCH = (
     ),
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     "checkpoint.manifest",
+    *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),
+    *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
     *(
         "distributed.hostlist",
         "distributed.variables",

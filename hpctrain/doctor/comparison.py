@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
+from hpctrain.doctor import against_hardware
 from hpctrain.doctor.checks import clocks
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
@@ -38,7 +39,12 @@ def compared(looks: Sequence[Look]) -> Places:
     for each in sorted(looks, key=lambda one: one.rank):
         own = places.setdefault(each.host, [])
         own += [finding for finding in each.findings if finding not in own]
-    for host, finding in (*_versions(looks), *_gpus(looks), *_figures(looks)):
+    for host, finding in (
+        *_versions(looks),
+        *_gpus(looks),
+        *_figures(looks),
+        *against_hardware.compared(looks),
+    ):
         places[host].append(finding)
     times = {each.host: each.time for each in looks if each.time and each.local_rank == 0}
     if len(times) > 1:

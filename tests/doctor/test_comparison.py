@@ -59,6 +59,21 @@ def test_the_node_is_named_that_differs() -> None:
     }
 
 
+def test_what_was_measured_is_compared_with_the_file_of_the_hardware() -> None:
+    """700 of 989 TFLOP/s in bfloat16 is usual for an H100; nothing is said of an unknown GPU."""
+    weak = {"matmul_tflops": 300.0, "memory_gb_s": 1000.0, "all_reduce_268435456_bus_gb_s": 20.0}
+    known = look(0, gpus=[replace(GPU, power_w=350.0)], figures=weak)
+    assert verdicts([known]) == {
+        "node0": [
+            ("rank 0: power limit", "warn"),
+            ("rank 0: matmul against the hardware", "warn"),
+            ("rank 0: memory against the hardware", "warn"),
+            ("all-reduce against the hardware", "warn"),
+        ]
+    }
+    assert verdicts([replace(known, gpus=[replace(GPU, name="NVIDIA X1")])]) == {"node0": []}
+
+
 def test_a_look_comes_back_from_json() -> None:
     seen = look(1, findings=[good("x", "y")])
     assert Look.of_json(seen.to_json()) == seen

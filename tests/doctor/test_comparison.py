@@ -13,7 +13,8 @@ from hpctrain.doctor.settings import settings
 from hpctrain.launch.slurm.script import sbatch_script
 from hpctrain.runs import excluded_hosts
 
-GPU = GpuFacts("NVIDIA H100 80GB HBM3", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
+GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
+H100 = replace(GPU, name="NVIDIA H100 80GB HBM3", power_w=350.0)
 VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}
 
 
@@ -62,7 +63,7 @@ def test_the_node_is_named_that_differs() -> None:
 def test_what_was_measured_is_compared_with_the_file_of_the_hardware() -> None:
     """700 of 989 TFLOP/s in bfloat16 is usual for an H100; nothing is said of an unknown GPU."""
     weak = {"matmul_tflops": 300.0, "memory_gb_s": 1000.0, "all_reduce_268435456_bus_gb_s": 20.0}
-    known = look(0, gpus=[replace(GPU, power_w=350.0)], figures=weak)
+    known = look(0, gpus=[H100], figures=weak)
     assert verdicts([known]) == {
         "node0": [
             ("rank 0: power limit", "warn"),
@@ -71,7 +72,7 @@ def test_what_was_measured_is_compared_with_the_file_of_the_hardware() -> None:
             ("all-reduce against the hardware", "warn"),
         ]
     }
-    assert verdicts([replace(known, gpus=[replace(GPU, name="NVIDIA X1")])]) == {"node0": []}
+    assert verdicts([replace(known, gpus=[GPU])]) == {"node0": []}
 
 
 def test_a_look_comes_back_from_json() -> None:

@@ -13,7 +13,15 @@ from typing import Any
 from hpctrain import secrets
 from hpctrain.config.frozen import plain
 from hpctrain.config.network_variables import variables
-from hpctrain.config.rules import arguments, batch_sizes, metrics, shares, starting_weights, targets
+from hpctrain.config.rules import (
+    arguments,
+    batch_sizes,
+    metrics,
+    parameter_rules,
+    shares,
+    starting_weights,
+    targets,
+)
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.division import division_problems
@@ -90,6 +98,7 @@ def _targets(config: Config) -> Iterator[str]:
             inner = {name: f"optimizer.options.{name}" for name in own.options}
             node = {"_target_": target, **given}
             yield from arguments.problems("optimizer", node, positional=1, inner=inner)
+            yield from parameter_rules.problems(own)
         else:
             yield from arguments.problems(section, getattr(config, section))
     lists = {

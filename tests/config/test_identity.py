@@ -52,6 +52,8 @@ DEFAULTS: dict[str, Any] = {
     "optimizer.base_batch_size": None,
     "optimizer.weight_decay": 0.0,
     "optimizer.options": {},
+    "optimizer.groups": [],
+    "optimizer.layer_decay": None,
     "scheduler.kind": "cosine",
     "scheduler.warmup_steps": 0,
     "scheduler.warmup_samples": None,

@@ -9,6 +9,10 @@ from typing import Any
 from hpctrain.config.schema.key import key
 
 
+def _check_decay(decay: float | None) -> str:
+    return "" if decay is None or 0 < decay <= 1 else "it must be greater than 0 and at most 1"
+
+
 @dataclass
 class OptimizerConfig:
     """Any torch optimizer."""
@@ -16,8 +20,10 @@ class OptimizerConfig:
     _target_: str = key(
         "torch.optim.AdamW",
         "This class is the optimizer. It, or a function that returns an optimizer, gets a list of "
-        "the parameters, lr, weight_decay and options. If its groups of parameters have learning "
-        "rates of their own, lr_scaling and the schedule multiply all of them by one factor.",
+        "the parameters, lr, weight_decay and options. If its first argument is called "
+        "named_parameters, it gets pairs of a name and a parameter. If its groups of parameters "
+        "have learning rates of their own, lr_scaling and the schedule multiply all of them by "
+        "one factor.",
     )
     lr: float = key(
         1e-3,
@@ -38,6 +44,20 @@ class OptimizerConfig:
     )
     weight_decay: float = key(0.0, "The optimizer gets this weight decay.", at_least=0)
     options: dict[str, Any] = key({}, "The optimizer also gets these keyword arguments.")
+    groups: list[dict[str, Any]] = key(
+        [],
+        "Each of these is {match: PATTERN, lr_factor: ..., weight_decay: ..., freeze: ...} for the "
+        "parameters whose names match the pattern, such as '*.bias', or one of a list of patterns. "
+        "lr_factor multiplies the learning rate, and freeze=true does not train them. If several "
+        "match and give the same key, the last one decides.",
+    )
+    layer_decay: float | None = key(
+        None,
+        "Each block has the learning rate of the next one times this factor; what is behind the "
+        "last block has the whole rate. Null gives all blocks the same. parallel.blocks names the "
+        "classes of blocks that are not found.",
+        check=_check_decay,
+    )
 
 
 @dataclass

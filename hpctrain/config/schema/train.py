@@ -92,7 +92,10 @@ class EarlyStoppingConfig:
         None, "This metric decides, such as val/loss. Null means no early stopping."
     )
     patience: int = key(
-        5, "So many evaluations in a row without a better value end the run.", at_least=1
+        5,
+        "So many values in a row that are not better end the run: val/NAME has one for each "
+        "evaluation, train/NAME one for each train.log_every steps.",
+        at_least=1,
     )
     mode: str | None = key(
         None,

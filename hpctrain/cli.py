@@ -48,6 +48,8 @@ Commands
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
   checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
   gc                   list what can be deleted; only --delete deletes it
+  report [RUN|SWEEP]   show where the time and the GPU-hours went, and what to change
+  compare RUN RUN      show what differs, and the first step at which two runs part
   generate RUN PROMPT  let a trained language model continue a text
   doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
@@ -78,6 +80,8 @@ COMMANDS = {
     "resume": "hpctrain.commands.resume",
     "checkpoints": "hpctrain.commands.checkpoints",
     "gc": "hpctrain.commands.gc",
+    "report": "hpctrain.report.report_command",
+    "compare": "hpctrain.report.compare_command",
     "generate": "hpctrain.commands.generate",
     "doctor": "hpctrain.doctor.command",
     "keys": "hpctrain.config.keys",

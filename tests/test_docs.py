@@ -251,6 +251,8 @@ def accept(words: list[str], run: Path) -> None:
             pass  # --watch would wait for a run
         case ["python", "-m", "hpctrain", "sync", *rest]:
             call(hpctrain, "sync", *rest, code=7)  # accepted, but no run here was tracked
+        case ["python", "-m", "hpctrain", "compare", *rest]:
+            call(hpctrain, "compare", *named(rest, run), code=2)  # accepted, but both are one run
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
             checked([word for word in rest if not word.startswith(("-m", "hydra", "'"))][:1], 1)
         case ["python", "-m", "hpctrain", *rest] if "-m" in rest:

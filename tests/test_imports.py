@@ -36,6 +36,10 @@ ALLOWED: dict[str, set[str]] = {
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
+    "report": EVERYBODY
+    | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
+    | {"commands.select", "commands.observations", "commands.state"}
+    | {"tracking.journal", "tracking.samples"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"shards.types", "data.tokenizer"},
     "parallel": EVERYBODY
@@ -79,6 +83,7 @@ NO_TORCH = (
     *("terminal", "console", "secret_text", "monitor", "hardware"),
     *(
         "tracking",
+        "report",
         "distributed.ranks",
         "distributed.run_secret",
         "distributed.report",

@@ -64,7 +64,8 @@ ALLOWED: dict[str, set[str]] = {
         "parallel",
         "runs",
     }
-    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"},
+    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
+    | {"models.lora"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},

@@ -22,13 +22,13 @@ from torch import nn
 
 from hpctrain.errors import ConfigError
 
-ADAPTERS = ("lora_A", "lora_B")
+_ADAPTERS = ("lora_A", "lora_B")
 _SHOWN = 6
 
 
 def is_adapter(name: str) -> bool:
     """Return whether the name of a parameter is that of an adapter."""
-    return name.rpartition(".")[2] in ADAPTERS
+    return name.rpartition(".")[2] in _ADAPTERS
 
 
 class Adapted(nn.Module):

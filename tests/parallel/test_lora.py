@@ -196,7 +196,7 @@ def test_a_run_trains_adapters_of_another_run(train: Train, tmp_path: Path) -> N
     # Adapters of other weights are refused, whoever loads them.
     facts = Manifest.read(checkpoint)
     replace(facts, base="xxh3_128:other").write(checkpoint)
-    with pytest.raises(StorageError, match="has adapters of other weights .xxh3_128:other"):
+    with pytest.raises(StorageError, match="has adapters of other weights"):
         load_run(second).model()
 
 

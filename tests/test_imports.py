@@ -43,8 +43,11 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"errors"},
     "tasks": EVERYBODY | {"shards.types", "data.tokenizer"},
     "parallel": EVERYBODY
-    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"},
-    "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
+    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"}
+    | {"models.lora"},
+    "checkpoint": EVERYBODY
+    | {"models.lora"}
+    | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY | {"distributed.objects"},
     "training": EVERYBODY
     | {"config", "checkpoint", "data", "shards", "distributed.ranks", "distributed.long_work"}
@@ -62,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
-    | {"doctor", "launch.slurm.sbatch_options"},
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},

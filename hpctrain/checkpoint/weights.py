@@ -12,7 +12,9 @@ from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.errors import StorageError
 
 
-def load_weights(model: nn.Module, checkpoint: Path, *, ema: bool = False) -> None:
+def load_weights(
+    model: nn.Module, checkpoint: Path, *, ema: bool = False, trained_only: bool = False
+) -> None:
     """Load only the weights of a checkpoint, on this process alone.
 
     Args:
@@ -21,6 +23,8 @@ def load_weights(model: nn.Module, checkpoint: Path, *, ema: bool = False) -> No
             SGD), rank 0's is taken.
         ema: Take the moving average of the parameters (`train.ema`). Parameters that were frozen,
             and buffers, are those of the model.
+        trained_only: Whether the checkpoint lacks the frozen parameters (LoRA), which are left as
+            they are.
 
     Raises:
         StorageError: The checkpoint lacks weights of the model, or cannot be read.
@@ -28,6 +32,10 @@ def load_weights(model: nn.Module, checkpoint: Path, *, ema: bool = False) -> No
     reader = Reader(checkpoint)
     saved = reader.saved
     weights = {n: value for n, value in model.state_dict().items() if torch.is_tensor(value)}
+    if trained_only:
+        named = model.named_parameters(remove_duplicate=False)
+        frozen = {name for name, parameter in named if not parameter.requires_grad}
+        weights = {name: value for name, value in weights.items() if name not in frozen}
     alone = any(name.startswith("replica.0.model.") for name in saved)
     part = "replica.0.model" if alone else "model"
     found = {name: value for name, value in weights.items() if f"{part}.{name}" in saved}

@@ -24,7 +24,7 @@ from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import build_schedule
 from hpctrain.job.building.effective import Effective
-from hpctrain.job.building.initial_weights import load_initial
+from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
@@ -99,6 +99,7 @@ def build(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
         average=average.tensors,
+        base=adapted_base(config),
     )
     return Trainer(
         train_step=TrainStep(

@@ -113,7 +113,7 @@ class Trainer:
                 health.begin(self.step + 1, consumed, samples)
                 self.train_step(batch, self.schedule(self.step))
                 self.step += 1
-                self.meter.after_step(self.step, consumed)
+                self.meter.after_step(self.step, consumed, batch)
                 self.display.advance(self.step)
                 self.hooks.after_step(self._state(batch))
                 done = self.step == self.max_steps

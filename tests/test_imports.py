@@ -32,7 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
-    | {"tracking.server"},
+    | {"tracking.server", "shards.ragged", "hardware"},
+    "top": EVERYBODY | {"commands.select", "runs", "tracking.samples"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
@@ -43,8 +44,11 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"errors"},
     "tasks": EVERYBODY | {"shards.types", "data.tokenizer"},
     "parallel": EVERYBODY
-    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"},
-    "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
+    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"}
+    | {"models.lora"},
+    "checkpoint": EVERYBODY
+    | {"models.lora"}
+    | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY | {"distributed.objects"},
     "training": EVERYBODY
     | {"config", "checkpoint", "data", "shards", "distributed.ranks", "distributed.long_work"}
@@ -61,7 +65,8 @@ ALLOWED: dict[str, set[str]] = {
         "parallel",
         "runs",
     }
-    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"},
+    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -77,7 +82,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor", "hardware"),
+    *("terminal", "console", "secret_text", "monitor", "top", "hardware"),
     *(
         "tracking",
         "report",
@@ -88,6 +93,9 @@ NO_TORCH = (
     ),
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
+    *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),
+    *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
+    "doctor.against_hardware",
     *(
         "distributed.hostlist",
         "distributed.variables",

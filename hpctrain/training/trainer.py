@@ -228,6 +228,7 @@ class Trainer:
             self.display.report(self.step, metrics)
         for asked in self.asked:
             asked.check(self.metrics)
+        self.schedule.judge(metrics, self.step)
         self.patience.judge(metrics, self.step)
         if self.best.judge(metrics, self.step):
             self.tracker.log_metrics(self.best.metrics, self.step)
@@ -252,6 +253,7 @@ class Trainer:
                 "precision": self.train_step.model.precision.state_dict(),
                 "health": self.train_step.health.state_dict(),
                 "hooks": self.hooks.state_dict(),
+                "schedule": self.schedule.state_dict(),
                 "patience": self.patience.state_dict(),
                 "best": self.best.state_dict(),
                 "meter": self.meter.state_dict(),
@@ -284,6 +286,7 @@ class Trainer:
             self.train_step.model.precision.load_state_dict(progress["precision"])
             self.train_step.health.load_state_dict(progress["health"])
             self.hooks.load_state_dict(progress["hooks"])
+            self.schedule.load_state_dict(progress["schedule"])
             self.patience.load_state_dict(progress["patience"])
             self.best.load_state_dict(progress["best"])
             self.meter.load_state_dict(progress.get("meter", {}))

@@ -86,6 +86,7 @@ STOPS = (
     *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
     *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10", "checkpoint.keep_every=20"),
     *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
+    *("scheduler=plateau", "scheduler.plateau={patience: 1, min_delta: 0.1, factor: 0.5}"),
 )
 
 
@@ -104,6 +105,7 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
     assert (killed["state"], killed["attempts"][-1]["state"]) == ("finished", "finished")
     one, other = (_without_times(result["result"]) for result in (killed, whole))
     assert one == other
+    assert whole["result"]["train/lr"] < 0.02, "the plateau has lowered the rate"
     assert killed["best"] == whole["best"]
     metrics, uninterrupted = (
         {key: value for key, value in journal_metrics(run).items() if key[0].startswith("best/")}

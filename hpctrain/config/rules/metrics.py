@@ -63,9 +63,12 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
 def _deciding(config: Config) -> Iterator[tuple[str, str, str | None]]:
     """Yield each key that names a metric by which the run decides, the metric, and the mode."""
     stopping, checkpoint = config.train.early_stopping, config.checkpoint
+    plateau = config.scheduler.plateau
+    lowers = config.scheduler.kind == "plateau" and config.scheduler._target_ is None
     for key, metric, mode in (
         ("train.early_stopping.metric", stopping.metric, stopping.mode),
         ("checkpoint.best", checkpoint.best, checkpoint.best_mode),
+        ("scheduler.plateau.metric", plateau.metric if lowers else None, plateau.mode),
     ):
         if metric is not None:
             yield key, metric, mode

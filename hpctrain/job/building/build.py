@@ -22,8 +22,9 @@ from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_optimizer import build_optimizer
+from hpctrain.job.building.build_schedule import build_schedule
 from hpctrain.job.building.effective import Effective
-from hpctrain.job.building.initial_weights import load_initial
+from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
@@ -41,7 +42,6 @@ from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.slow_ranks import SlowRanks
 from hpctrain.training.progress_file import ProgressFile
-from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
 
@@ -96,6 +96,7 @@ def build(
     checkpointer = Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
+        base=adapted_base(config),
     )
     return Trainer(
         train_step=TrainStep(
@@ -108,9 +109,7 @@ def build(
             micro_batches=micro_batches,
             base_lr=config.optimizer.lr,
         ),
-        schedule=Schedule(
-            effective.lr, config.scheduler, effective.max_steps, effective.warmup_steps
-        ),
+        schedule=build_schedule(config.scheduler, effective),
         loader=loader,
         evaluation=evaluation,
         checkpointer=checkpointer,

@@ -23,12 +23,12 @@ from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import cause, final
 
-LEVEL = 0.95
+_LEVEL = 0.95
 _SPECIAL = re.compile(r"([&%$#_{}])")
 
 
 @dataclass(frozen=True)
-class Estimate:
+class _Estimate:
     """What several runs say about a metric.
 
     Attributes:
@@ -53,14 +53,14 @@ class Estimate:
         return f"{self.mean:.{digits}f} {sign} {self.half:.{digits}f}"
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float]) -> _Estimate:
     """Return mean and confidence interval of the mean of independent values."""
     count = len(values)
     if count < 2:
-        return Estimate(values[0] if values else math.nan, None, None, count)
+        return _Estimate(values[0] if values else math.nan, None, None, count)
     deviation = stdev(values)
-    factor = float(stdtrit(count - 1, (1 + LEVEL) / 2))
-    return Estimate(fmean(values), factor * deviation / math.sqrt(count), deviation, count)
+    factor = float(stdtrit(count - 1, (1 + _LEVEL) / 2))
+    return _Estimate(fmean(values), factor * deviation / math.sqrt(count), deviation, count)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Setting:
     values: dict[str, str]
     runs: list[RunAccount]
     missing: dict[str, str]
-    estimates: dict[str, Estimate]
+    estimates: dict[str, _Estimate]
 
     @property
     def label(self) -> str:

@@ -49,6 +49,7 @@ Commands
   checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
   gc                   list what can be deleted; only --delete deletes it
   generate RUN PROMPT  let a trained language model continue a text
+  doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
   from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
   from-accelerate FILE translate a config of Hugging Face Accelerate into one for conf/experiment
@@ -62,8 +63,9 @@ Values (KEY=VALUE)
   --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own options; --version.
 
 Exit codes: 0 finished, 1 the training raised an exception, 2 config, 3 data, 4 scheduler, 5 ranks
-or ports, 6 run directory, 7 tracking, 130 saved and stopped by Ctrl-C, 143 saved and stopped by a
-signal. HPCTRAIN_DEBUG=1 shows the tracebacks of errors.
+or ports, 6 run directory, 7 tracking, 8 a number is not finite, 9 a node fails its checks, 130
+saved and stopped by Ctrl-C, 143 saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the
+tracebacks of errors.
 """
 
 
@@ -76,6 +78,7 @@ COMMANDS = {
     "checkpoints": "hpctrain.commands.checkpoints",
     "gc": "hpctrain.commands.gc",
     "generate": "hpctrain.commands.generate",
+    "doctor": "hpctrain.doctor.command",
     "keys": "hpctrain.config.keys",
     "from-deepspeed": "hpctrain.commands.translate.deepspeed",
     "from-accelerate": "hpctrain.commands.translate.accelerate",

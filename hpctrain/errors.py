@@ -8,7 +8,8 @@
     │   └── LateRankError    5   a rank did not come to a collective operation in time
     ├── StorageError         6   the run directory, checkpoints, permissions, space
     ├── TrackingError        7   the MLflow store
-    └── HealthError          8   a loss, a gradient or a parameter that is not finite
+    ├── HealthError          8   a loss, a gradient or a parameter that is not finite
+    └── NodeError            9   a node or the cluster does not pass a check, or is slower
 
 A message is one short paragraph with the key or file, its value and what is allowed. The command
 line prints it without a traceback; `HPCTRAIN_DEBUG=1` shows the traceback. Exit code 1 is an
@@ -67,3 +68,9 @@ class HealthError(HpctrainError):
     """The training has produced numbers that are not finite, and may not go on."""
 
     exit_code = 8
+
+
+class NodeError(HpctrainError):
+    """A node or the cluster does not pass a check, or is slower than it was."""
+
+    exit_code = 9

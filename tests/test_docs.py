@@ -58,6 +58,9 @@ class MyNet(nn.Sequential):
     def __init__(self, width: int):
         super().__init__(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
 """
+# The header and the values of a safetensors file: one weight of two numbers.
+WEIGHTS = '{"1.bias": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+WEIGHTS = f"{chr(len(WEIGHTS))}{chr(0) * 7}{WEIGHTS}{chr(0) * 8}"
 SAMPLES = """\
 import numpy as np
 
@@ -128,6 +131,7 @@ def folder(
         "my_configs/site/mine.yaml": (ROOT / "conf/site/example.yaml").read_text(),
         "my_package.py": MY_NET,
         "mine.py": SAMPLES,
+        "pretrained/model.safetensors": WEIGHTS,
         "ds.json": '{"train_batch_size": 64, "zero_optimization": {"stage": 2}}',
         "default_config.yaml": "distributed_type: MULTI_GPU\nnum_processes: 2\n",
     }
@@ -190,7 +194,7 @@ def call(main: Callable[[], Any], *argv: str, code: int = 0) -> str:
 
 def checked(words: list[str], ranks: int | None) -> Config:
     """Compose and check the config of a training, with its data."""
-    config = compose(words)
+    config = compose([re.sub(r"(init_from)=runs/.*", r"\1=pretrained", word) for word in words])
     assert config is not None
     check(config, ranks)
     return config
@@ -253,6 +257,8 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", "doctor", *rest]:
+            call(hpctrain, "doctor", *rest)
         case ["python", "-m", "hpctrain", command, *rest] if command in TRANSLATE:
             call(hpctrain, command, *rest)
         case ["python", "-m", "hpctrain", *rest] if any("=" in word for word in rest):

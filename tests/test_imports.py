@@ -13,7 +13,8 @@ from tests.conftest import ROOT
 # A package (or a module at the top) may import itself and the modules in its set.
 EVERYBODY = {"__init__", "errors", "secrets", "disk", "lock", "terminal", "console"}
 ALLOWED: dict[str, set[str]] = {
-    "config": EVERYBODY,
+    "hardware": {"errors"},
+    "config": EVERYBODY | {"hardware"},
     "distributed": EVERYBODY | {"config"},
     "shards": EVERYBODY,
     "data": EVERYBODY | {"shards"},
@@ -22,17 +23,17 @@ ALLOWED: dict[str, set[str]] = {
     | {"config.schema", "distributed.ranks", "runs.stop_request", "tracking.uploader_process"}
     | {"tracking.samples"},
     "runs": EVERYBODY
-    | {
-        "config",
-        *("tracking.store", "tracking.journal", "tracking.page.links"),
-        "checkpoint.manifest",
-    }
+    | {"config", *("tracking.store", "tracking.journal", "tracking.page.links")}
+    | {"checkpoint.manifest", "checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY
     | {"config", "runs"}
     | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"}
     | {"tracking.page.links"},
+    "doctor": EVERYBODY
+    | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
+    | {"tracking.server"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
@@ -73,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor"),
+    *("terminal", "console", "secret_text", "monitor", "hardware"),
     *(
         "tracking",
         "distributed.ranks",
@@ -82,7 +83,7 @@ NO_TORCH = (
         "distributed.port",
     ),
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
-    "checkpoint.manifest",
+    *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
     *(
         "distributed.hostlist",
         "distributed.variables",

@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain import secrets
 from hpctrain.config.frozen import plain
 from hpctrain.config.network_variables import variables
-from hpctrain.config.rules import arguments, batch_sizes, metrics, shares, targets
+from hpctrain.config.rules import arguments, batch_sizes, metrics, shares, starting_weights, targets
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.division import division_problems
@@ -21,6 +21,7 @@ from hpctrain.config.rules.own_models import own_model_problems
 from hpctrain.config.schema import Config, DataConfig, MonitorConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError
+from hpctrain.hardware import of_section
 
 _IDLE_SAMPLES = 3
 
@@ -35,7 +36,15 @@ def validate(config: Config, world_size: int | None = None) -> None:
     Raises:
         ConfigError: One line for each problem, with the key, its value and what is allowed.
     """
+<<<<<<< 14f6c0e
     problems = [*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)]
+    problems += _hardware(config)
+=======
+    problems = [
+        *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
+        *starting_weights.problems(config),
+    ]
+>>>>>>> bfbc40c649c37fe7dbeb84bca44f8b6b335ee5d3
     # With wrong values the rules between keys would report confusing problems.
     problems = problems or list(
         _between(config, [world_size] if world_size else config.asked_world_sizes)
@@ -109,6 +118,14 @@ def _target(key: str, target: Any, advice: str) -> Iterator[str]:
         yield f"{key}={target}: {advice}"
     elif problem := targets.problem(target):
         yield f"{key}={target}: {problem}"
+
+
+def _hardware(config: Config) -> list[str]:
+    try:
+        of_section(config.hardware)
+    except ConfigError as error:
+        return [str(error)]
+    return []
 
 
 def _mixture(data: DataConfig) -> Iterator[str]:

@@ -81,6 +81,9 @@ DEFAULTS: dict[str, Any] = {
     "precision.compute": "fp32",
     "precision.params": "fp32",
     "precision.reduce": None,
+    "checkpoint.init_digest": None,
+    "checkpoint.init_rename": [],
+    "checkpoint.init_skip": [],
 }
 
 

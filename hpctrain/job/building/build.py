@@ -23,6 +23,7 @@ from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.effective import Effective
+from hpctrain.job.building.initial_weights import load_initial
 from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
@@ -84,6 +85,7 @@ def build(
         precision,
         loss_parallel=getattr(task, "loss_parallel", False),
     )
+    load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.stream)

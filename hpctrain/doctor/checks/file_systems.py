@@ -1,0 +1,267 @@
+"""File systems: free space, inodes, file locks, speed, and the clock of the file server."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from hpctrain.data.places.filesystem import kind_of
+from hpctrain.disk import temporary
+from hpctrain.doctor.finding import Finding, bounded, good, unknown
+
+_GIB = 2**30
+_FAIL_FREE, _WARN_FREE = 1 * _GIB, 10 * _GIB
+_FAIL_INODES, _WARN_INODES = 1_000, 20_000
+_PROBE_BYTES = 16 << 20
+_SMALL_FILES = 20
+# A slower disk holds up a training; these are far below any disk that is well.
+_WARN_WRITE, _WARN_READ, _WARN_FILE_S = 10e6, 20e6, 0.2
+_WARN_SKEW_S, _FAIL_SKEW_S = 2.0, 60.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What writing a probe into a folder has shown.
+
+    Attributes:
+        write: Bytes per second, with the time to bring them to the disk.
+        read: Bytes per second of reading them back; None if the system's cache cannot be avoided.
+        file_s: The seconds to create, rename and delete a small file, on average.
+        skew_s: By how many seconds the clock of the file server is ahead of this host's.
+        locks: Whether files can be locked.
+    """
+
+    write: float
+    read: float | None
+    file_s: float
+    skew_s: float
+    locks: bool
+
+
+def checked(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding]:
+    """Check a folder into which runs write.
+
+    Args:
+        name: What the folder is, such as `output_dir`.
+        folder: The folder; if it does not exist, the nearest one above it counts.
+        speed: Whether a probe is written: 16 MiB and a few small files, which are deleted.
+    """
+    there = next(each for each in (folder, *folder.parents) if each.is_dir())
+    shown = str(folder) if there == folder else f"{folder} (will be made in {there})"
+    yield good(name, f"{shown}, {kind_of(there)}")
+    facts = os.statvfs(there)
+    yield free_space(name, facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
+    yield free_inodes(name, facts.f_favail, facts.f_files)
+    if not speed:
+        return
+    try:
+        probe = _probe(there)
+    except OSError as error:
+        cure = f"Let {name} name a folder in which you may write and whose quota is not used up."
+        yield Finding(f"{name}: writing", "fail", f"{there}: {error.strerror}", "a file", cure)
+        return
+    yield from judged(name, probe)
+
+
+def free_space(name: str, free: int, total: int) -> Finding:
+    """Judge the free bytes of a file system of `total` bytes."""
+    cure = f"Delete what is not needed (`python -m hpctrain gc`), or move {name} elsewhere."
+    return bounded(
+        f"{name}: free space",
+        free,
+        f"{decimal(free)} of {decimal(total)}",
+        fail_below=_FAIL_FREE,
+        warn_below=min(_WARN_FREE, total // 10),
+        expected="10 GiB or a tenth of the disk",
+        cure=cure,
+    )
+
+
+def free_inodes(name: str, free: int, total: int) -> Finding:
+    """Judge how many files can still be made; file systems without a limit say 0 of 0."""
+    check = f"{name}: free inodes"
+    if total <= 0:
+        return good(check, "no limit of the file system")
+    return bounded(
+        check,
+        free,
+        f"{free:,} of {total:,}",
+        fail_below=_FAIL_INODES,
+        warn_below=_WARN_INODES,
+        expected=f"at least {_WARN_INODES:,}",
+        cure=f"Delete small files, or move {name}: a run needs some hundred files.",
+    )
+
+
+def judged(name: str, probe: Probe) -> Iterator[Finding]:
+    """Judge what a probe has shown."""
+    if probe.locks:
+        yield good(f"{name}: file locks", "work")
+    else:
+        yield Finding(
+            f"{name}: file locks",
+            "warn",
+            "the file system has none",
+            "flock",
+            f"Let {name} be on a file system with locks (Lustre: mounted with flock): without them "
+            "two jobs can write into one run.",
+        )
+    yield bounded(
+        f"{name}: write speed",
+        probe.write,
+        f"{decimal(int(probe.write))}/s",
+        warn_below=_WARN_WRITE,
+        expected=f"{decimal(int(_WARN_WRITE))}/s",
+        cure=f"Let {name} be on a faster file system: checkpoints are written there.",
+    )
+    if probe.read is None:
+        yield unknown(f"{name}: read speed", "the system's cache cannot be avoided here")
+    else:
+        yield bounded(
+            f"{name}: read speed",
+            probe.read,
+            f"{decimal(int(probe.read))}/s",
+            warn_below=_WARN_READ,
+            expected=f"{decimal(int(_WARN_READ))}/s",
+            cure=f"Let {name} be on a faster file system.",
+        )
+    slow = probe.file_s > _WARN_FILE_S
+    yield Finding(
+        f"{name}: small files",
+        "warn" if slow else "pass",
+        f"{1000 * probe.file_s:.1f} ms a file",
+        f"below {1000 * _WARN_FILE_S:.0f} ms" if slow else "",
+        f"The metadata server is slow or busy; let {name} be on another file system."
+        if slow
+        else "",
+    )
+    yield _skew(f"{name}: clock of the file server", probe.skew_s)
+
+
+def _skew(check: str, seconds: float) -> Finding:
+    """Judge the difference of two clocks."""
+    off = abs(seconds)
+    found = f"{round(seconds, 1) + 0.0:+.1f} s"
+    if off < _WARN_SKEW_S:
+        return good(check, found)
+    return Finding(
+        check,
+        "fail" if off >= _FAIL_SKEW_S else "warn",
+        found,
+        f"within {_WARN_SKEW_S:g} s",
+        "Ask the administrators to let the clock be set by NTP (`chronyc tracking`): times of "
+        "files and logs cannot be compared.",
+    )
+
+
+def readable(name: str, folder: Path) -> Iterator[Finding]:
+    """Check a folder from which runs read: that it is there, and how fast its largest file is."""
+    try:
+        files = [path for path in folder.iterdir() if path.is_file()]
+        largest = max(files, key=lambda path: path.stat().st_size, default=None)
+        speed = None if largest is None else _read_speed(largest)
+    except OSError as error:
+        yield Finding(
+            name, "fail", f"{folder}: {error.strerror}", "a data set", f"Correct {name}={folder}."
+        )
+        return
+    if not (folder / "index.json").is_file():
+        yield Finding(
+            name,
+            "fail",
+            f"{folder} has no index.json",
+            "a data set",
+            "Write it with `python -m data_prep`, or correct the path.",
+        )
+        return
+    yield good(name, f"{folder}, {kind_of(folder)}")
+    if speed is None:
+        yield unknown(f"{name}: read speed", "the files are too small to tell")
+        return
+    yield bounded(
+        f"{name}: read speed",
+        speed,
+        f"{decimal(int(speed))}/s",
+        warn_below=_WARN_READ,
+        expected=f"{decimal(int(_WARN_READ))}/s",
+        cure="Copy the data to a faster file system, or let jobs do it (data.stage=node).",
+    )
+
+
+def _read_speed(path: Path) -> float | None:
+    """Return the bytes per second of reading the start of a file; None for a small one."""
+    if path.stat().st_size < 1 << 20:
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return _drained(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _drained(descriptor: int) -> float:
+    begin, count = time.perf_counter(), 0
+    while count < 4 * _PROBE_BYTES and (part := os.read(descriptor, 1 << 20)):
+        count += len(part)
+    return count / (time.perf_counter() - begin)
+
+
+def _probe(folder: Path) -> Probe:
+    """Write and read a probe, which is deleted.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    path = temporary(folder / "doctor")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            content = os.urandom(1 << 20)  # a file system may compress
+            begin, before = time.perf_counter(), time.time()
+            for _ in range(_PROBE_BYTES >> 20):
+                os.write(descriptor, content)
+            os.fsync(descriptor)
+            write = _PROBE_BYTES / (time.perf_counter() - begin)
+            changed, after = os.fstat(descriptor).st_mtime, time.time()
+            # The server has set the time of the file at some moment between these two.
+            ahead = min(changed - before, 0.0) + max(changed - after, 0.0)
+            locks = _can_lock(descriptor)
+            read = _read_back(descriptor)
+        finally:
+            os.close(descriptor)
+        begin = time.perf_counter()
+        for _ in range(_SMALL_FILES):
+            small = temporary(folder / "doctor")
+            small.touch()
+            small.rename(path)
+        file_s = (time.perf_counter() - begin) / _SMALL_FILES
+    finally:
+        path.unlink(missing_ok=True)
+    return Probe(write, read, file_s, ahead, locks)
+
+
+def _can_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            return False
+        raise
+    return True
+
+
+def _read_back(descriptor: int) -> float | None:
+    with suppress(OSError):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return _drained(descriptor)
+    return None

@@ -1,0 +1,72 @@
+"""What is installed: Python, torch and its libraries, packages, and the code itself."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from hpctrain import __version__
+from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.runs.code.provenance import packages
+
+_PACKAGES = ("torch", "mlflow", "h5py", "hydra-core", "submitit")
+_CODE = Path(__file__).parents[2]
+
+
+def versions() -> dict[str, str]:
+    """Return what must be the same on every rank, without importing torch.
+
+    The build of torch, such as `2.7.1+cu126`, names the version of CUDA and so of NCCL.
+    """
+    listed = packages().splitlines()
+    return {
+        "python": platform.python_version(),
+        "hpctrain": __version__,
+        **{name: _version(name) for name in _PACKAGES},
+        "packages": _digest("\n".join(listed[1:]).encode()),
+        "code": _code_digest(),
+        "system": platform.platform(),
+    }
+
+
+def _code_digest(folder: Path = _CODE) -> str:
+    """Return a digest of the Python files of this package."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(path.relative_to(folder).as_posix().encode() + b"\0")
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def checked() -> list[Finding]:
+    """Check that the packages are there that a training needs."""
+    findings = []
+    for name, found in versions().items():
+        if found == "not installed":
+            cure = "Install the package again: `python -m pip install hpctrain`."
+            findings.append(Finding(f"package {name}", "fail", found, "installed", cure))
+    shown = {name: found for name, found in versions().items() if name != "system"}
+    if not findings:
+        findings.append(good("versions", ", ".join(f"{k} {v}" for k, v in shown.items())))
+    if "+cpu" in shown["torch"]:
+        findings.append(
+            unknown(
+                "torch for GPUs",
+                f"torch {shown['torch']} is built for CPUs only",
+                "Install torch for CUDA if the nodes have GPUs.",
+            )
+        )
+    return findings
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]

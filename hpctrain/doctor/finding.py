@@ -1,0 +1,78 @@
+"""The result of one check, and the verdict of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Verdict = Literal["pass", "unknown", "warn", "fail"]
+_ORDER: tuple[Verdict, ...] = ("pass", "unknown", "warn", "fail")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: What was checked, such as "file locks of output_dir".
+        verdict: "fail": a training would fail or give wrong numbers here. "warn": it would be slow
+            or may fail later. "unknown": this could not be looked at.
+        found: What is there, in a few words.
+        expected: What should be there; "" where `found` says it all.
+        cure: One sentence that tells what to do; "" after "pass".
+    """
+
+    check: str
+    verdict: Verdict
+    found: str
+    expected: str = ""
+    cure: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the finding for JSON."""
+        return asdict(self)
+
+
+def good(check: str, found: str) -> Finding:
+    """Return the finding of a check that has passed."""
+    return Finding(check, "pass", found)
+
+
+def unknown(check: str, why: str, cure: str = "") -> Finding:
+    """Return the finding of something that could not be looked at, with the reason."""
+    return Finding(check, "unknown", why, cure=cure)
+
+
+def bounded(
+    check: str,
+    value: float,
+    shown: str,
+    *,
+    fail_below: float | None = None,
+    warn_below: float | None = None,
+    expected: str,
+    cure: str,
+) -> Finding:
+    """Return the finding of a number that should not be too small.
+
+    Args:
+        check: What was checked.
+        value: The number.
+        shown: The number with its unit.
+        fail_below: A smaller number fails; None if no number does.
+        warn_below: A smaller number gives a warning; None if no number does.
+        expected: What should be there.
+        cure: What to do about a number that is too small.
+    """
+    if fail_below is not None and value < fail_below:
+        return Finding(check, "fail", shown, expected, cure)
+    if warn_below is not None and value < warn_below:
+        return Finding(check, "warn", shown, expected, cure)
+    return good(check, shown)
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """Return the verdict of all findings together; what is unknown does not count."""
+    found = {each.verdict for each in findings} - {"unknown"}
+    return max(found, key=_ORDER.index, default="pass")

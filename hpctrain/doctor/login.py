@@ -1,0 +1,84 @@
+"""All checks of a login node: versions, Slurm, storage, and the MLflow store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from hpctrain.config.schema import Config
+from hpctrain.doctor import scheduler
+from hpctrain.doctor.checks import file_systems, installed
+from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.errors import TrackingError
+from hpctrain.tracking import store
+
+_LOCKED_S = 2.0
+
+
+def checked(config: Config) -> Iterator[Finding]:
+    """Yield what is found here, on this host, for a config of `hpctrain.doctor.settings`."""
+    yield from installed.checked()
+    yield from scheduler.checked(config)
+    yield from file_systems.checked("output_dir", Path(config.output_dir))
+    yield unknown(
+        "quotas",
+        "the free space of a file system does not tell them",
+        "Ask with the command of your site, such as `quota -s` or `lfs quota`.",
+    )
+    yield from _data(config)
+    yield mlflow_store(config)
+    yield unknown(
+        "nodes and GPUs",
+        "not seen from a login node",
+        "`python -m hpctrain doctor --nodes 2` looks at them in a job.",
+    )
+
+
+def _data(config: Config) -> Iterator[Finding]:
+    path = config.data.path
+    if not path:
+        yield unknown("data.path", "no data set is named", "Add experiment=NAME or data.path=PATH.")
+    elif "://" in path:
+        yield unknown("data.path", f"{path} is a URL", "Its speed shows in `bench --data-only`.")
+    else:
+        yield from file_systems.readable("data.path", Path(path))
+
+
+def mlflow_store(config: Config) -> Finding:
+    """Check `tracking.uri` without importing mlflow."""
+    check, uri = "MLflow", str(config.tracking.uri)
+    if not config.tracking.enabled:
+        return good(check, "tracking.enabled=false")
+    try:
+        store.check_uri(uri)
+        if store.is_server(uri):
+            from hpctrain.tracking import server
+
+            has = server.has_experiment(uri, config.tracking.experiment)
+            made = "is there" if has else "is made by the first run"
+            return good(check, f"{uri} answers; experiment {config.tracking.experiment} {made}")
+        return _sqlite(check, store.sqlite_path(uri))
+    except TrackingError as error:
+        return Finding(check, "fail", str(error), "a store", "Correct tracking.uri.")
+    except OSError as error:
+        cure = "Start the server; until then metrics stay in journals, and `sync` uploads them."
+        return Finding(check, "warn", f"{uri}: {error}", "an answer", cure)
+
+
+def _sqlite(check: str, path: Path) -> Finding:
+    if not path.exists():
+        return good(check, f"{path} is made by the first run")
+    try:
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True, timeout=_LOCKED_S)) as database:
+            said = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.OperationalError as error:
+        return Finding(check, "warn", f"{path}: {error}", "a readable store", "Try again later.")
+    except sqlite3.DatabaseError as error:
+        said = str(error)
+    if said != "ok":
+        cure = "Move the file away; `python -m hpctrain sync` writes all runs into a new one."
+        return Finding(check, "fail", f"{path}: {said}", "an intact database", cure)
+    return good(check, f"{path} is intact")

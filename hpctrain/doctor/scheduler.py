@@ -1,0 +1,153 @@
+"""Checks of Slurm from a login node: does it answer, and would it run the jobs of this config?"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpctrain.config.schema import Config
+from hpctrain.doctor.finding import Finding, bounded, good, unknown
+from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.launch.slurm import sbatch
+from hpctrain.launch.slurm.queue import UnreachableError, ask, me
+from hpctrain.launch.slurm.script import sbatch_script
+
+_SLOW_S = 5.0
+_USABLE = ("idle", "mixed", "allocated", "completing", "reserved", "planned", "mix", "alloc")
+
+
+def checked(config: Config) -> Iterator[Finding]:
+    """Check Slurm with the sections `launch` and `site`."""
+    if not sbatch.available():
+        yield unknown(
+            "Slurm",
+            "no sbatch on the PATH",
+            "This host cannot submit jobs: runs train on this machine; on a cluster, log in to a "
+            "login node or load its module.",
+        )
+        return
+    begin = time.monotonic()
+    answer = ask("scontrol", "ping", quiet=True)
+    seconds = time.monotonic() - begin
+    if answer is None or " is UP" not in answer:
+        found = " ".join((answer or "no answer").split())
+        cure = "Wait, or tell the administrators: submissions fail until slurmctld answers."
+        yield Finding("Slurm's controller", "fail", found, "is UP", cure)
+        return
+    version = " ".join((ask("sinfo", "--version", quiet=True) or "").split())
+    yield good("Slurm's controller", f"{version}, {' '.join(answer.split())}")
+    late = seconds > _SLOW_S
+    cure = "The controller is busy: submit sweeps as one command and poll less."
+    yield Finding(
+        "Slurm's answer",
+        "warn" if late else "pass",
+        f"in {seconds:.1f} s",
+        f"within {_SLOW_S:g} s" if late else "",
+        cure if late else "",
+    )
+    yield from _partition(config)
+    yield from _accounting(config)
+    yield _job(config)
+
+
+def minutes(text: str) -> float:
+    """Return a time limit of Slurm, such as `1-00:00:00`, `30:00` or `infinite`, in minutes.
+
+    Raises:
+        ValueError: It is no time.
+    """
+    if text.lower() in ("infinite", "unlimited"):
+        return float("inf")
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        raise ValueError(text)
+    days, hours, minute, seconds = (int(part or 0) for part in found.groups())
+    return days * 1440 + hours * 60 + minute + seconds / 60
+
+
+def partition_findings(listed: str, config: Config) -> Iterator[Finding]:
+    """Judge the partitions.
+
+    Args:
+        listed: A line `NAME|up|LIMIT|NODES|STATE` for each partition and state of its nodes; the
+            default partition's name ends with `*`.
+        config: The config of the job.
+    """
+    rows = [line.split("|") for line in listed.splitlines() if line.count("|") == 4]
+    wanted = config.site.partition
+    names = wanted.split(",") if wanted else [row[0][:-1] for row in rows if row[0].endswith("*")]
+    for name in dict.fromkeys(names):
+        check = f"partition {name}"
+        own = [row for row in rows if row[0].rstrip("*") == name]
+        if not own:
+            known = ", ".join(sorted({row[0].rstrip("*") for row in rows})) or "unknown"
+            cure = f"Set site.partition to one of: {known}."
+            yield Finding(check, "fail", "does not exist", "a partition of this cluster", cure)
+            continue
+        states = ", ".join(f"{row[3]} {row[4]}" for row in own)
+        if any(row[1] != "up" for row in own):
+            cure = "Choose another partition (site.partition), or wait until it is open again."
+            yield Finding(check, "fail", own[0][1], "up", cure)
+            continue
+        usable = sum(int(row[3]) for row in own if row[4].rstrip("*~#!%$@+-") in _USABLE)
+        yield bounded(
+            check,
+            usable,
+            f"nodes: {states}",
+            warn_below=config.launch.node_numbers.start,
+            expected=f"launch.nodes={config.launch.nodes} that work",
+            cure="The job waits until nodes come back: ask for fewer (launch.nodes).",
+        )
+        limit = min(minutes(row[2]) for row in own)
+        asked = config.launch.time_min
+        yield bounded(
+            f"time limit of {name}",
+            limit,
+            f"{own[0][2]} (launch.time_min={asked})",
+            fail_below=asked,
+            expected=f"at least {asked} minutes",
+            cure=f"Set launch.time_min to at most {limit:g}, or choose another partition.",
+        )
+
+
+def _partition(config: Config) -> Iterator[Finding]:
+    listed = ask("sinfo", "--noheader", "--format=%P|%a|%l|%D|%T", quiet=True)
+    if listed is None:
+        yield unknown("partitions", "sinfo does not answer")
+        return
+    yield from partition_findings(listed, config)
+
+
+def _accounting(config: Config) -> Iterator[Finding]:
+    command = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={me()}")
+    listed = ask(*command, "format=account,qos", quiet=True)
+    if listed is None:
+        yield unknown(
+            "accounting",
+            "sacctmgr does not answer",
+            "Without it, states of jobs that have left the queue come from their run directories.",
+        )
+        return
+    accounts = sorted({line.partition("|")[0] for line in listed.splitlines() if line})
+    account = config.site.account
+    if account is not None and accounts and account not in accounts:
+        cure = f"Set site.account to one of: {', '.join(accounts)}."
+        yield Finding("account", "fail", account, "an account of yours", cure)
+        return
+    yield good("accounting", f"accounts: {', '.join(accounts) or 'any'}")
+
+
+def _job(config: Config) -> Finding:
+    """Ask Slurm whether it would run a job of this config."""
+    check = "a job of this config"
+    try:
+        script = sbatch_script(config, Path(config.output_dir) / "doctor", 1, command="call")
+        return good(check, sbatch.expected_start(script, config))
+    except UnreachableError as error:
+        return unknown(check, str(error))
+    except LaunchError as error:
+        return Finding(check, "fail", str(error), "accepted", "Correct the keys that are named.")
+    except HpctrainError as error:
+        return Finding(check, "fail", str(error), "a batch script", "Correct the named key.")

@@ -1,0 +1,84 @@
+"""Gives the model of a run the weights of `checkpoint.init_from`, before its first step."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+from hpctrain.checkpoint.manifest import checkpoints
+from hpctrain.checkpoint.matching import Match, renames
+from hpctrain.checkpoint.starting_point import start_from
+from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
+from hpctrain.config.schema import Config
+from hpctrain.disk import write_atomically
+from hpctrain.distributed import objects
+from hpctrain.distributed.long_work import long_work
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.weights_digest import verified
+
+log = logging.getLogger(__name__)
+
+
+def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel) -> None:
+    """Load the weights that the run starts from, unless it has a checkpoint of its own.
+
+    All ranks call this together. Rank 0 reports what matched, in the log and in
+    `provenance/weights.json`.
+
+    Raises:
+        ConfigError: A name or a shape does not fit.
+        StorageError: The files are damaged, or others than when the run was asked for.
+    """
+    checkpoint = config.checkpoint
+    if checkpoint.init_from is None or _resumes(run, ranks):
+        return
+    files = _verified(config, ranks)
+    with long_work("loading checkpoint.init_from"):
+        stages = model.mesh.pp_group if model.mesh.degrees.pp > 1 else None
+        try:
+            found = start_from(
+                model.module,
+                open_weights(files),
+                renames(checkpoint.init_rename),
+                checkpoint.init_skip,
+                stages,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"checkpoint.init_from={files.path}: {error}") from error
+    if ranks.is_main:
+        _report(config, run, found)
+
+
+def _resumes(run: RunDir, ranks: RankInfo) -> bool:
+    there = bool(checkpoints(run.checkpoints)) if ranks.is_main else None
+    return bool(objects.broadcast(there))
+
+
+def _verified(config: Config, ranks: RankInfo) -> WeightFiles:
+    """Return the files; rank 0 computes their digest, and all ranks raise its error."""
+    answer: dict[str, str] = {}
+    with long_work("verifying checkpoint.init_from"):
+        if ranks.is_main:
+            try:
+                answer["path"] = str(verified(config).path)
+            except HpctrainError as error:
+                answer["error"] = str(error)
+    answer = objects.broadcast(answer)
+    if "error" in answer:
+        raise StorageError(answer["error"])
+    return find_weights(Path(answer["path"]))
+
+
+def _report(config: Config, run: RunDir, found: Match) -> None:
+    checkpoint = config.checkpoint
+    log.info("the weights of %s: %s", checkpoint.init_from, "; ".join(found.lines()))
+    facts = {"path": checkpoint.init_from, "digest": checkpoint.init_digest, **asdict(found)}
+    del facts["other_shape"]  # empty, or the run would not have begun
+    run.provenance.mkdir(exist_ok=True)
+    write_atomically(run.provenance / "weights.json", json.dumps(facts, indent=1) + "\n")

@@ -1,0 +1,130 @@
+"""Tests of `doctor` on a login node."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpctrain.doctor import login
+from hpctrain.doctor.checks import file_systems
+from hpctrain.doctor.checks.file_systems import Probe
+from hpctrain.doctor.command import main
+from hpctrain.doctor.finding import Finding, worst
+from hpctrain.doctor.scheduler import minutes, partition_findings
+from hpctrain.doctor.settings import settings
+from hpctrain.errors import ConfigError
+
+SINFO = """\
+batch*|up|2:00:00|3|idle
+batch*|up|2:00:00|1|down*
+long|up|7-00:00:00|2|mixed
+closed|inact|infinite|9|idle"""
+
+
+def verdicts(findings: Iterator[Finding] | list[Finding]) -> dict[str, str]:
+    return {each.check: each.verdict for each in findings}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("30:00", 30), ("2:00:00", 120), ("1-00:00:00", 1440), ("infinite", float("inf"))],
+)
+def test_time_limits_of_slurm(text: str, expected: float) -> None:
+    assert minutes(text) == expected
+
+
+def test_partitions() -> None:
+    def found(*overrides: str) -> dict[str, str]:
+        return verdicts(partition_findings(SINFO, settings(overrides)[0]))
+
+    assert found("launch.nodes=3") == {"partition batch": "pass", "time limit of batch": "pass"}
+    assert found("launch.nodes=4")["partition batch"] == "warn"
+    assert found("launch.time_min=180")["time limit of batch"] == "fail"
+    assert found("site.partition=long", "launch.time_min=180")["time limit of long"] == "pass"
+    assert found("site.partition=closed") == {"partition closed": "fail"}
+    missing = next(partition_findings(SINFO, settings(["site.partition=gpu"])[0]))
+    assert missing.verdict == "fail"
+    assert "batch, closed, long" in missing.cure
+
+
+def test_file_systems_are_judged() -> None:
+    gib = 2**30
+    free = [file_systems.free_space("x", n * gib, 100 * gib).verdict for n in (0.5, 5, 50)]
+    assert free == ["fail", "warn", "pass"]
+    # A small disk that is nearly empty is well.
+    assert file_systems.free_space("x", 4 * gib, 5 * gib).verdict == "pass"
+    assert [file_systems.free_inodes("x", n, 10**6).verdict for n in (10, 5000, 10**5)] == [
+        "fail",
+        "warn",
+        "pass",
+    ]
+    assert file_systems.free_inodes("x", 0, 0).verdict == "pass"  # btrfs, for example
+    well = Probe(write=5e8, read=1e9, file_s=0.001, skew_s=0.0, locks=True)
+    assert worst(file_systems.judged("x", well)) == "pass"
+    slow = Probe(write=1e6, read=None, file_s=1.0, skew_s=120.0, locks=False)
+    assert list(verdicts(file_systems.judged("x", slow)).values()) == [
+        *("warn", "warn", "unknown", "warn", "fail")
+    ]
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A real file system of 1 MB, which cannot take the probe."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        found = verdicts(file_systems.checked("output_dir", tmp_path / "runs"))
+        left = list(tmp_path.iterdir())
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert found["output_dir: free space"] == "fail"
+    assert found["output_dir: writing"] == "fail"
+    assert left == []
+
+
+def test_the_mlflow_store(tmp_path: Path) -> None:
+    config, _ = settings([f"output_dir={tmp_path}"])
+    assert login.mlflow_store(config).verdict == "pass"
+    (tmp_path / "mlflow.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 64)
+    assert login.mlflow_store(config).verdict == "fail"
+    config.tracking.uri = "http://127.0.0.1:9"
+    assert login.mlflow_store(config).verdict == "warn"  # metrics wait in the journal
+    config.tracking.uri = "file:///tmp/mlruns"
+    assert login.mlflow_store(config).verdict == "fail"
+
+
+def test_the_command(
+    tmp_path: Path,
+    digits: Path,
+    no_sbatch: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", no_sbatch["PATH"])
+    where = [f"output_dir={tmp_path}/runs", f"data.path={digits}"]
+    assert main(["--json", *where]) == 0
+    (place,) = json.loads(capsys.readouterr().out)["places"].values()
+    found = {each["check"]: each["verdict"] for each in place["findings"]}
+    assert found["data.path"] == "pass"
+    assert found["Slurm"] == "unknown"
+    assert "fail" not in found.values()
+    assert not (tmp_path / "runs").exists()
+    assert main([*where[:1], f"data.path={tmp_path}/nothing"]) == 9
+    shown = capsys.readouterr().out
+    assert "No such file" in shown
+    assert "fail: data.path: Correct data.path=" in shown
+
+
+def test_wrong_arguments() -> None:
+    for wrong, message in (
+        ("nodes=3", "launch.nodes"),
+        ("seed=1,2", "2 runs"),
+        ("launch.nodes=0", "at least 1"),
+        ("digits", "KEY=VALUE"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            settings([wrong])

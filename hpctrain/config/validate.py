@@ -36,15 +36,10 @@ def validate(config: Config, world_size: int | None = None) -> None:
     Raises:
         ConfigError: One line for each problem, with the key, its value and what is allowed.
     """
-<<<<<<< 14f6c0e
-    problems = [*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)]
-    problems += _hardware(config)
-=======
     problems = [
         *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
-        *starting_weights.problems(config),
+        *(*starting_weights.problems(config), *_hardware(config)),
     ]
->>>>>>> bfbc40c649c37fe7dbeb84bca44f8b6b335ee5d3
     # With wrong values the rules between keys would report confusing problems.
     problems = problems or list(
         _between(config, [world_size] if world_size else config.asked_world_sizes)
@@ -120,12 +115,11 @@ def _target(key: str, target: Any, advice: str) -> Iterator[str]:
         yield f"{key}={target}: {problem}"
 
 
-def _hardware(config: Config) -> list[str]:
+def _hardware(config: Config) -> Iterator[str]:
     try:
         of_section(config.hardware)
     except ConfigError as error:
-        return [str(error)]
-    return []
+        yield str(error)
 
 
 def _mixture(data: DataConfig) -> Iterator[str]:

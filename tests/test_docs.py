@@ -34,6 +34,7 @@ from data_prep.cli import main as data_prep
 from hpctrain.cli import main as hpctrain
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.keys import select
+from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
 from hpctrain.runs.freeze import check, freeze
 from tests import forkserver
@@ -250,6 +251,8 @@ def accept(words: list[str], run: Path) -> None:
             pass  # --watch would wait for a run
         case ["python", "-m", "hpctrain", "sync", *rest]:
             call(hpctrain, "sync", *rest, code=7)  # accepted, but no run here was tracked
+        case ["python", "-m", "hpctrain", "compare", *rest]:
+            call(hpctrain, "compare", *named(rest, run), code=2)  # accepted, but both are one run
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
             checked([word for word in rest if not word.startswith(("-m", "hydra", "'"))][:1], 1)
         case ["python", "-m", "hpctrain", *rest] if "-m" in rest:
@@ -332,6 +335,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     keys = (tmp_path / "reference" / "keys" / "index.html").read_text()
     assert all(f"<code>{key.name}</code>" in keys for key in select([]))
+    metrics = (tmp_path / "reference" / "metrics" / "index.html").read_text()
+    assert all(f"<code>{metric.name}</code>" in metrics for metric in registered())
     commands = (tmp_path / "reference" / "commands" / "index.html").read_text()
     assert all(f"usage: python -m data_prep {name}" in commands for name in data_prep_cli.COMMANDS)
 
@@ -369,6 +374,7 @@ TRAINED = {
     "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
+    "docs/train.md": {"digits", "tuned"},
 }
 
 

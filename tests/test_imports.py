@@ -37,11 +37,18 @@ ALLOWED: dict[str, set[str]] = {
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
+    "report": EVERYBODY
+    | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
+    | {"commands.select", "commands.observations", "commands.state"}
+    | {"tracking.journal", "tracking.samples"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"shards.types", "data.tokenizer"},
     "parallel": EVERYBODY
-    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"},
-    "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
+    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"}
+    | {"models.lora"},
+    "checkpoint": EVERYBODY
+    | {"models.lora"}
+    | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY | {"distributed.objects"},
     "training": EVERYBODY
     | {"config", "checkpoint", "data", "shards", "distributed.ranks", "distributed.long_work"}
@@ -58,7 +65,8 @@ ALLOWED: dict[str, set[str]] = {
         "parallel",
         "runs",
     }
-    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"},
+    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
+    | {"models.lora"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -77,6 +85,7 @@ NO_TORCH = (
     *("terminal", "console", "secret_text", "monitor", "hardware"),
     *(
         "tracking",
+        "report",
         "distributed.ranks",
         "distributed.run_secret",
         "distributed.report",

@@ -13,6 +13,7 @@ from hpctrain.checkpoint.matching import Match, Rename, match
 from hpctrain.checkpoint.stored_weights import StoredWeights
 from hpctrain.checkpoint.tensor_reader import module_state
 from hpctrain.distributed import objects
+from hpctrain.models.lora import is_adapter
 
 
 def start_from(
@@ -23,6 +24,8 @@ def start_from(
     stages: dist.ProcessGroup | None = None,
 ) -> Match:
     """Load the weights whose names the model has, in place; all ranks call this together.
+
+    Adapters (LoRA) are left as they are.
 
     Args:
         module: The model, wrapped or not, divided or not, with memory.
@@ -38,7 +41,7 @@ def start_from(
         ConfigError: A pattern fits nothing, shapes differ, or nothing matches.
         StorageError: A file cannot be read.
     """
-    own = _weights_of(module)
+    own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
     shapes = {name: tuple(value.shape) for name, value in own.items()}
     ties = _ties(module)
     if stages is not None:
@@ -63,7 +66,7 @@ def _ties(module: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        plain = _plain_name(name)
+        plain = plain_name(name)
         ties[plain] = first.setdefault(id(parameter), plain)
     return ties
 
@@ -71,6 +74,6 @@ def _ties(module: nn.Module) -> dict[str, str]:
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name in the plain model, without what DDP, the compiler and others add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -27,7 +27,8 @@ class Task(Protocol):
     """A callable that returns the same names in the same order on every call.
 
     A task may also have the methods `derived`, `bind` and `on`, which the functions `derived`,
-    `bind` and `on_part` use.
+    `bind` and `on_part` use, and an attribute `counts`: what the count of its `loss` is a number
+    of, such as "tokens", for which there are metrics of their own.
     """
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:

@@ -30,14 +30,14 @@ class Sample(NamedTuple):
         number: The number of the sample, from 0, over all attempts.
         time: When it was taken, in seconds since the epoch.
         metrics: The values by name; empty for a line of facts.
-        facts: What the node has, by name; empty for a line of metrics.
+        facts: What a line of facts says; empty for other lines.
     """
 
     end: int
     number: int
     time: float
     metrics: dict[str, float]
-    facts: dict[str, str]
+    facts: Mapping[str, str] = {}
 
 
 def folder(run_dir: Path) -> Path:
@@ -121,7 +121,7 @@ def _sample(line: bytes, end: int) -> Sample | None:
         number, time = body["number"], body["time"]
         metrics = body.get("metrics", {})
         values = {str(name): float(value) for name, value in metrics.items()}
-        facts = {str(name): str(fact) for name, fact in body.get("facts", {}).items()}
+        facts = {str(name): str(value) for name, value in body.get("facts", {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     if not isinstance(number, int) or not isinstance(time, int | float):

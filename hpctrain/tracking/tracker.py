@@ -70,6 +70,15 @@ class Tracker(Protocol):
     def log_model(self) -> None:
         """Record that the trained model belongs to the run."""
 
+    def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
+        """Record where the time of this attempt went until now.
+
+        Args:
+            seconds: The seconds by part, which add up to the time since the process began.
+            step: The global step.
+            device_s: The seconds of this attempt and those before, times their devices.
+        """
+
     def position(self) -> int:
         """Return the position in the journal, which a checkpoint stores for `rewind`."""
 
@@ -117,6 +126,9 @@ class NullTracker:
         """Do nothing."""
 
     def log_model(self) -> None:
+        """Do nothing."""
+
+    def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
         """Do nothing."""
 
     def position(self) -> int:
@@ -276,6 +288,11 @@ class JournalTracker:
             return
         for file in files:
             self.log_file(file)
+
+    def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
+        """Record where the time of this attempt went until now; MLflow does not get it."""
+        rounded = {part: round(value, 3) for part, value in seconds.items()}
+        self._journal.append("time", step=int(step), seconds=rounded, device_s=round(device_s, 3))
 
     def position(self) -> int:
         """Return the position in the journal. Call `sync` before you store it."""

@@ -78,6 +78,44 @@ class LocalSGDConfig:
     )
 
 
+def _check_patterns(patterns: Any) -> str:
+    texts = patterns if isinstance(patterns, list) else [patterns]
+    fits = patterns is None or (texts and all(isinstance(text, str) and text for text in texts))
+    return "" if fits else "it must be a pattern, a list of patterns, or null"
+
+
+@dataclass
+class LoRAConfig:
+    """Only small matrices beside chosen linear layers are trained (LoRA, Hu et al. 2021).
+
+    The weights of the model are those of checkpoint.init_from, which are not changed or saved.
+    """
+
+    match: Any = key(
+        None,
+        "Linear layers whose names fit one of these patterns get an adapter: one pattern, or a "
+        "list. A * stands for any text. Null trains the model itself.",
+        check=_check_patterns,
+    )
+    rank: int = key(8, "Adapters have this rank.", at_least=1)
+    alpha: float = key(16.0, "What an adapter adds is multiplied by alpha / rank.", above=0)
+    dropout: float = key(
+        0.0,
+        "In training, inputs of adapters are zeroed with this probability.",
+        between=(0, 0.999),
+    )
+    also: list[str] = key(
+        [],
+        "Parameters whose names fit one of these patterns are trained and saved as well, such as "
+        "those of a new head.",
+    )
+
+    @property
+    def patterns(self) -> list[str]:
+        """The patterns of `match`; none without LoRA."""
+        return [self.match] if isinstance(self.match, str) else list(self.match or [])
+
+
 def _check_micro_batch_size(size: str | None) -> str:
     if size is None or size == "auto" or (size.isdecimal() and int(size) > 0):
         return ""
@@ -92,7 +130,10 @@ class EarlyStoppingConfig:
         None, "This metric decides, such as val/loss. Null means no early stopping."
     )
     patience: int = key(
-        5, "So many evaluations in a row without a better value end the run.", at_least=1
+        5,
+        "So many values in a row that are not better end the run: val/NAME has one for each "
+        "evaluation, train/NAME one for each train.log_every steps.",
+        at_least=1,
     )
     mode: str | None = key(
         None,
@@ -227,6 +268,7 @@ class TrainConfig:
         "run starts at step 0. With false this is an error. A run that has checkpoints resumes.",
         identity=False,
     )
+    lora: LoRAConfig = section(LoRAConfig)
     compression: CompressionConfig = section(CompressionConfig)
     local_sgd: LocalSGDConfig = section(LocalSGDConfig)
 

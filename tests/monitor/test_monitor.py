@@ -29,7 +29,8 @@ def test_samples_of_a_training_are_in_its_directory_and_in_mlflow(
     train: Train, store: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "wait.py").write_text(SLOW)
-    train("train.max_steps=30", "+hooks=[{_target_: wait.Wait}]", "monitor.every_s=0.2")
+    arguments = ("train.max_steps=30", "+hooks=[{_target_: wait.Wait}]", "monitor.every_s=0.2")
+    train(*arguments, "tracking.drain_s=200")
     (run,) = runs(tmp_path / "runs")
     ((node, file),) = samples.files(run).items()
     found = [*samples.read(file)]

@@ -33,7 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.page.links"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
-    | {"tracking.server"},
+    | {"tracking.server", "shards.ragged", "hardware"},
+    "top": EVERYBODY | {"commands.select", "runs", "tracking.samples"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
@@ -66,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
-    | {"models.lora"},
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -82,7 +83,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor", "hardware"),
+    *("terminal", "console", "secret_text", "monitor", "top", "hardware"),
     *(
         "tracking",
         "report",
@@ -93,6 +94,9 @@ NO_TORCH = (
     ),
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
+    *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),
+    *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
+    "doctor.against_hardware",
     *(
         "distributed.hostlist",
         "distributed.variables",

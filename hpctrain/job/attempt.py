@@ -18,7 +18,7 @@ from typing import Any, Self
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, NodeError
 from hpctrain.job import run_page
 from hpctrain.job.environment import changes, environment
 from hpctrain.job.requeue import may_requeue, requeue_from_rank
@@ -101,7 +101,12 @@ class Attempt(NoAttempt):
         self._stack.__exit__(*raised)
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+        if isinstance(error, NodeError) and error.requeued:
+            self._run.end_attempt(
+                "interrupted", reason=str(error), step=self._run.last_checkpoint()
+            )
+            self.tracker.finish("KILLED", reason=str(error))
+        elif error is not None:
             reason = failure.described(error)
             if failure.is_of_another_rank(reason):  # the first rank that failed has told why
                 ranks = self._ranks

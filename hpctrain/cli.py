@@ -204,7 +204,7 @@ def _freeze(argv: list[str]) -> int:
     config = compose(argv)
     if config is not None:
         run = check(config)
-        freeze(config, run)
+        freeze(config, run, argv)
         print(run.path, file=exact())
     return 0
 

@@ -61,7 +61,7 @@ def test_what_is_computed_again_is_in_hfu_only(composer: Composer) -> None:
     mfu = kept["perf/mfu_percent"]
     assert {found["perf/mfu_percent"] for found in (every, second, some)} == {mfu}
     again, half, little = (found["perf/hfu_percent"] / mfu - 1 for found in (every, second, some))
-    assert 0.2 < again < 1 / 3  # a forward pass of the blocks, and not of the embedding
+    assert 0.1 < again < 1 / 3  # a forward pass of the blocks, without the large last layer
     assert half == pytest.approx(again / 2, rel=0.01)
     assert 0 <= little < 0.01  # the results of matrix products are kept
 

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
     "models": {"errors"},
-    "tasks": EVERYBODY | {"shards.types", "data.tokenizer"},
+    "tasks": EVERYBODY | {"shards", "data.tokenizer", "data.sources.reader"},
     "parallel": EVERYBODY
     | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"},
     "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},

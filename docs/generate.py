@@ -1,7 +1,6 @@
 """A hook of MkDocs: fill the pages of the reference from the schema and from the commands.
 
-A page has the line `<!-- generated: keys -->` or `<!-- generated: commands -->` where the text
-belongs.
+A page has the line `<!-- generated: keys -->`, `metrics` or `commands` where the text belongs.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from unittest import mock
 import data_prep.cli
 import hpctrain.cli
 from hpctrain.config.keys import row, select
+from hpctrain.config.metric_registry import registered
 
 _WITHOUT_OPTIONS = ("freeze", "run")  # they take overrides, or one run directory
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return the text of a page with the generated parts; MkDocs calls this for each page."""
-    for name, made in (("keys", keys), ("commands", commands)):
+    for name, made in (("keys", keys), ("metrics", metrics), ("commands", commands)):
         mark = f"<!-- generated: {name} -->"
         if mark in markdown:
             markdown = markdown.replace(mark, "\n".join(made()))
@@ -43,6 +43,17 @@ def keys() -> Iterator[str]:
             value = ", ".join(filter(None, (kind, unit, allowed)))
             mark = " *identity*" if identity else ""
             yield f"| `{name}` | {value} | `{default}` | {meaning}{mark} |"
+
+
+def metrics() -> Iterator[str]:
+    """Yield a table of the metrics of each group."""
+    for group, members in groupby(registered(), lambda metric: metric.name.partition("/")[0]):
+        yield f"\n## {group}\n"
+        yield "| Metric | Unit | Meaning |"
+        yield "| --- | --- | --- |"
+        for metric in members:
+            name, unit, text = map(_cell, metric)
+            yield f"| `{name}` | {unit} | {text} |"
 
 
 def commands() -> Iterator[str]:

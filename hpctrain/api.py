@@ -82,11 +82,13 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
     from hpctrain.config.composing.compose_call import composed
+    from hpctrain.job.beginning import call_begins
     from hpctrain.job.here import train_here
     from hpctrain.launch.jobs import outcome
 
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("hpctrain.train must be called in the main thread, which gets signals")
+    call_begins()
     with composed(overrides, config_dir) as call:
         if len(call.runs) != 1:
             raise ConfigError(

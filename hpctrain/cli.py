@@ -48,9 +48,12 @@ Commands
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
   checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
   gc                   list what can be deleted; only --delete deletes it
+  report [RUN|SWEEP]   show where the time and the GPU-hours went, and what to change
+  compare RUN RUN      show what differs, and the first step at which two runs part
   generate RUN PROMPT  let a trained language model continue a text
   doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
+  metrics [GROUP|NAME] print the unit and meaning of everything that a run measures
   from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
   from-accelerate FILE translate a config of Hugging Face Accelerate into one for conf/experiment
 
@@ -77,9 +80,12 @@ COMMANDS = {
     "resume": "hpctrain.commands.resume",
     "checkpoints": "hpctrain.commands.checkpoints",
     "gc": "hpctrain.commands.gc",
+    "report": "hpctrain.report.report_command",
+    "compare": "hpctrain.report.compare_command",
     "generate": "hpctrain.commands.generate",
     "doctor": "hpctrain.doctor.command",
     "keys": "hpctrain.config.keys",
+    "metrics": "hpctrain.config.metric_command",
     "from-deepspeed": "hpctrain.commands.translate.deepspeed",
     "from-accelerate": "hpctrain.commands.translate.accelerate",
 }

@@ -34,7 +34,9 @@ from data_prep.cli import main as data_prep
 from hpctrain.cli import main as hpctrain
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.keys import select
+from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
+from hpctrain.doctor.settings import settings
 from hpctrain.runs.freeze import check, freeze
 from tests import forkserver
 from tests.conftest import ROOT, runs
@@ -58,6 +60,9 @@ class MyNet(nn.Sequential):
     def __init__(self, width: int):
         super().__init__(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
 """
+# The header and the values of a safetensors file: one weight of two numbers.
+WEIGHTS = '{"1.bias": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+WEIGHTS = f"{chr(len(WEIGHTS))}{chr(0) * 7}{WEIGHTS}{chr(0) * 8}"
 SAMPLES = """\
 import numpy as np
 
@@ -128,6 +133,7 @@ def folder(
         "my_configs/site/mine.yaml": (ROOT / "conf/site/example.yaml").read_text(),
         "my_package.py": MY_NET,
         "mine.py": SAMPLES,
+        "pretrained/model.safetensors": WEIGHTS,
         "ds.json": '{"train_batch_size": 64, "zero_optimization": {"stage": 2}}',
         "default_config.yaml": "distributed_type: MULTI_GPU\nnum_processes: 2\n",
     }
@@ -190,7 +196,7 @@ def call(main: Callable[[], Any], *argv: str, code: int = 0) -> str:
 
 def checked(words: list[str], ranks: int | None) -> Config:
     """Compose and check the config of a training, with its data."""
-    config = compose(words)
+    config = compose([re.sub(r"(init_from)=runs/.*", r"\1=pretrained", word) for word in words])
     assert config is not None
     check(config, ranks)
     return config
@@ -246,6 +252,8 @@ def accept(words: list[str], run: Path) -> None:
             pass  # --watch would wait for a run
         case ["python", "-m", "hpctrain", "sync", *rest]:
             call(hpctrain, "sync", *rest, code=7)  # accepted, but no run here was tracked
+        case ["python", "-m", "hpctrain", "compare", *rest]:
+            call(hpctrain, "compare", *named(rest, run), code=2)  # accepted, but both are one run
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
             checked([word for word in rest if not word.startswith(("-m", "hydra", "'"))][:1], 1)
         case ["python", "-m", "hpctrain", *rest] if "-m" in rest:
@@ -253,6 +261,8 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", "doctor", "--nodes", _, *rest]:
+            settings(rest, "my_configs")  # the job itself runs on the development cluster
         case ["python", "-m", "hpctrain", "doctor", *rest]:
             call(hpctrain, "doctor", *rest)
         case ["python", "-m", "hpctrain", command, *rest] if command in TRANSLATE:
@@ -328,6 +338,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     keys = (tmp_path / "reference" / "keys" / "index.html").read_text()
     assert all(f"<code>{key.name}</code>" in keys for key in select([]))
+    metrics = (tmp_path / "reference" / "metrics" / "index.html").read_text()
+    assert all(f"<code>{metric.name}</code>" in metrics for metric in registered())
     commands = (tmp_path / "reference" / "commands" / "index.html").read_text()
     assert all(f"usage: python -m data_prep {name}" in commands for name in data_prep_cli.COMMANDS)
 
@@ -366,6 +378,7 @@ TRAINED = {
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
     "docs/tasks.md": {"classes", "numbers"},
+    "docs/train.md": {"digits", "tuned"},
 }
 
 

@@ -13,7 +13,8 @@ from tests.conftest import ROOT
 # A package (or a module at the top) may import itself and the modules in its set.
 EVERYBODY = {"__init__", "errors", "secrets", "disk", "lock", "terminal", "console"}
 ALLOWED: dict[str, set[str]] = {
-    "config": EVERYBODY,
+    "hardware": {"errors"},
+    "config": EVERYBODY | {"hardware"},
     "distributed": EVERYBODY | {"config"},
     "shards": EVERYBODY,
     "data": EVERYBODY | {"shards"},
@@ -23,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.samples"},
     "runs": EVERYBODY
     | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
+    | {"checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY
@@ -30,15 +32,22 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
-    | {"tracking.server"},
+    | {"tracking.server", "shards.ragged", "hardware"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
+    "report": EVERYBODY
+    | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
+    | {"commands.select", "commands.observations", "commands.state"}
+    | {"tracking.journal", "tracking.samples"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"shards", "data.tokenizer", "data.sources.reader"},
     "parallel": EVERYBODY
-    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"},
-    "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
+    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"}
+    | {"models.lora"},
+    "checkpoint": EVERYBODY
+    | {"models.lora"}
+    | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY | {"distributed.objects"},
     "training": EVERYBODY
     | {"config", "checkpoint", "data", "shards", "distributed.ranks", "distributed.long_work"}
@@ -55,7 +64,8 @@ ALLOWED: dict[str, set[str]] = {
         "parallel",
         "runs",
     }
-    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"},
+    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -71,16 +81,20 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor"),
+    *("terminal", "console", "secret_text", "monitor", "hardware"),
     *(
         "tracking",
+        "report",
         "distributed.ranks",
         "distributed.run_secret",
         "distributed.report",
         "distributed.port",
     ),
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
-    "checkpoint.manifest",
+    *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
+    *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),
+    *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
+    "doctor.against_hardware",
     *(
         "distributed.hostlist",
         "distributed.variables",

@@ -11,13 +11,15 @@ from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.errors import StorageError
 
 
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
+def load_weights(model: nn.Module, checkpoint: Path, *, trained_only: bool = False) -> None:
     """Load only the weights of a checkpoint, on this process alone.
 
     Args:
         model: The plain model.
         checkpoint: The folder of the checkpoint. Where the ranks had models that differ (local
             SGD), rank 0's is taken.
+        trained_only: Whether the checkpoint lacks the frozen parameters (LoRA), which are left as
+            they are.
 
     Raises:
         StorageError: The checkpoint lacks weights of the model, or cannot be read.
@@ -25,6 +27,10 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     reader = Reader(checkpoint)
     saved = reader.saved
     weights = {n: value for n, value in model.state_dict().items() if torch.is_tensor(value)}
+    if trained_only:
+        named = model.named_parameters(remove_duplicate=False)
+        frozen = {name for name, parameter in named if not parameter.requires_grad}
+        weights = {name: value for name, value in weights.items() if name not in frozen}
     alone = any(name.startswith("replica.0.model.") for name in saved)
     part = "replica.0.model" if alone else "model"
     found = {name: value for name, value in weights.items() if f"{part}.{name}" in saved}

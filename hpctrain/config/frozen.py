@@ -73,6 +73,8 @@ def with_absolute_paths(config: Config) -> Config:
     for part in config.data.mixture:
         if isinstance(part.get("path"), str):
             part["path"] = _absolute(part["path"])
+    if config.checkpoint.init_from is not None:
+        config.checkpoint.init_from = _absolute(config.checkpoint.init_from)
     if config.tracking.uri is None:
         config.tracking.uri = f"sqlite:///{config.output_dir}/mlflow.db"
     return config

@@ -13,14 +13,23 @@ from typing import Any
 from hpctrain import secrets
 from hpctrain.config.frozen import plain
 from hpctrain.config.network_variables import variables
-from hpctrain.config.rules import arguments, batch_sizes, metrics, shares, targets
+from hpctrain.config.rules import (
+    arguments,
+    batch_sizes,
+    metrics,
+    parameter_rules,
+    shares,
+    starting_weights,
+    targets,
+)
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.division import division_problems
 from hpctrain.config.rules.own_models import own_model_problems
-from hpctrain.config.schema import Config, DataConfig, MonitorConfig
+from hpctrain.config.schema import Config, DataConfig, MonitorConfig, SchedulerConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError
+from hpctrain.hardware import of_section
 
 _IDLE_SAMPLES = 3
 
@@ -35,7 +44,10 @@ def validate(config: Config, world_size: int | None = None) -> None:
     Raises:
         ConfigError: One line for each problem, with the key, its value and what is allowed.
     """
-    problems = [*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)]
+    problems = [
+        *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
+        *(*starting_weights.problems(config), *_hardware(config)),
+    ]
     # With wrong values the rules between keys would report confusing problems.
     problems = problems or list(
         _between(config, [world_size] if world_size else config.asked_world_sizes)
@@ -86,6 +98,7 @@ def _targets(config: Config) -> Iterator[str]:
             inner = {name: f"optimizer.options.{name}" for name in own.options}
             node = {"_target_": target, **given}
             yield from arguments.problems("optimizer", node, positional=1, inner=inner)
+            yield from parameter_rules.problems(own)
         else:
             node = getattr(config, section)
             yield from arguments.problems(section, node)
@@ -95,6 +108,7 @@ def _targets(config: Config) -> Iterator[str]:
                     yield from wrong
                 else:
                     yield from arguments.problems(where, part)
+    yield from _schedule(config.scheduler)
     lists = {
         f"data.{key}": getattr(config.data, key) or []
         for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms")
@@ -123,11 +137,36 @@ def _inside(key: str, node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _inside(where, value)
 
 
+def _schedule(scheduler: SchedulerConfig) -> Iterator[str]:
+    """Yield what is wrong with a schedule of the user."""
+    target, options = scheduler._target_, scheduler.options
+    if target is None:
+        if options:
+            yield f"scheduler.options={options}: they are for scheduler._target_, which is null"
+        return
+    if wrong := list(_target("scheduler._target_", target, "it must be package.module.function")):
+        yield from wrong
+        return
+    known = arguments.signature(target)
+    given = {"_target_": target, **options}
+    if known and any(parameter.name == "max_steps" for parameter in known.parameters):
+        given = {"max_steps": 1} | given
+    inner = {name: f"scheduler.options.{name}" for name in options}
+    yield from arguments.problems("scheduler", given, positional=1, inner=inner)
+
+
 def _target(key: str, target: Any, advice: str) -> Iterator[str]:
     if not isinstance(target, str) or "." not in target:
         yield f"{key}={target}: {advice}"
     elif problem := targets.problem(target):
         yield f"{key}={target}: {problem}"
+
+
+def _hardware(config: Config) -> Iterator[str]:
+    try:
+        of_section(config.hardware)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _mixture(data: DataConfig) -> Iterator[str]:
@@ -305,6 +344,11 @@ def _learning_rate(config: Config) -> Iterator[str]:
         for name in ("warmup_steps", "warmup_samples", "warmup_epochs")
         if (length := getattr(scheduler, name))
     }
+    if lengths and scheduler.kind == "one_cycle" and scheduler._target_ is None:
+        yield (
+            f"scheduler.{next(iter(lengths))} with scheduler.kind=one_cycle: it rises by itself, "
+            "in scheduler.rise_fraction of the steps"
+        )
     if len(lengths) > 1:
         given = " and ".join(f"scheduler.{name}={length}" for name, length in lengths.items())
         yield f"{given}: give one length of the warm-up and set the others to 0"

@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 from hpctrain.config.schema import Config
-from hpctrain.doctor import scheduler
-from hpctrain.doctor.checks import file_systems, installed
+from hpctrain.doctor.checks import file_systems, installed, scheduler
 from hpctrain.doctor.finding import Finding, good, unknown
 from hpctrain.errors import TrackingError
+from hpctrain.runs import excluded_hosts
 from hpctrain.tracking import store
 
 _LOCKED_S = 2.0
@@ -29,6 +29,7 @@ def checked(config: Config) -> Iterator[Finding]:
     )
     yield from _data(config)
     yield mlflow_store(config)
+    yield _excluded(config)
     yield unknown(
         "nodes and GPUs",
         "not seen from a login node",
@@ -44,6 +45,18 @@ def _data(config: Config) -> Iterator[Finding]:
         yield unknown("data.path", f"{path} is a URL", "Its speed shows in `bench --data-only`.")
     else:
         yield from file_systems.readable("data.path", Path(path))
+
+
+def _excluded(config: Config) -> Finding:
+    hosts = excluded_hosts.read(config.output_dir)
+    if not hosts:
+        return good("excluded nodes", "none")
+    shown = ", ".join(f"{host} ({facts.get('why', '')})" for host, facts in sorted(hosts.items()))
+    cure = (
+        "New jobs avoid them until they pass a check: `python -m hpctrain doctor --nodes 1 "
+        f"+site.sbatch.nodelist={min(hosts)}`."
+    )
+    return Finding("excluded nodes", "warn", shown, "none", cure)
 
 
 def mlflow_store(config: Config) -> Finding:

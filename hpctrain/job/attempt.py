@@ -20,6 +20,7 @@ from hpctrain import __version__
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import NodeError
 from hpctrain.job.requeue import may_requeue, requeue_from_rank
 from hpctrain.runs import lost_checkpoints, stop_request
 from hpctrain.runs.code import provenance
@@ -94,7 +95,12 @@ class Attempt(NoAttempt):
         self._stack.__exit__(*raised)
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+        if isinstance(error, NodeError) and error.requeued:
+            self._run.end_attempt(
+                "interrupted", reason=str(error), step=self._run.last_checkpoint()
+            )
+            self.tracker.finish("KILLED", reason=str(error))
+        elif error is not None:
             reason = described(error)
             self._run.end_attempt("failed", error=reason)
             self.tracker.finish("FAILED", reason=reason)

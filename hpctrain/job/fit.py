@@ -25,7 +25,9 @@ from hpctrain.faults.health import RolledBack
 from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
+from hpctrain.job.beginning import attempt_began
 from hpctrain.job.building.build import build
+from hpctrain.job.preflight import preflight
 from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.job.shapes import shape_problem
 from hpctrain.job.unread import unread_problem
@@ -35,8 +37,10 @@ from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
 from hpctrain.runs.terminal_log import kept
+from hpctrain.tracking.journal import journal_path, last_record
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.deterministic import deterministic, refusal
+from hpctrain.training.measuring.account import Account
 from hpctrain.training.trainer import Outcome, Trainer
 
 log = logging.getLogger(__name__)
@@ -56,6 +60,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         The exit code: 0, or 130 or 143 when the run was stopped on request and saved.
 
     Raises:
+        NodeError: A node has failed the checks of `launch.preflight`.
         HpctrainError: An error that the user can correct; it is recorded in the run directory.
     """
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
@@ -82,6 +87,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             stop.watch(stop_file(run.path))
+        preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
             outcome = _fit(config, run, ranks, device, attempt.tracker, stop)
@@ -115,14 +121,22 @@ def _fit(
         LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.host) as late,
         deterministic(config.train.deterministic, device),
     ):
+        account = _account(run, ranks)
         while True:
-            trainer = build(config, run, ranks, device, tracker, stop)
+            account.enter("startup")
+            trainer = build(config, run, ranks, device, tracker, stop, account)
             late.step = partial(getattr, trainer, "step")
             with suppress(RolledBack):
                 return _fitted(trainer, config, run, ranks)
             # Its successor needs the memory.
             late.step = lambda: None
             del trainer
+
+
+def _account(run: RunDir, ranks: RankInfo) -> Account:
+    """Return the account of this attempt; rank 0 knows the time of those before."""
+    before = last_record(journal_path(run.path), "device_s") if ranks.is_main else None
+    return Account(attempt_began(), ranks.world_size, before["device_s"] if before else 0.0)
 
 
 def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:

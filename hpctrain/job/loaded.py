@@ -88,14 +88,11 @@ class LoadedRun:
             ConfigError: The model cannot be built.
             StorageError: The checkpoint is missing or damaged.
         """
-        from hpctrain.checkpoint.weights import load_weights
-        from hpctrain.job.building.make import make
+        from hpctrain.job.building.trained_model import trained_model
 
         checkpoint = chosen_checkpoint(self._run, step, best=best)
         sys.path += [folder for folder in self._code() if folder not in sys.path]
-        model: nn.Module = make("model", self.config.model)
-        load_weights(model, checkpoint)
-        return model.eval()
+        return trained_model(self.config, checkpoint).eval()
 
     def _code(self) -> list[str]:
         from hpctrain.runs.code.snapshot import Snapshot

@@ -34,6 +34,7 @@ from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import Task, me
 from hpctrain.launch.slurm.sbatch_options import check_folder
 from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.runs import excluded_hosts
 from hpctrain.runs.code import provenance
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
@@ -123,6 +124,7 @@ class Array:
             pythonpath=first.code.pythonpath if first.code else (),
             max_running=self.max_running,
             dependency=f"afterany:{self.after.job}" if self.after and self.after.job else None,
+            exclude=sorted(excluded_hosts.read(first.config.output_dir)),
         )
 
     def write(self, sweep: dict[str, str] | None) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from hpctrain.models.model import Model
 
-_GROUPS = 8  # groups of a GroupNorm
+_GROUPS = 8  # of a GroupNorm
 _CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _POOLS: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 

@@ -1,7 +1,7 @@
 """The recipe: one function turns a model into the model that is trained.
 
-    for each stage:  begin ── cast ── plan ── cut ── tp ── cp ── ep ── float8 ── checkpointing
-                     ── compile ── shard ── fill with the initial values
+    for each stage:  begin ── cast ── plan ── cut ── tp ── cp ── ep ── float8 ── freeze
+                     ── checkpointing ── compile ── shard ── fill with the initial values
     then wrap:       ParallelModel, DDPModel, LocalSGDModel, FSDPModel or PipelineModel
 
 The order matters: what is compiled contains the checkpointing, and what is sharded is compiled. A
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,9 @@ from torch import nn
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
+from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
@@ -34,6 +37,7 @@ from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill, share
+from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
 from hpctrain.parallel.wrappers.ddp import DDPModel
 from hpctrain.parallel.wrappers.fsdp import FSDPModel, shard
@@ -52,12 +56,14 @@ class _Stage(NamedTuple):
         inputs: The names of the arguments of the whole model.
         counts: The blocks of each stage; empty without a pipeline.
         loads: The sizes of the loads of experts in the whole model.
+        settings: What the config says about each parameter of the whole model.
     """
 
     module: nn.Module
     inputs: list[str]
     counts: list[int]
     loads: dict[str, int]
+    settings: dict[str, Setting]
 
 
 def parallelize(
@@ -67,7 +73,7 @@ def parallelize(
 
     Args:
         build: Returns a new model. It is called on the meta device, too.
-        config: `parallel`, `train` and `seed` are read.
+        config: `parallel`, `train`, `optimizer` and `seed` are read.
         mesh: The ranks.
         precision: The number formats.
         loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
@@ -76,13 +82,23 @@ def parallelize(
         ConfigError: The model has no blocks that could be found, or no plan, but needs them.
     """
     parallel, pp = config.parallel, mesh.degrees.pp
+    if config.train.lora.patterns:
+        build = partial(_with_adapters, build, config.train.lora)
     divided_loss = loss_parallel and parallel.loss_parallel and mesh.degrees.tp > 1
     numbers = numbers_of(parallel.pipeline.schedule, pp, mesh.pp_rank) if pp > 1 else [0]
     stages = [
         _stage(build, number, config, mesh, precision, divided_loss=divided_loss, warns=i == 0)
         for i, number in enumerate(numbers)
     ]
-    return _wrapped(stages, config, mesh, precision, divided_loss=divided_loss)
+    wrapped = _wrapped(stages, config, mesh, precision, divided_loss=divided_loss)
+    wrapped.settings = stages[0].settings
+    return wrapped
+
+
+def _with_adapters(build: Build, lora: LoRAConfig) -> nn.Module:
+    model = build()
+    add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
+    return model
 
 
 def _stage(
@@ -120,6 +136,7 @@ def _stage(
     if not whole or train.activation_checkpointing != "none" or train.compile == "blocks":
         names = [name for name, _ in find_blocks(model, parallel.blocks)]
     layers = float8_layers(model, parallel.blocks) if precision.compute == "fp8" else []
+    chosen = settings(model, config.optimizer, parallel.blocks)
     inputs, loads = list(inspect.signature(model.forward).parameters), load_sizes(model)
     counts: list[int] = []
     if degrees.pp > 1:
@@ -138,6 +155,9 @@ def _stage(
     experts = divide_experts(model, plan, mesh, parallel.ep)
     if layers:
         compute_in_float8(model, layers)
+    if train.lora.patterns:
+        freeze_base(model, train.lora.also)
+    freeze(model, chosen)
     blocks = list(present(model, names))
     checkpoint_activations(
         blocks, train.activation_checkpointing, train.activation_checkpointing_every
@@ -146,7 +166,7 @@ def _stage(
     if not whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
         shard(model, blocks, mesh, precision, parallel, experts)
     fill(model, values, build, config.seed, device, storage, mesh.stage_group)
-    return _Stage(model, inputs, counts, loads)
+    return _Stage(model, inputs, counts, loads, chosen)
 
 
 def _is_whole(config: Config, mesh: Mesh) -> bool:

@@ -9,7 +9,7 @@ import functools
 
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
-from hpctrain.runs import lost_checkpoints
+from hpctrain.runs import lost_checkpoints, weights_digest
 from hpctrain.runs.code import provenance
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir
@@ -20,7 +20,8 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     """Validate the config, the metadata of its data sets, and the URI of the MLflow store.
 
     Args:
-        config: The typed config, with absolute paths.
+        config: The typed config, with absolute paths. The checkpoint of `checkpoint.init_from` and
+            its digest are filled in.
         world_size: The number of ranks; None means the number in `launch`.
 
     Returns:
@@ -32,6 +33,7 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
         TrackingError: The store cannot work.
     """
     validate(config, world_size)
+    weights_digest.pin(config)
     if config.tracking.enabled and config.tracking.upload:
         _check_uri(str(config.tracking.uri))
     return RunDir.of(config, data_digest(config))

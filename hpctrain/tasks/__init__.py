@@ -3,7 +3,7 @@
 from hpctrain.tasks.classification import Classification
 from hpctrain.tasks.evolution import Evolution
 from hpctrain.tasks.language_model import LanguageModel
-from hpctrain.tasks.measuring import measuring
+from hpctrain.tasks.metric_updates import measuring
 from hpctrain.tasks.multi_label import MultiLabel
 from hpctrain.tasks.regression import Regression
 from hpctrain.tasks.task import SplitTask, Sums, Task, bind, checked, derived, field, on_part

@@ -47,6 +47,7 @@ class LanguageModel(SplitTask):
     """
 
     loss_parallel = True
+    counts = "tokens"
 
     def __init__(self, tokens: str = "tokens", documents: bool = False, chunk: int = 1024) -> None:
         if chunk < 1:

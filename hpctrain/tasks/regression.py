@@ -13,7 +13,7 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks.outputs import described, prediction
 from hpctrain.tasks.task import SplitTask, Sums, field
 
-LOSSES = ("mse", "l1", "relative_l2")
+_LOSSES = ("mse", "l1", "relative_l2")
 
 
 class Regression(SplitTask):
@@ -55,8 +55,8 @@ class Regression(SplitTask):
         scale: float = 1.0,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        if loss not in LOSSES:
-            raise ValueError(f"loss={loss}: it is {', '.join(LOSSES)}")
+        if loss not in _LOSSES:
+            raise ValueError(f"loss={loss}: it is {', '.join(_LOSSES)}")
         named = () if isinstance(target, str) else tuple(target)
         self.channels = tuple(channels or named)
         if named and self.channels != named:

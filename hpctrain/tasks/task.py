@@ -31,7 +31,8 @@ class Task(Protocol):
     In an evaluation, without gradients, it may return others than in training.
 
     A task may also have the methods `derived`, `bind` and `on`, which the functions `derived`,
-    `bind` and `on_part` use.
+    `bind` and `on_part` use, and an attribute `counts`: what the count of its `loss` is a number
+    of, such as "tokens", for which there are metrics of their own.
     """
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
@@ -56,7 +57,7 @@ class SplitTask(ABC):
         loss_parallel: Whether `sums` computes with logits that the ranks of tensor parallel have
             divided by their last dimension (a DTensor).
         metrics: Metrics of torchmetrics by name, which an evaluation updates with what `measured`
-            returns (`hpctrain.tasks.measuring`).
+            returns (`hpctrain.tasks.metric_updates`).
     """
 
     loss_parallel = False

@@ -50,6 +50,15 @@ class Tracker(Protocol):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record the metrics of a step."""
 
+    def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
+        """Record where the time of this attempt went until now.
+
+        Args:
+            seconds: The seconds by part, which add up to the time since the process began.
+            step: The global step.
+            device_s: The seconds of this attempt and those before, times their devices.
+        """
+
     def position(self) -> int:
         """Return the position in the journal, which a checkpoint stores for `rewind`."""
 
@@ -79,6 +88,9 @@ class NullTracker:
         """Do nothing."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Do nothing."""
+
+    def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
         """Do nothing."""
 
     def position(self) -> int:
@@ -179,6 +191,11 @@ class JournalTracker:
         self._logged = True
         values = {key: encode(value) for key, value in metrics.items()}
         self._journal.append("metrics", step=int(step), metrics=values)
+
+    def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
+        """Record where the time of this attempt went until now; MLflow does not get it."""
+        rounded = {part: round(value, 3) for part, value in seconds.items()}
+        self._journal.append("time", step=int(step), seconds=rounded, device_s=round(device_s, 3))
 
     def position(self) -> int:
         """Return the position in the journal. Call `sync` before you store it."""

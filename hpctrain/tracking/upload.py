@@ -124,7 +124,7 @@ class Upload:
         for record in read_all(self._path, begin, end):
             if record.body["kind"] == "metrics":
                 self._add_metrics(run, record)
-            else:
+            elif record.body["kind"] != "time":  # that one is for reports; a batch goes on
                 self._flush(run, record.start)
                 self._log_other(run, record)
                 self.position = record.end

@@ -30,6 +30,12 @@ class Best(Improvement):
         self._record, self._exists = record, exists
         self._marked = 0
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The best value so far and its step, as metrics."""
+        assert self.value is not None
+        return {f"best/{self.metric}": self.value, "best/step": self.step}
+
     def is_due(self, step: int) -> bool:
         """Return whether this step is the best so far, and has no checkpoint yet."""
         return self.value is not None and self.step == step != self._marked
@@ -48,4 +54,4 @@ class Best(Improvement):
         """Go on from what `state_dict` returned, unless the checkpoint of the best step is gone."""
         if state["value"] is not None and self._exists(state["step"]):
             super().load_state_dict(state)
-            self.mark(self.step)
+            self.mark(self.step)  # the attempt before may have ended before it could record it

@@ -77,8 +77,10 @@ class Improvement:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON."""
-        return {"value": self.value, "step": self.step, "since": self.since}
+        own = {"value": self.value, "step": self.step, "since": self.since}
+        return {"metric": self.metric, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self.value, self.step, self.since = state["value"], state["step"], state["since"]
+        """Go on from what `state_dict` returned, unless that is of another metric."""
+        if state["metric"] == self.metric:
+            self.value, self.step, self.since = state["value"], state["step"], state["since"]

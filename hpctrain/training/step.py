@@ -33,10 +33,16 @@ from hpctrain.training.schedule import rate_ratios, set_rates
 
 
 class Totals:
-    """Sums and counts over steps and ranks."""
+    """Sums and counts over steps and ranks.
+
+    Attributes:
+        names: The names of the sums.
+        counts: What the last call of `means` has divided by, by name.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.counts: dict[str, float] = {}
         self._total: Scalars | None = None
 
     def add(self, names: list[str], values: Scalars) -> None:
@@ -55,9 +61,11 @@ class Totals:
     def means(self) -> dict[str, float]:
         """Return sum / count of each name, which waits for the device, and start from zero."""
         if self._total is None:
+            self.counts = {}
             return {}
         values, self._total = _list(self._total), None
-        pairs = zip(self.names, values[::2], values[1::2], strict=True)
+        pairs = list(zip(self.names, values[::2], values[1::2], strict=True))
+        self.counts = {name: count for name, _, count in pairs}
         return {name: total / count if count else float("nan") for name, total, count in pairs}
 
     def state_dict(self) -> dict[str, Any]:

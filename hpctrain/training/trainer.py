@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.metric_registry import EPOCH, GRAD_NORM, LR, SKIPPED_STEPS
 from hpctrain.config.rules.metrics import Asked
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
@@ -32,10 +33,9 @@ from hpctrain.training.best import Best
 from hpctrain.training.display import Display
 from hpctrain.training.hooks import Hooks, RunState
 from hpctrain.training.improvement import Improvement
+from hpctrain.training.measuring.meter import NoMeter
 from hpctrain.training.schedule import Schedule
-from hpctrain.training.slow_ranks import SlowRanks
 from hpctrain.training.step import Totals, TrainStep
-from hpctrain.training.throughput import Throughput
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,8 @@ class Trainer:
     stop: Stop
     device: torch.device
     max_steps: int
-    global_batch_size: int
     every: Every
-    slow_ranks: SlowRanks
+    meter: NoMeter = field(default_factory=NoMeter)
     asked: Sequence[Asked] = ()
     hooks: Hooks = field(default_factory=Hooks)
     patience: Improvement = field(default_factory=Improvement)
@@ -104,10 +103,10 @@ class Trainer:
         health = self.train_step.health
         self.display.start(self.step, self.max_steps)
         saved = self.step
-        throughput = Throughput(self.loader, self.step, self.global_batch_size, self.slow_ranks)
+        self.meter.begin(self.step)
         try:
             # A stop request may have ended the last evaluation of the attempt before.
-            stopped = not self._evaluated(throughput)
+            stopped = not self._evaluated()
             self.best.mark(saved)
             for batch in () if stopped or self.patience.is_over else self._batches():
                 samples = partial(self.loader.samples, self.loader.last)
@@ -115,6 +114,7 @@ class Trainer:
                 health.begin(self.step + 1, consumed, samples)
                 self.train_step(batch, self.schedule(self.step))
                 self.step += 1
+                self.meter.after_step(self.step, consumed)
                 self.display.advance(self.step)
                 self.hooks.after_step(self._state(batch))
                 done = self.step == self.max_steps
@@ -123,11 +123,12 @@ class Trainer:
                 if done:
                     self.train_step.model.finish()
                 if logs:
-                    self._log(throughput.metrics(self.step) | self._training_means())
+                    means = self._training_means()  # it waits for a GPU, whose steps are measured
+                    self._log(self.meter.report(self.train_step.totals.counts) | means)
                 due = self.step % self.every.evaluate == 0 or done
                 if due or any(asked.is_doubtful(self.metrics) for asked in self.asked):
                     self.evaluation_due = True
-                stopped = not self._evaluated(throughput) or (self.stop.agreed and not done)
+                stopped = not self._evaluated() or (self.stop.agreed and not done)
                 if stopped:
                     break
                 over = self.patience.is_over
@@ -135,14 +136,14 @@ class Trainer:
                     self.train_step.model.finish()
                 due = self.step % self.every.checkpoint == 0 or self.best.is_due(self.step)
                 if due or done or over:
-                    with throughput.paused(), self.display.doing("a checkpoint"):
-                        self._save()
+                    self._save()
                     saved = self.step
                 if over:
                     break
             if self.step != saved:
                 self._save()
         finally:
+            self.meter.close()
             self.display.close()
             self.loader.close()
             if self.evaluation is not None:
@@ -169,25 +170,26 @@ class Trainer:
         skipped = self.train_step.health.skipped
         return (
             {f"train/{name}": value for name, value in means.items()}
-            | {"train/grad_norm": float(self.train_step.grad_norm)}
-            | ({"train/skipped_steps": skipped} if skipped else {})
-            | {"train/lr": self.schedule(self.step - 1), "train/epoch": self.loader.epoch}
+            | {GRAD_NORM: float(self.train_step.grad_norm)}
+            | ({SKIPPED_STEPS: skipped} if skipped else {})
+            | {LR: self.schedule(self.step - 1), EPOCH: self.loader.epoch}
         )
 
-    def _evaluated(self, throughput: Throughput) -> bool:
+    def _evaluated(self) -> bool:
         """Make the evaluation that is due, if any; return False when it is still due."""
         if not self.evaluation_due:
             return True
         self.train_step.health.judge(late=False)
         if self.evaluation is not None:
             doing = self.display.doing("an evaluation")
-            with throughput.paused(), doing, self._untouched_random_state():
+            with self.meter.spent("evaluation"), doing, self._untouched_random_state():
                 self.hooks.before_evaluation(self._state())
                 means = self._evaluate(self.evaluation)
             self.train_step.model.module.train()
             if means is None:
                 return False
-            self._log({f"val/{name}": value for name, value in means.items()})
+            values = {f"val/{name}": value for name, value in means.items()}
+            self._log(values | self.meter.evaluated())
             self.hooks.after_evaluation(self._state())
             wrong = [f"val/{name}={v}" for name, v in means.items() if not math.isfinite(v)]
             if wrong and dist.get_rank() == 0:
@@ -224,14 +226,22 @@ class Trainer:
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
-        self.tracker.log_metrics(metrics, self.step)
-        self.display.report(self.step, metrics)
+        with self.meter.spent("other"):
+            self.tracker.log_metrics(metrics, self.step)
+            self.display.report(self.step, metrics)
         for asked in self.asked:
             asked.check(self.metrics)
+        self.schedule.judge(metrics, self.step)
         self.patience.judge(metrics, self.step)
-        self.best.judge(metrics, self.step)
+        if self.best.judge(metrics, self.step):
+            self.tracker.log_metrics(self.best.metrics, self.step)
 
     def _save(self) -> None:
+        with self.meter.spent("checkpoint"), self.display.doing("a checkpoint"):
+            self._write_checkpoint()
+        self.hooks.after_save(self._state(), self.checkpointer.path(self.step))
+
+    def _write_checkpoint(self) -> None:
         self.train_step.health.judge(late=False)
         self.tracker.sync()
         healthy = self.checkpointer.save(
@@ -246,14 +256,15 @@ class Trainer:
                 "precision": self.train_step.model.precision.state_dict(),
                 "health": self.train_step.health.state_dict(),
                 "hooks": self.hooks.state_dict(),
+                "schedule": self.schedule.state_dict(),
                 "patience": self.patience.state_dict(),
                 "best": self.best.state_dict(),
+                "meter": self.meter.state_dict(),
             },
             best=self.best.step,
         )
         self.train_step.health.judge_parameters(healthy)
         self.best.mark(self.step)
-        self.hooks.after_save(self._state(), self.checkpointer.path(self.step))
 
     def _state(self, batch: Batch | None = None) -> RunState:
         """Return what a hook sees at this step."""
@@ -278,8 +289,10 @@ class Trainer:
             self.train_step.model.precision.load_state_dict(progress["precision"])
             self.train_step.health.load_state_dict(progress["health"])
             self.hooks.load_state_dict(progress["hooks"])
+            self.schedule.load_state_dict(progress["schedule"])
             self.patience.load_state_dict(progress["patience"])
             self.best.load_state_dict(progress["best"])
+            self.meter.load_state_dict(progress.get("meter", {}))
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         dist.barrier()

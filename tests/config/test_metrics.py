@@ -36,8 +36,8 @@ def test_what_is_left_for_the_run_to_show(
 
 
 def test_the_speed_has_the_same_names_with_every_task(composer: Composer) -> None:
-    (said,) = problems(config(composer, "metric=perf/samples"))
-    assert said.startswith("metric=perf/samples: did you mean perf/samples_per_s?")
+    (said,) = problems(config(composer, "metric=perf/samples_per"))
+    assert said.startswith("metric=perf/samples_per: did you mean perf/samples_per_s?")
 
 
 def test_a_name_that_training_lacks_is_worth_an_evaluation_at_once() -> None:

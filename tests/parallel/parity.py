@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 from hpctrain.config.rules import shares
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, OptimizerConfig
 from hpctrain.faults.stop import Stop
+from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
@@ -31,6 +32,13 @@ STEPS = 10 if os.environ.get("HPCTRAIN_TESTS") == "all" else 5
 TOLERANCE = 1e-6 * STEPS
 ROWS = 16
 EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
+# What `optimizer="features"` trains with: whole blocks and parts of blocks are frozen.
+RULES: list[dict[str, Any]] = [
+    {"match": "*norm*", "weight_decay": 0.0},
+    {"match": ["embed.*", "layers.1.*", "layers.0.*query*"], "freeze": True},
+    {"match": "layers.2.*", "lr_factor": 0.5},
+    {"match": "layers.2.*norm*", "lr_factor": 2.0},
+]
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
     "untied": functools.partial(Transformer, 64, 32, 4, 4, 2),
@@ -95,7 +103,7 @@ class Training:
     def run(self, cell: Cell, steps: int) -> None:
         """Make `steps` global steps, and append the loss and gradient norm of each."""
         for _ in range(steps):
-            lr = 0.1 if cell.optimizer == "sgd" else 1e-3
+            lr = 1e-3 if cell.optimizer == "adamw" else 0.1
             self.step(self._share(batch(cell.model, self.seen)), lr)
             self.means = self.step.totals.means()
             self.losses.append(self.means["loss"])
@@ -113,6 +121,10 @@ def config(cell: Cell) -> Config:
     made = Config()
     made.train.clip_norm = 0.2
     made.train.global_batch_size = ROWS
+    if cell.optimizer == "features":
+        made.optimizer = OptimizerConfig("torch.optim.SGD", lr=0.2, weight_decay=0.1)
+        made.optimizer.options = {"momentum": 0.9}
+        made.optimizer.groups, made.optimizer.layer_decay = RULES, 0.8
     for key, value in cell.keys:
         section, _, name = key.rpartition(".")
         setattr(functools.reduce(getattr, section.split("."), made), name, value)
@@ -133,12 +145,15 @@ def build(cell: Cell) -> Training:
     task = on_part(TASKS[cell.model](), mesh.sequence_part)
     model = parallelize(MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel)
     optimizer: torch.optim.Optimizer
-    if cell.optimizer == "sgd":
+    if cell.optimizer == "features":
+        optimizer = build_optimizer(made.optimizer, model)
+    elif cell.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters)
     clip = made.train.clip_norm
-    step = TrainStep(model, task, optimizer, clip_norm=clip, stop=Stop())
+    base = made.optimizer.lr if cell.optimizer == "features" else None
+    step = TrainStep(model, task, optimizer, clip_norm=clip, stop=Stop(), base_lr=base)
     return Training(made, mesh, model, step)
 
 

@@ -20,7 +20,6 @@ from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.display import NoDisplay
 from hpctrain.training.schedule import Schedule
-from hpctrain.training.slow_ranks import SlowRanks
 from hpctrain.training.trainer import Every, Trainer
 from tests.parallel.parity import MODELS, Cell, Training, batch, build, reference, whole
 from tests.ranks import run_ranks
@@ -180,9 +179,7 @@ def _trainer(folder: Path) -> Trainer:
         stop=training.step.stop,
         device=torch.device("cpu"),
         max_steps=10,
-        global_batch_size=16,
         every=Every(log=5, evaluate=100, checkpoint=2),
-        slow_ranks=SlowRanks(model.mesh, rank, str),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import hpctrain
 from hpctrain.training.best import Best
 from hpctrain.training.improvement import Improvement
-from tests.conftest import Completed, run_json, runs
+from tests.conftest import Completed, journal_metrics, run_json, runs
 
 Train = Callable[..., Completed]
 
@@ -60,6 +60,9 @@ def test_the_best_value_is_recorded_when_its_checkpoint_is_safe() -> None:
     again = Best("val/loss", None, said.append, lambda step: step == 4)
     again.load_state_dict(best.state_dict())
     assert (again.value, len(said)) == (2.0, 2)
+    other = Best("val/accuracy", None, said.append)
+    other.load_state_dict(best.state_dict())
+    assert (other.value, len(said)) == (None, 2), "the value of another metric is not the best"
     lost = Best("val/loss", None, said.append, lambda _: False)
     lost.load_state_dict(best.state_dict())
     assert (lost.value, len(said)) == (None, 2), "a checkpoint that is gone is not the best"
@@ -83,7 +86,13 @@ STOPS = (
     *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
     *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10", "checkpoint.keep_every=20"),
     *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
+    *("scheduler=plateau", "scheduler.plateau={patience: 1, min_delta: 0.1, factor: 0.5}"),
 )
+
+
+def _without_times(result: dict[str, Any]) -> dict[str, Any]:
+    counted = ("perf/samples_seen",)
+    return {k: v for k, v in result.items() if k in counted or not k.startswith("perf/")}
 
 
 def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_path: Path) -> None:
@@ -94,10 +103,16 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
     killed, whole = (run_json(run) for run in runs(tmp_path / "runs"))
     assert len(killed["attempts"]) == 2
     assert (killed["state"], killed["attempts"][-1]["state"]) == ("finished", "finished")
-    assert killed["result"] | {"perf/samples_per_s": 0, "perf/data_wait_fraction": 0} == whole[
-        "result"
-    ] | {"perf/samples_per_s": 0, "perf/data_wait_fraction": 0}
+    one, other = (_without_times(result["result"]) for result in (killed, whole))
+    assert one == other
+    assert whole["result"]["train/lr"] < 0.02, "the plateau has lowered the rate"
     assert killed["best"] == whole["best"]
+    metrics, uninterrupted = (
+        {key: value for key, value in journal_metrics(run).items() if key[0].startswith("best/")}
+        for run in runs(tmp_path / "runs")
+    )
+    assert metrics == uninterrupted
+    assert metrics["best/step", whole["best"]["step"]] == whole["best"]["step"]
     assert whole["result"]["step"] < 60
     assert "early stopping: val/loss was best at step" in whole["attempts"][-1]["reason"]
     for run in map(hpctrain.load_run, runs(tmp_path / "runs")):
@@ -123,6 +138,10 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
             "checkpoint.best=val/width task._target_=hpctrain.tasks.Mine",
             "checkpoint.best=val/width: its name does not tell which values are better; give "
             "checkpoint.best_mode=min or max",
+        ),
+        (
+            "checkpoint.best=train/grad_norm checkpoint.best_mode=min train.local_sgd.every=2",
+            "checkpoint.best=train/grad_norm with train.local_sgd.every: each replica has",
         ),
         (
             "train.early_stopping.metric=val/loss data.val_split=null",

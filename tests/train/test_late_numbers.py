@@ -99,7 +99,6 @@ def fitted(
         shuffle=False,
     )
     place = RankInfo("test", rank, rank, 0, RANKS, RANKS, 1, "localhost", 1)
-    unused: Any = SimpleNamespace(compare=lambda *seconds: None)
     trainer = Trainer(
         train_step=step,
         schedule=lambda step: 0.1,  # type: ignore[arg-type]
@@ -111,9 +110,7 @@ def fitted(
         stop=stop,
         device=torch.device("cpu"),
         max_steps=STEPS,
-        global_batch_size=ROWS,
         every=every,
-        slow_ranks=unused,
     )
     try:
         end = str(trainer.fit().finished)

@@ -177,9 +177,9 @@ def test_an_evaluation_waits_only_for_its_means(
             pass
 
     unused = dict.fromkeys(
-        ("schedule", "loader", "checkpointer", "slow_ranks", "tracker", "display", "every"), None
+        ("schedule", "loader", "checkpointer", "tracker", "display", "every"), None
     )
-    counts: Any = {"max_steps": 1, "global_batch_size": 8}
+    counts: Any = {"max_steps": 1}
     feed: Any = Batches([batch] * 3)
     trainer = Trainer(
         train_step=step, evaluation=feed, stop=step.stop, device=META, **counts, **unused

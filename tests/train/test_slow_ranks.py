@@ -8,7 +8,7 @@ from torch import distributed
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.training.slow_ranks import SlowRanks, slowest, worked_s
+from hpctrain.training.measuring.slow_ranks import Interval, SlowRanks, WorkClock, slowest
 from tests.ranks import run_ranks
 
 
@@ -23,10 +23,16 @@ def test_which_rank_is_slow() -> None:
     assert slowest([1.0, 9.0], 10.0, stage=1) is None
 
 
-def steps_with_work(seconds: list[float]) -> list[str]:
-    """Work for so many seconds on each rank, then wait for the others; return the lines."""
+def steps_with_work(seconds: list[float]) -> tuple[list[str], list[tuple[int | None, float]]]:
+    """Work for so many seconds on each rank, then wait for the others.
+
+    Returns:
+        The lines, and what each comparison has found: the slowest rank, and the largest memory.
+    """
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     lines: list[str] = []
+    found: list[tuple[int | None, float]] = []
+    work = WorkClock()
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
@@ -34,20 +40,25 @@ def steps_with_work(seconds: list[float]) -> list[str]:
     slow_ranks = SlowRanks(mesh, rank, "n{}".format, least_s=0.0)
     try:
         for _ in range(2):
-            began, worked = time.monotonic(), worked_s()
+            began, worked = time.monotonic(), work()
             end = time.thread_time() + seconds[rank]
             while time.thread_time() < end:
                 pass
             distributed.barrier()
-            slow_ranks.compare(time.monotonic() - began, worked_s() - worked, 0.0)
+            took = time.monotonic() - began
+            own = Interval(took, work() - worked, 0.0, (100.0 + rank, 200.0 - rank))
+            compared = slow_ranks.compare(own)
+            found.append((compared.slowest, sum(compared.memory)))
     finally:
         logging.getLogger().removeHandler(handler)
-    return lines
+    work.close()
+    return lines, found
 
 
 def test_a_slow_rank_is_named_once_by_rank_0() -> None:
-    first, second = run_ranks(steps_with_work, 2, [0.1, 1.0])
+    (first, found), (second, same) = run_ranks(steps_with_work, 2, [0.1, 1.0])
     (line,) = first  # the second time is too soon
     assert line.startswith("rank 1 (n1) is slow: in the last ")
     assert "times as long as the median of the other ranks" in line
     assert second == []
+    assert found == same == [(1, 301.0)] * 2  # but each report has the slowest rank

@@ -1,7 +1,6 @@
 """The training loop: an evaluation ends when the ranks agree on a stop request or on an error."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +8,12 @@ import torch
 from torch import distributed
 
 from hpctrain.config.rules.metrics import Asked
+from hpctrain.config.schema import SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.display import NoDisplay
+from hpctrain.training.schedule import Schedule
 from hpctrain.training.trainer import Every, Trainer
 from tests.ranks import run_ranks
 from tests.steps import batch, make
@@ -39,26 +40,23 @@ class Batches:
 def trainer_of(feed: Batches, asked: str = "") -> Trainer:
     """Return a trainer that is due to evaluate on the batches."""
     step = make()
-    unused: dict[str, Any] = dict.fromkeys(("schedule", "loader", "checkpointer", "slow_ranks"))
+    unused: dict[str, Any] = dict.fromkeys(("loader", "checkpointer"))
     evaluation: Any = feed
     feed.trainer = Trainer(
         train_step=step,
+        schedule=Schedule(0.1, SchedulerConfig(), 10),
         evaluation=evaluation,
         tracker=NullTracker(),
         display=NoDisplay(),
         stop=step.stop,
         device=torch.device("cpu"),
         max_steps=10,
-        global_batch_size=8,
         every=Every(log=1, evaluate=1, checkpoint=1),
         asked=[Asked(asked)],
         evaluation_due=True,
         **unused,
     )
     return feed.trainer
-
-
-THROUGHPUT: Any = SimpleNamespace(paused=lambda: torch.no_grad())
 
 
 def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
@@ -70,7 +68,7 @@ def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
     feed = Batches(signals.get(distributed.get_rank()))
     trainer = trainer_of(feed)
     before = torch.get_rng_state()
-    made = trainer._evaluated(THROUGHPUT)
+    made = trainer._evaluated()
     assert made is not trainer.evaluation_due
     assert trainer.train_step.model.module.training
     assert torch.equal(torch.get_rng_state(), before)
@@ -96,7 +94,7 @@ def test_ranks_agree_to_leave_an_evaluation(
 def refused(asked: str) -> str:
     """Evaluate on a rank, asked for this metric; return the error."""
     try:
-        trainer_of(Batches(None), asked)._evaluated(THROUGHPUT)
+        trainer_of(Batches(None), asked)._evaluated()
     except ConfigError as error:
         return str(error)
     return ""

@@ -12,14 +12,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hpctrain.config.metric_registry import TRAIN_LOSS, TRAIN_NAME, registered
 from hpctrain.config.rules import own_tasks
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
-_OF_TRAINING = (
-    *("lr", "epoch", "grad_norm", "skipped_steps", "bubble", "expert_load_max", "expert_dropped"),
-)
-_OF_SPEED = ("samples_per_s", "data_wait_fraction")
+_OF_TRAINING = [m.name for m in registered("train") if m.name not in (TRAIN_LOSS, TRAIN_NAME)]
+_OF_SPEED = [metric.name for metric in registered("perf")]
 
 
 def names(config: Config) -> tuple[str, ...] | None:
@@ -27,10 +26,9 @@ def names(config: Config) -> tuple[str, ...] | None:
     own = own_tasks.metrics(config.task)
     if own is None:
         return None
-    training = tuple(f"train/{name}" for name in (*own, *_OF_TRAINING))
+    training = (*(f"train/{name}" for name in own), *_OF_TRAINING)
     evaluation = tuple(f"val/{name}" for name in (*own, *own_tasks.measured(config.task)))
-    speed = tuple(f"perf/{name}" for name in _OF_SPEED)
-    return training + (() if config.data.val_split is None else evaluation) + speed
+    return (*training, *(() if config.data.val_split is None else evaluation), *_OF_SPEED)
 
 
 def problems(config: Config, needed: bool = False) -> Iterator[str]:
@@ -46,6 +44,8 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
     for key, metric, mode in _deciding(config):
         if metric.startswith("perf/"):
             yield f"{key}={metric}: it must be train/NAME or val/NAME; ranks differ in their speed"
+        elif metric == "train/grad_norm" and config.train.local_sgd.every is not None:
+            yield f"{key}={metric} with train.local_sgd.every: each replica has a norm of its own"
         elif wrong := [*_problems(config, key, metric)]:
             yield from wrong
         elif mode is None and better(metric) is None:
@@ -59,9 +59,12 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
 def _deciding(config: Config) -> Iterator[tuple[str, str, str | None]]:
     """Yield each key that names a metric by which the run decides, the metric, and the mode."""
     stopping, checkpoint = config.train.early_stopping, config.checkpoint
+    plateau = config.scheduler.plateau
+    lowers = config.scheduler.kind == "plateau" and config.scheduler._target_ is None
     for key, metric, mode in (
         ("train.early_stopping.metric", stopping.metric, stopping.mode),
         ("checkpoint.best", checkpoint.best, checkpoint.best_mode),
+        ("scheduler.plateau.metric", plateau.metric if lowers else None, plateau.mode),
     ):
         if metric is not None:
             yield key, metric, mode
@@ -69,8 +72,8 @@ def _deciding(config: Config) -> Iterator[tuple[str, str, str | None]]:
 
 def _problems(config: Config, key: str, metric: str) -> Iterator[str]:
     """Yield why no run with this config has the metric that `key` names."""
-    known, speed = names(config), [f"perf/{name}" for name in _OF_SPEED]
-    if metric in (known or speed):
+    known = names(config)
+    if metric in (known or _OF_SPEED):
         return
     group, _, name = metric.partition("/")
     if known is None and group in ("train", "val") and name:
@@ -79,7 +82,7 @@ def _problems(config: Config, key: str, metric: str) -> Iterator[str]:
     elif known is None and group != "perf":
         yield f"{key}={metric}: it must be train/NAME, val/NAME or perf/NAME"
     else:
-        yield _unknown(key, metric, known or speed)
+        yield _unknown(key, metric, known or _OF_SPEED)
 
 
 def _unknown(key: str, metric: str, known: Collection[str]) -> str:
@@ -151,8 +154,7 @@ class Asked:
     @property
     def _is_fixed(self) -> bool:
         """Whether every training has the metric, whatever its task."""
-        group, _, name = self.name.partition("/")
-        return group == "perf" or (group == "train" and name in _OF_TRAINING)
+        return self.name.startswith("perf/") or self.name in _OF_TRAINING
 
     def is_doubtful(self, seen: Collection[str]) -> bool:
         """Return whether only an evaluation can tell that the metric exists.

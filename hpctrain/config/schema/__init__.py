@@ -11,7 +11,7 @@ from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig,
 from hpctrain.config.schema.launch import LaunchConfig
 from hpctrain.config.schema.monitor import MonitorConfig
 from hpctrain.config.schema.network import NetworkConfig
-from hpctrain.config.schema.optimizer import OptimizerConfig, SchedulerConfig
+from hpctrain.config.schema.optimizer import OptimizerConfig, PlateauConfig, SchedulerConfig
 from hpctrain.config.schema.parallel import DDPConfig, FSDPConfig, ParallelConfig
 from hpctrain.config.schema.site import ContainerConfig, SiteConfig
 from hpctrain.config.schema.tracking import TrackingConfig
@@ -41,6 +41,7 @@ __all__ = [
     "NetworkConfig",
     "OptimizerConfig",
     "ParallelConfig",
+    "PlateauConfig",
     "PrecisionConfig",
     "SchedulerConfig",
     "SiteConfig",

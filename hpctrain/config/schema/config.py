@@ -54,13 +54,19 @@ class Config:
         "Each of these is a hpctrain.training.Hook, named by `_target_`. Its methods are called "
         "after a step, before and after an evaluation, and after a checkpoint.",
     )
+    hardware: dict[str, Any] = key(
+        {},
+        "The figures of a GPU and its node, for plan, MFU and cost: hardware=NAME takes a file of "
+        "conf/hardware.",
+        identity=False,
+    )
     optimizer: OptimizerConfig = section(OptimizerConfig)
     scheduler: SchedulerConfig = section(SchedulerConfig)
     train: TrainConfig = section(TrainConfig)
     precision: PrecisionConfig = section(PrecisionConfig)
     parallel: ParallelConfig = section(ParallelConfig, identity=False)
     network: NetworkConfig = section(NetworkConfig, identity=False)
-    checkpoint: CheckpointConfig = section(CheckpointConfig, identity=False)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
     monitor: MonitorConfig = section(MonitorConfig, identity=False)
     tracking: TrackingConfig = section(TrackingConfig, identity=False)
     launch: LaunchConfig = section(LaunchConfig, identity=False)

@@ -6,7 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.schema.key import key
+from hpctrain.config.schema.key import key, section
+
+
+def _check_decay(decay: float | None) -> str:
+    return "" if decay is None or 0 < decay <= 1 else "it must be greater than 0 and at most 1"
+
+
+def _check_plateau_factor(factor: float) -> str:
+    return "" if 0 < factor < 1 else "it must be greater than 0 and less than 1"
 
 
 @dataclass
@@ -16,8 +24,10 @@ class OptimizerConfig:
     _target_: str = key(
         "torch.optim.AdamW",
         "This class is the optimizer. It, or a function that returns an optimizer, gets a list of "
-        "the parameters, lr, weight_decay and options. If its groups of parameters have learning "
-        "rates of their own, lr_scaling and the schedule multiply all of them by one factor.",
+        "the parameters, lr, weight_decay and options. If its first argument is called "
+        "named_parameters, it gets pairs of a name and a parameter. If its groups of parameters "
+        "have learning rates of their own, lr_scaling and the schedule multiply all of them by "
+        "one factor.",
     )
     lr: float = key(
         1e-3,
@@ -38,6 +48,44 @@ class OptimizerConfig:
     )
     weight_decay: float = key(0.0, "The optimizer gets this weight decay.", at_least=0)
     options: dict[str, Any] = key({}, "The optimizer also gets these keyword arguments.")
+    groups: list[dict[str, Any]] = key(
+        [],
+        "Each of these is {match: PATTERN, lr_factor: ..., weight_decay: ..., freeze: ...} for the "
+        "parameters whose names match the pattern, such as '*.bias', or one of a list of patterns. "
+        "lr_factor multiplies the learning rate, and freeze=true does not train them. If several "
+        "match and give the same key, the last one decides.",
+    )
+    layer_decay: float | None = key(
+        None,
+        "Each block has the learning rate of the next one times this factor; what is behind the "
+        "last block has the whole rate. Null gives all blocks the same. parallel.blocks names the "
+        "classes of blocks that are not found.",
+        check=_check_decay,
+    )
+
+
+@dataclass
+class PlateauConfig:
+    """scheduler.kind=plateau lowers the learning rate when a metric does not get better."""
+
+    metric: str = key("val/loss", "This metric decides.")
+    factor: float = key(
+        0.1, "The learning rate is multiplied by this.", check=_check_plateau_factor
+    )
+    patience: int = key(
+        5,
+        "So many values in a row that are not better lower the rate: val/NAME has one for each "
+        "evaluation, train/NAME one for each train.log_every steps.",
+        at_least=1,
+    )
+    mode: str | None = key(
+        None,
+        "Lower values are better (min), or higher ones (max). Null takes it from the name.",
+        choices=(None, "min", "max"),
+    )
+    min_delta: float = key(
+        0.0, "A value is better only if it is better by more than this.", at_least=0
+    )
 
 
 @dataclass
@@ -46,8 +94,11 @@ class SchedulerConfig:
 
     kind: str = key(
         "cosine",
-        "After warm-up the learning rate stays constant, or falls linearly or along a cosine.",
-        choices=("constant", "linear", "cosine"),
+        "After warm-up the learning rate stays constant, or falls linearly or along a cosine. wsd "
+        "falls only in the last part of the run (decay_fraction, decay_shape). one_cycle rises and "
+        "falls along cosines (rise_fraction, initial_ratio), without another warm-up. plateau "
+        "falls when a metric does not get better (scheduler.plateau).",
+        choices=("constant", "linear", "cosine", "wsd", "one_cycle", "plateau"),
     )
     warmup_steps: int = key(
         0, "The learning rate rises from 0 over this many steps.", unit="steps", at_least=0
@@ -67,3 +118,25 @@ class SchedulerConfig:
     final_ratio: float = key(
         0.0, "The decay ends at this fraction of the learning rate after warm-up.", between=(0, 1)
     )
+    decay_fraction: float = key(
+        0.2, "kind=wsd falls in this last part of the steps.", between=(0, 1)
+    )
+    decay_shape: str = key(
+        "linear",
+        "kind=wsd falls linearly, along a cosine, or with the square root of the steps (sqrt).",
+        choices=("linear", "cosine", "sqrt"),
+    )
+    rise_fraction: float = key(
+        0.3, "kind=one_cycle rises in this first part of the steps.", between=(0, 1)
+    )
+    initial_ratio: float = key(
+        0.04, "kind=one_cycle begins at this fraction of the learning rate.", between=(0, 1)
+    )
+    plateau: PlateauConfig = section(PlateauConfig)
+    _target_: str | None = key(
+        None,
+        "This function of the step, counted from 0, returns a factor of the learning rate, in "
+        "place of kind. If its first argument is called optimizer, as that of torch's schedulers, "
+        "it makes a scheduler. It gets max_steps if it has such an argument, and options.",
+    )
+    options: dict[str, Any] = key({}, "`_target_` also gets these keyword arguments.")

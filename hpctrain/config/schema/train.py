@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hpctrain.config.schema.key import key, section
 
@@ -77,6 +78,44 @@ class LocalSGDConfig:
     )
 
 
+def _check_patterns(patterns: Any) -> str:
+    texts = patterns if isinstance(patterns, list) else [patterns]
+    fits = patterns is None or (texts and all(isinstance(text, str) and text for text in texts))
+    return "" if fits else "it must be a pattern, a list of patterns, or null"
+
+
+@dataclass
+class LoRAConfig:
+    """Only small matrices beside chosen linear layers are trained (LoRA, Hu et al. 2021).
+
+    The weights of the model are those of checkpoint.init_from, which are not changed or saved.
+    """
+
+    match: Any = key(
+        None,
+        "Linear layers whose names fit one of these patterns get an adapter: one pattern, or a "
+        "list. A * stands for any text. Null trains the model itself.",
+        check=_check_patterns,
+    )
+    rank: int = key(8, "Adapters have this rank.", at_least=1)
+    alpha: float = key(16.0, "What an adapter adds is multiplied by alpha / rank.", above=0)
+    dropout: float = key(
+        0.0,
+        "In training, inputs of adapters are zeroed with this probability.",
+        between=(0, 0.999),
+    )
+    also: list[str] = key(
+        [],
+        "Parameters whose names fit one of these patterns are trained and saved as well, such as "
+        "those of a new head.",
+    )
+
+    @property
+    def patterns(self) -> list[str]:
+        """The patterns of `match`; none without LoRA."""
+        return [self.match] if isinstance(self.match, str) else list(self.match or [])
+
+
 def _check_micro_batch_size(size: str | None) -> str:
     if size is None or size == "auto" or (size.isdecimal() and int(size) > 0):
         return ""
@@ -91,7 +130,10 @@ class EarlyStoppingConfig:
         None, "This metric decides, such as val/loss. Null means no early stopping."
     )
     patience: int = key(
-        5, "So many evaluations in a row without a better value end the run.", at_least=1
+        5,
+        "So many values in a row that are not better end the run: val/NAME has one for each "
+        "evaluation, train/NAME one for each train.log_every steps.",
+        at_least=1,
     )
     mode: str | None = key(
         None,
@@ -226,6 +268,7 @@ class TrainConfig:
         "run starts at step 0. With false this is an error. A run that has checkpoints resumes.",
         identity=False,
     )
+    lora: LoRAConfig = section(LoRAConfig)
     compression: CompressionConfig = section(CompressionConfig)
     local_sgd: LocalSGDConfig = section(LocalSGDConfig)
 
@@ -257,8 +300,34 @@ class PrecisionConfig:
 class CheckpointConfig:
     """Checkpoints: a run resumes from the newest that is not damaged."""
 
+    init_from: str | None = key(
+        None,
+        "The first attempt of the run starts from these weights: a run, one of its checkpoints, a "
+        ".safetensors file, or a folder of Hugging Face. A run that has a checkpoint of its own "
+        "resumes from that. Null starts from the initial values of the model.",
+        identity=False,
+    )
+    init_digest: str | None = key(
+        None,
+        "The digest of the weights in init_from; it is part of the run's name, and no other "
+        "weights are loaded. Null is filled in when the run is asked for.",
+    )
+    init_rename: list[dict[str, Any]] = key(
+        [],
+        "Names in init_from get the names of the model: the first {match: PATTERN, to: NAME} that "
+        "fits. Each * stands for any text, and those of `to` for what those of `match` have found.",
+    )
+    init_skip: list[str] = key(
+        [],
+        "Weights of the model whose names fit one of these patterns keep their initial values, "
+        "such as a head of another shape. A * stands for any text.",
+    )
     every_steps: int = key(
-        200, "A checkpoint is written every this many steps.", unit="steps", at_least=1
+        200,
+        "A checkpoint is written every this many steps.",
+        unit="steps",
+        at_least=1,
+        identity=False,
     )
     keep: int = key(
         2,
@@ -266,20 +335,24 @@ class CheckpointConfig:
         "newest may be damaged.",
         unit="checkpoints",
         at_least=2,
+        identity=False,
     )
     keep_every: int | None = key(
         None,
         "The checkpoints of each multiple of this step are kept as well.",
         unit="steps",
         at_least=1,
+        identity=False,
     )
     best: str | None = key(
         None,
         "An evaluation in which this metric is better than ever before, such as val/loss, saves a "
         "checkpoint, which is kept and marked as the best. Null keeps no best checkpoint.",
+        identity=False,
     )
     best_mode: str | None = key(
         None,
         "Lower values of best are better (min), or higher ones (max). Null takes it from the name.",
         choices=(None, "min", "max"),
+        identity=False,
     )

@@ -22,7 +22,9 @@ from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_optimizer import build_optimizer
+from hpctrain.job.building.build_schedule import build_schedule
 from hpctrain.job.building.effective import Effective
+from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
@@ -34,11 +36,12 @@ from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.best import Best
 from hpctrain.training.display import Display, choose_display
-from hpctrain.training.hooks import Hooks
+from hpctrain.training.hooks import Hook, Hooks
 from hpctrain.training.improvement import Improvement
+from hpctrain.training.measuring.account import Account
+from hpctrain.training.measuring.meter import Meter
+from hpctrain.training.measuring.slow_ranks import SlowRanks
 from hpctrain.training.progress_file import ProgressFile
-from hpctrain.training.schedule import Schedule
-from hpctrain.training.slow_ranks import SlowRanks
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
 
@@ -52,6 +55,7 @@ def build(
     device: torch.device,
     tracker: Tracker,
     stop: Stop,
+    account: Account,
 ) -> Trainer:
     """Build the trainer that `config` describes; every rank of the process group calls this.
 
@@ -84,6 +88,7 @@ def build(
         precision,
         loss_parallel=getattr(task, "loss_parallel", False),
     )
+    load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.stream)
@@ -91,6 +96,7 @@ def build(
     checkpointer = Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
+        base=adapted_base(config),
     )
     return Trainer(
         train_step=TrainStep(
@@ -103,9 +109,7 @@ def build(
             micro_batches=micro_batches,
             base_lr=config.optimizer.lr,
         ),
-        schedule=Schedule(
-            effective.lr, config.scheduler, effective.max_steps, effective.warmup_steps
-        ),
+        schedule=build_schedule(config.scheduler, effective),
         loader=loader,
         evaluation=evaluation,
         checkpointer=checkpointer,
@@ -114,17 +118,24 @@ def build(
         stop=stop,
         device=device,
         max_steps=effective.max_steps,
-        global_batch_size=sizes.global_size,
         every=Every(
             log=config.train.log_every,
             evaluate=config.train.eval_every or loader.steps_per_epoch,
             checkpoint=config.checkpoint.every_steps,
         ),
-        slow_ranks=SlowRanks(mesh, ranks.rank, ranks.host),
+        meter=Meter(
+            loader,
+            sizes.global_size,
+            account,
+            SlowRanks(mesh, ranks.rank, ranks.host),
+            precision,
+            tracker,
+            counts_tokens=getattr(task, "counts", "samples") == "tokens",
+        ),
         asked=Asked.of(config),
         patience=_patience(config.train.early_stopping),
-        best=_best(config.checkpoint, run, ranks, tracker, checkpointer),
-        hooks=Hooks([make(f"hooks[{i}]", node) for i, node in enumerate(config.hooks)]),
+        best=_best(config.checkpoint, run, ranks, checkpointer),
+        hooks=_hooks(config),
     )
 
 
@@ -133,21 +144,25 @@ def _patience(stopping: EarlyStoppingConfig) -> Improvement:
     return Improvement(stopping.metric, stopping.mode, stopping.min_delta, patience)
 
 
+def _hooks(config: Config) -> Hooks:
+    made = [make(f"hooks[{i}]", node) for i, node in enumerate(config.hooks)]
+    for i, hook in enumerate(made):
+        if not isinstance(hook, Hook):
+            raise ConfigError(
+                f"hooks[{i}]={config.hooks[i]}: it makes a {type(hook).__name__}; it must be a "
+                "class that inherits from hpctrain.training.Hook"
+            )
+    return Hooks(made)
+
+
 def _best(
-    config: CheckpointConfig,
-    run: RunDir,
-    ranks: RankInfo,
-    tracker: Tracker,
-    checkpointer: Checkpointer,
+    config: CheckpointConfig, run: RunDir, ranks: RankInfo, checkpointer: Checkpointer
 ) -> Best:
-    """Return what keeps the best checkpoint; rank 0 notes it in run.json and in MLflow."""
+    """Return what keeps the best checkpoint; rank 0 notes it in run.json."""
 
     def record(best: dict[str, Any]) -> None:
-        known = run.read().get("best") if ranks.is_main else best
-        if known != best:
+        if ranks.is_main and run.read().get("best") != best:
             run.update(best=best)
-            value, step = best["value"], best["step"]
-            tracker.log_metrics({f"best/{best['metric']}": value, "best/step": step}, step)
 
     return Best(config.best, config.best_mode, record, checkpointer.exists)
 

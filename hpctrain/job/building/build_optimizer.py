@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 
+from hpctrain.config.rules.parameter_rules import NAMED
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.job.building.make import make
+from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 
@@ -27,6 +32,37 @@ def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.opti
             "weight_decay": config.weight_decay,
             **config.options,
         },
-        model.parameters,
+        _given(config, model),
     )
+    for group in optimizer.param_groups:
+        # torch keeps names that it was given, and then refuses to name the state by parameters.
+        group.pop("param_names", None)
     return optimizer
+
+
+def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
+    """Return what the optimizer gets: the parameters, with their names, or in groups."""
+    if _takes_names(config._target_):
+        return [*zip(model.names, model.parameters, strict=True)]
+    plain, groups = Setting(), dict[Setting, list[torch.nn.Parameter]]()
+    for name, parameter in zip(model.names, model.parameters, strict=True):
+        groups.setdefault(model.settings.get(name, plain), []).append(parameter)
+    if {*groups} <= {plain}:
+        return model.parameters
+    return [
+        {
+            "params": parameters,
+            "lr": config.lr * own.lr_factor,
+            "weight_decay": config.weight_decay if own.weight_decay is None else own.weight_decay,
+        }
+        for own, parameters in groups.items()
+    ]
+
+
+def _takes_names(target: str) -> bool:
+    called = make("optimizer", {"_target_": target, "_partial_": True}).func
+    try:
+        parameters = inspect.signature(called).parameters
+    except (TypeError, ValueError):  # some compiled functions have no signature
+        return False
+    return next(iter(parameters), "") == NAMED

@@ -10,7 +10,7 @@ others, which change how gradients are reduced.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -18,11 +18,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.reducing.expert_loads import Loads
 from hpctrain.parallel.reducing.scalars import Scalar, Scalars, added, at_most, scalars
 from hpctrain.shards.types import Batch
@@ -42,8 +44,10 @@ class ParallelModel:
     Attributes:
         step: The number of global steps that have been made.
         loads: The loads of its experts, if it has any.
-        parameters: Every parameter once. They are listed when the object is made, because FSDP2
-            exchanges those of the module during a pass.
+        parameters: Every parameter that is trained, once. They are listed when the object is made,
+            because FSDP2 exchanges those of the module during a pass.
+        names: The names of these parameters in the plain model.
+        settings: What the config says about parameters, by name; empty if it says nothing.
         can_repeat: Whether a step can be made again after an error in the middle: other ranks do
             not wait in a collective operation then.
     """
@@ -61,7 +65,11 @@ class ParallelModel:
     ) -> None:
         self.module, self.mesh, self.precision = module, mesh, precision
         self.accumulate, self.step = accumulate, 0
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        prefix = "module." if isinstance(module, DistributedDataParallel) else ""
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.names = [name.removeprefix(prefix) for name, _ in trained]
+        self.parameters = [parameter for _, parameter in trained]
+        self.settings: Mapping[str, Setting] = {}
         self.loads = Loads(module)
         self._loss = loss_parallel if divided_loss else nullcontext
 

@@ -22,7 +22,7 @@ from hpctrain.tasks.task import SplitTask, Sums, Task
 _NEEDED = ("update", "compute", "reset", "to", "modules")
 
 
-class Measuring(SplitTask):
+class _Measuring(SplitTask):
     """A task that also remembers what its metrics are to be updated with.
 
     A pipeline may compute the sums of a micro-batch twice, once to learn shapes. So the last
@@ -82,7 +82,7 @@ class Measuring(SplitTask):
                     ) from error
 
 
-def measuring(task: Task, device: torch.device) -> Measuring | None:
+def measuring(task: Task, device: torch.device) -> _Measuring | None:
     """Return the task with its metrics, None if it has none.
 
     Raises:
@@ -96,7 +96,7 @@ def measuring(task: Task, device: torch.device) -> Measuring | None:
             f"task._target_={kind.__module__}.{kind.__qualname__} has metrics, but is no "
             "hpctrain.tasks.SplitTask, whose `measured` says what they get"
         )
-    return Measuring(task, device)
+    return _Measuring(task, device)
 
 
 def _moved(name: str, metric: Any, device: torch.device) -> Any:

@@ -1,0 +1,79 @@
+"""Give a model on its ranks the weights that it starts from, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+from hpctrain.checkpoint.matching import Match, Rename, match
+from hpctrain.checkpoint.stored_weights import StoredWeights
+from hpctrain.checkpoint.tensor_reader import module_state
+from hpctrain.distributed import objects
+from hpctrain.models.lora import is_adapter
+
+
+def start_from(
+    module: nn.Module,
+    weights: StoredWeights,
+    rename: Sequence[Rename] = (),
+    skip: Sequence[str] = (),
+    stages: dist.ProcessGroup | None = None,
+) -> Match:
+    """Load the weights whose names the model has, in place; all ranks call this together.
+
+    Adapters (LoRA) are left as they are.
+
+    Args:
+        module: The model, wrapped or not, divided or not, with memory.
+        weights: What is loaded.
+        rename: How stored names become those of the model.
+        skip: Patterns of names that are not loaded.
+        stages: The ranks that have the stages of a pipeline; None without a pipeline.
+
+    Returns:
+        What matched in the whole model, the same on all ranks.
+
+    Raises:
+        ConfigError: A pattern fits nothing, shapes differ, or nothing matches.
+        StorageError: A file cannot be read.
+    """
+    own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
+    shapes = {name: tuple(value.shape) for name, value in own.items()}
+    ties = _ties(module)
+    if stages is not None:
+        parts = objects.all_gather(shapes, stages)
+        shapes = {name: tuple(shape) for part in parts for name, shape in part.items()}
+    found = match(weights.shapes, shapes, rename, skip, ties)
+    weights.load({source: own[name] for name, source in found.stored.items() if name in own})
+    return found
+
+
+def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that are saved, by their names in the plain model.
+
+    They share memory with the module.
+    """
+    state = module_state(get_model_state_dict(module))
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _ties(module: nn.Module) -> dict[str, str]:
+    """Return the first name of each parameter that several modules share."""
+    first: dict[int, str] = {}
+    ties: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        plain = plain_name(name)
+        ties[plain] = first.setdefault(id(parameter), plain)
+    return ties
+
+
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
+
+
+def plain_name(name: str) -> str:
+    """Return the name in the plain model, without what DDP, the compiler and others add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -1,0 +1,106 @@
+"""Read weights of any layout into a model of any layout: each rank reads only its own part.
+
+checkpoint of ours    the reader of DCP, which reads what a DTensor needs
+safetensors           the slices that a DTensor needs, without the rest of the file
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from hpctrain.checkpoint.tensor_reader import Reader
+from hpctrain.checkpoint.weight_files import Stored, WeightFiles
+from hpctrain.errors import StorageError
+
+
+class StoredWeights(Protocol):
+    """Weights in files."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each by name."""
+
+    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """Copy weights into tensors, in place; this process does it alone.
+
+        Args:
+            targets: The tensor for each stored name, of the same shape and any dtype. Of a DTensor
+                only this rank's part is read.
+
+        Raises:
+            StorageError: A file cannot be read.
+        """
+
+
+def open_weights(files: WeightFiles) -> StoredWeights:
+    """Return what reads these files."""
+    if files.tensors is None:
+        return _OfCheckpoint(files.path)
+    return _OfSafetensors(files.tensors)
+
+
+class _OfCheckpoint:
+    """The weights of the model in a checkpoint.
+
+    Where the ranks had models that differ (local SGD), rank 0's are taken.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._reader = Reader(checkpoint)
+        saved = self._reader.saved
+        alone = any(name.startswith("replica.0.model.") for name in saved)
+        self._part = "replica.0.model" if alone else "model"
+        self.shapes = {
+            name.removeprefix(f"{self._part}."): tuple(entry.size)
+            for name, entry in saved.items()
+            if name.startswith(f"{self._part}.") and isinstance(entry, TensorStorageMetadata)
+        }
+
+    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
+        if targets:
+            self._reader.load({self._part: dict(targets)}, no_dist=True)
+
+
+class _OfSafetensors:
+    """The tensors of safetensors files; a file is mapped, and only what is asked for is read."""
+
+    def __init__(self, tensors: Mapping[str, Stored]) -> None:
+        self._tensors = tensors
+        self.shapes = {name: stored.shape for name, stored in tensors.items()}
+
+    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        by_file: dict[Path, list[str]] = defaultdict(list)
+        for name in targets:
+            by_file[self._tensors[name].file].append(name)
+        for path, names in by_file.items():
+            try:
+                with safe_open(path, "pt") as file, torch.no_grad():
+                    for name in names:
+                        target = targets[name]
+                        local = target.to_local() if isinstance(target, DTensor) else target
+                        if not target.ndim:
+                            local.copy_(file.get_tensor(name))
+                        elif local.numel():
+                            local.copy_(file.get_slice(name)[_own_region(target)])
+            except (SafetensorError, OSError) as error:
+                raise StorageError(f"{path}: cannot be read ({error})") from error
+
+
+def _own_region(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """Return the part of the whole tensor that this rank has, as one slice for each dimension."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))

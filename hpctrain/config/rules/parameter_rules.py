@@ -1,0 +1,56 @@
+"""What each of `optimizer.groups` must look like, before there is a model with names to match."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from hpctrain.config.rules import arguments
+from hpctrain.config.schema import OptimizerConfig
+
+NAMED = "named_parameters"  # an optimizer whose first argument has this name gets pairs
+_KEYS = ("match", "lr_factor", "weight_decay", "freeze")
+
+
+def problems(config: OptimizerConfig) -> Iterator[str]:
+    """Yield what is wrong with `optimizer.groups` and `optimizer.layer_decay`.
+
+    Args:
+        config: The section `optimizer`, whose `_target_` exists.
+    """
+    for i, rule in enumerate(config.groups):
+        yield from _rule(f"optimizer.groups[{i}]", rule)
+    sets = config.layer_decay is not None or any(
+        {"lr_factor", "weight_decay"} & rule.keys() for rule in config.groups
+    )
+    known = arguments.signature(config._target_)
+    if sets and known and known.parameters and known.parameters[0].name == NAMED:
+        yield (
+            f"optimizer._target_={config._target_} takes {NAMED} and makes the groups itself: "
+            "optimizer.groups may only freeze, and optimizer.layer_decay must be null"
+        )
+
+
+def patterns(rule: dict[str, Any]) -> list[str]:
+    """Return the patterns of a rule, which has one or a list of them."""
+    match = rule["match"]
+    return [match] if isinstance(match, str) else list(match)
+
+
+def _rule(key: str, rule: dict[str, Any]) -> Iterator[str]:
+    for unknown in [name for name in rule if name not in _KEYS]:
+        yield f"{key}.{unknown} is unknown: a group has {', '.join(_KEYS)}"
+    match = rule.get("match")
+    texts = match if isinstance(match, list) else [match]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        yield f"{key}.match={match}: it must be a pattern such as '*.bias', or a list of them"
+    for name, lowest in (("lr_factor", "greater than 0"), ("weight_decay", "at least 0")):
+        value = rule.get(name, 1.0)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < math.inf or (name == "lr_factor" and value == 0):
+            yield f"{key}.{name}={value}: it must be a number {lowest}"
+    if not isinstance(rule.get("freeze", True), bool):
+        yield f"{key}.freeze={rule['freeze']}: it must be true or false"
+    if not rule.keys() & {*_KEYS[1:]}:
+        yield f"{key}={rule}: it changes nothing; give {', '.join(_KEYS[1:])}"

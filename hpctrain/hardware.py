@@ -1,0 +1,289 @@
+"""What a GPU can do, and what it costs: one file of `conf/hardware` for each kind of machine.
+
+    conf/hardware/h100_sxm.yaml ──┐
+    a user's --config-dir         ├── Hardware ── plan, MFU, cost, doctor, report
+    torch.cuda.get_device_name() ─┘
+
+A figure that a file leaves out is None: what would need it is left out, too, and never guessed.
+This module does not import torch, so that a login node can use it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpctrain.errors import ConfigError
+
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+_PRICES = ("own", "on_demand", "spot")  # the first that a file gives is the one that counts
+
+_GIB = 2**30
+_TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
+_KEYS = (
+    *("name", "title", "devices", "memory_gib", "peak_tflops", "memory_gb_per_s", "gpus_per_node"),
+    *("inside", "between", "power_w", "price"),
+)
+_LINK_KEYS = ("kind", "gb_per_s", "latency_us")
+_PRICE_KEYS = (*_PRICES, "date")
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects the GPUs of a node, or the nodes.
+
+    Attributes:
+        kind: Its name, such as `NVLink 4`.
+        bandwidth: Bytes per second that one GPU can send, while it receives as many.
+        latency_s: Seconds that the smallest message takes.
+    """
+
+    kind: str = ""
+    bandwidth: float | None = None
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one GPU costs.
+
+    Attributes:
+        amount: The price of one GPU for one hour.
+        currency: Such as USD.
+        kind: `own`, `on_demand` or `spot`.
+        date: When the price was valid.
+    """
+
+    amount: float
+    currency: str
+    kind: str
+    date: str = ""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of GPU in its usual node. Every figure may be None, which means unknown.
+
+    Attributes:
+        name: The name of the file, as in `hardware=h100_sxm`.
+        title: The name for a reader.
+        memory_bytes: The memory that the device reports.
+        peak_flops: Dense floating point operations per second, by the names of `precision.compute`.
+        memory_bandwidth: Bytes per second.
+        gpus_per_node: The GPUs of a usual node.
+        inside: The link between the GPUs of a node.
+        between: The link between nodes, per GPU.
+        power_w: The power limit of a GPU, in watts.
+        prices: What a GPU costs, by kind.
+        devices: The exact names that torch and the driver report.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int | None
+    peak_flops: Mapping[str, float]
+    memory_bandwidth: float | None
+    gpus_per_node: int | None
+    inside: Link
+    between: Link
+    power_w: float | None
+    prices: Mapping[str, Price]
+    devices: tuple[str, ...] = ()
+
+    @property
+    def price_per_hour(self) -> Price | None:
+        """The price that counts: a user's own, or else on demand, or else spot."""
+        return next((self.prices[kind] for kind in _PRICES if kind in self.prices), None)
+
+    def peak(self, compute: str) -> float | None:
+        """Return the dense peak in FLOP/s of a format, or None if it is unknown.
+
+        Args:
+            compute: A value of `precision.compute`.
+        """
+        return self.peak_flops.get(compute)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """The figures that the file leaves out, with what cannot be said without them."""
+        parts = {
+            "memory_gib": (self.memory_bytes, "whether a layout fits"),
+            "peak_tflops": (self.peak_flops or None, "step time, MFU and all that follows"),
+            "memory_gb_per_s": (self.memory_bandwidth, "the time of work bound by memory"),
+            "gpus_per_node": (self.gpus_per_node, "which ranks share a node"),
+            "inside.gb_per_s": (self.inside.bandwidth, "communication inside a node"),
+            "between.gb_per_s": (self.between.bandwidth, "communication between nodes"),
+            "power_w": (self.power_w, "energy"),
+            "price": (self.prices or None, "cost"),
+        }
+        return {name: lost for name, (value, lost) in parts.items() if value is None}
+
+
+def _conf_folder() -> Path:
+    """Return `conf/hardware`: in a checkout it is beside the package, in a wheel inside it."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf" / "hardware"
+    return inside if inside.is_dir() else package.parent / "conf" / "hardware"
+
+
+def known(folders: Iterable[Path | str] = ()) -> list[str]:
+    """Return the names of all hardware files, in alphabetical order.
+
+    Args:
+        folders: Folders of configs, as for --config-dir, whose folder `hardware` counts too.
+    """
+    return sorted({path.stem for path in _files(folders)})
+
+
+def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
+    """Read the file of a machine.
+
+    Args:
+        name: The name of the file without `.yaml`.
+        folders: As for `known`; the first that has the file wins.
+
+    Raises:
+        ConfigError: There is no such file, or it is wrong.
+    """
+    folders = list(folders)
+    path = next((path for path in _files(folders) if path.stem == name), None)
+    if path is None:
+        raise ConfigError(
+            f"hardware={name}: known are {', '.join(known(folders))}. For another machine write "
+            "hardware/NAME.yaml in the manner of conf/hardware/h100_sxm.yaml, into conf or a "
+            "folder that --config-dir names"
+        )
+    try:
+        section = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: it has no keys; conf/hardware/h100_sxm.yaml is an example")
+    return of_section({"name": name, **section}, str(path))
+
+
+def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
+    """Return the hardware of the section `hardware` of a config.
+
+    Args:
+        section: The keys of a file of `conf/hardware`.
+        where: The name of the section or the file, for errors.
+
+    Raises:
+        ConfigError: A key is unknown or has a bad value.
+    """
+    _check_keys(where, section, _KEYS)
+    peaks = _mapping(f"{where}.peak_tflops", section.get("peak_tflops"), DTYPES)
+    memory, rate = (
+        _number(f"{where}.{key}", section.get(key)) for key in ("memory_gib", "memory_gb_per_s")
+    )
+    gpus = _number(f"{where}.gpus_per_node", section.get("gpus_per_node"))
+    if gpus is not None and gpus != int(gpus):
+        raise ConfigError(f"{where}.gpus_per_node={gpus:g}: it must be a whole number")
+    prices = _mapping(f"{where}.price", section.get("price"), _PRICE_KEYS)
+    date = str(prices.pop("date", None) or "")
+    return Hardware(
+        name=str(section.get("name") or "hardware"),
+        title=str(section.get("title") or section.get("name") or "hardware"),
+        memory_bytes=None if memory is None else int(memory * _GIB),
+        peak_flops={
+            dtype: 1e12 * peak
+            for dtype, value in peaks.items()
+            if (peak := _number(f"{where}.peak_tflops.{dtype}", value)) is not None
+        },
+        memory_bandwidth=None if rate is None else 1e9 * rate,
+        gpus_per_node=None if gpus is None else int(gpus),
+        inside=_link(f"{where}.inside", section.get("inside")),
+        between=_link(f"{where}.between", section.get("between")),
+        power_w=_number(f"{where}.power_w", section.get("power_w")),
+        prices={
+            kind: _price(f"{where}.price.{kind}", kind, value, date)
+            for kind, value in prices.items()
+            if value is not None
+        },
+        devices=tuple(str(device) for device in section.get("devices") or ()),
+    )
+
+
+def of_device(
+    device_title: str, memory_bytes: int | None = None, folders: Iterable[Path | str] = ()
+) -> Hardware | None:
+    """Return the hardware of a device; None if no file has exactly this name and memory.
+
+    Args:
+        device_title: What `torch.cuda.get_device_name()` returns.
+        memory_bytes: The memory that the device reports; None does not compare it.
+        folders: As for `known`.
+    """
+    folders = list(folders)
+    for name in known(folders):
+        hardware = load(name, folders)
+        if device_title in hardware.devices and _as_large(hardware.memory_bytes, memory_bytes):
+            return hardware
+    return None
+
+
+def _as_large(stated: int | None, reported: int | None) -> bool:
+    if stated is None or reported is None:
+        return True
+    return abs(reported - stated) <= _TOLERANCE * stated
+
+
+def _files(folders: Iterable[Path | str]) -> list[Path]:
+    places = [*(Path(folder) / "hardware" for folder in folders), _conf_folder()]
+    return [path for place in places for path in sorted(place.glob("*.yaml"))]
+
+
+def _link(where: str, node: Any) -> Link:
+    link = _mapping(where, node, _LINK_KEYS)
+    rate = _number(f"{where}.gb_per_s", link.get("gb_per_s"))
+    latency = _number(f"{where}.latency_us", link.get("latency_us"))
+    return Link(
+        str(link.get("kind") or ""),
+        None if rate is None else 1e9 * rate,
+        None if latency is None else 1e-6 * latency,
+    )
+
+
+def _price(where: str, kind: str, value: Any, date: str) -> Price:
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Z]{3})\s*", str(value))
+    amount = float(found[1]) if found and found[1].count(".") <= 1 and found[1] != "." else None
+    if not found or amount is None:
+        raise ConfigError(
+            f"{where}={value}: a price is an amount and its currency, for one GPU and hour, such "
+            "as 2.50 USD or 2.50 EUR"
+        )
+    return Price(amount, found[2], kind, date)
+
+
+def _check_keys(where: str, section: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
+    for key in section:
+        if key not in allowed:
+            raise ConfigError(f"{where}.{key} is unknown: allowed are {', '.join(allowed)}")
+
+
+def _mapping(where: str, node: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
+    if node is None:
+        return {}
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{where}={node}: it must be {{{': ..., '.join(allowed)}: ...}}")
+    _check_keys(where, node, allowed)
+    return dict(node)
+
+
+def _number(where: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ConfigError(f"{where}={value}: it must be a number greater than 0, or null (unknown)")
+    return number

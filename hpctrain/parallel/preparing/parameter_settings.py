@@ -1,0 +1,136 @@
+"""What the config says about single parameters: their learning rate, weight decay, freezing.
+
+    optimizer.groups: [{match: '*.bias', weight_decay: 0}, {match: 'encoder.*', lr_factor: 0.1}]
+    encoder.layer.bias   weight_decay 0 and lr_factor 0.1: all rules that match count
+                         where two of them give the same key, the last one decides
+
+The names are those of the whole model on one process. So the patterns mean the same in every
+layout, and a pattern that matches nothing is an error although a stage of a pipeline may have none
+of the parameters.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from hpctrain.config.rules.parameter_rules import patterns
+from hpctrain.config.schema import OptimizerConfig
+from hpctrain.errors import ConfigError
+from hpctrain.parallel.preparing.blocks import find_blocks
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What holds for a parameter.
+
+    Attributes:
+        lr_factor: Its learning rate is that of the schedule times this.
+        weight_decay: Its weight decay; None means that of the config.
+        freeze: Whether it is not trained.
+    """
+
+    lr_factor: float = 1.0
+    weight_decay: float | None = None
+    freeze: bool = False
+
+
+def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> dict[str, Setting]:
+    """Return the setting of each parameter, by name; those that modules share have several names.
+
+    Args:
+        model: The whole model, possibly on the meta device.
+        config: The section `optimizer`.
+        blocks: The class names of the blocks, from `parallel.blocks`.
+
+    Raises:
+        ConfigError: A pattern matches no parameter, no parameter is left to be trained, or
+            layer_decay needs blocks that cannot be found.
+    """
+    if not config.groups and config.layer_decay is None:
+        return {}
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    every = [name for same in names.values() for name in same]
+    for i, rule in enumerate(config.groups):
+        for pattern in patterns(rule):
+            if not any(fnmatchcase(name, pattern) for name in every):
+                raise ConfigError(_unmatched(f"optimizer.groups[{i}].match", pattern, every))
+    depths = {} if config.layer_decay is None else _decayed(model, config.layer_decay, blocks)
+    found: dict[str, Setting] = {}
+    trained = False
+    for parameter in model.parameters():
+        same = names[id(parameter)]
+        made = _setting(same, config.groups, depths.get(same[0], 1.0))
+        trained |= parameter.requires_grad and not made.freeze
+        found |= dict.fromkeys(same, made)
+    if not trained:
+        raise ConfigError("optimizer.groups freezes every parameter: there is nothing to train")
+    return found
+
+
+def freeze(model: nn.Module, settings: Mapping[str, Setting]) -> None:
+    """Let no gradient be computed for the parameters that are frozen.
+
+    Args:
+        model: What this rank has of the model, with the names of the whole model.
+        settings: As the function `settings` has returned it.
+
+    Raises:
+        ConfigError: No parameter of this rank is left, which pipelines cannot have.
+    """
+    for name, parameter in model.named_parameters():
+        if name in settings and settings[name].freeze:
+            parameter.requires_grad_(False)
+    if settings and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            "optimizer.groups freezes every parameter of a stage of the pipeline: use fewer stages "
+            "(parallel.pp), or freeze less"
+        )
+
+
+def _setting(names: Sequence[str], rules: Sequence[dict[str, Any]], factor: float) -> Setting:
+    given: dict[str, Any] = {}
+    for rule in rules:
+        if any(fnmatchcase(name, pattern) for pattern in patterns(rule) for name in names):
+            given |= rule
+    made = Setting(**{key.name: given[key.name] for key in fields(Setting) if key.name in given})
+    return Setting(made.lr_factor * factor, made.weight_decay, made.freeze)
+
+
+def _decayed(model: nn.Module, decay: float, classes: list[str]) -> dict[str, float]:
+    """Return the factor of each parameter for layer-wise decay.
+
+    The layers are counted as by BEiT (Bao et al. 2022), which has the decay from ELECTRA (Clark et
+    al. 2020): what the model registers before its first block is layer 0, the blocks are 1 to n,
+    and what comes after them is layer n + 1, whose factor is 1.
+    """
+    try:
+        blocks = [name for name, _ in find_blocks(model, classes)]
+    except ConfigError as error:
+        raise ConfigError(f"optimizer.layer_decay={decay}: {error}") from error
+    layer, last = 0, len(blocks) + 1
+    factors = {}
+    for name, _ in model.named_parameters():
+        inside = (i for i, block in enumerate(blocks) if name.startswith(f"{block}."))
+        # A parameter outside of the blocks comes before the first of them, or after one.
+        layer = next(inside, -1 if layer == 0 else last - 1) + 1
+        factors[name] = decay ** (last - layer)
+    return factors
+
+
+def _unmatched(key: str, pattern: str, names: Sequence[str]) -> str:
+    modules = {f"{name[:i]}.*" for name in names for i, c in enumerate(name) if c == "."}
+    near = difflib.get_close_matches(pattern, [*names, *sorted(modules)], 3, cutoff=0.5)
+    known = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names[:_SHOWN])}"
+    more = "" if near or len(names) <= _SHOWN else f", and {len(names) - _SHOWN} more"
+    return f"{key}={pattern}: the model has no parameter with such a name; {known}{more}"
+
+
+_SHOWN = 6

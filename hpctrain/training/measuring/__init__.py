@@ -1,0 +1,1 @@
+"""What the training measures of itself: times of steps, memory, and where the seconds went."""

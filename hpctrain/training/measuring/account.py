@@ -1,0 +1,65 @@
+"""Where the seconds of an attempt went: every moment since its process began is in one part.
+
+    startup │ compute   compute   compute │ evaluation │ compute │ checkpoint │ ...
+              └── of it: data_wait, communication, compile, as the meter finds them
+
+The parts add up to the whole time, because one clock goes from part to part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PARTS = (
+    *("startup", "compile", "compute", "communication", "data_wait"),
+    *("checkpoint", "evaluation", "other"),
+)
+
+
+class Account:
+    """The seconds of an attempt by part; it begins in the part `startup`.
+
+    Args:
+        began: When the attempt began, on the clock of `time.monotonic`.
+        devices: The number of devices, such as GPUs, that the attempt occupies.
+        before_s: The seconds of the attempts before, times the devices that each has occupied.
+    """
+
+    def __init__(self, began: float, devices: int = 1, before_s: float = 0.0) -> None:
+        self.devices, self._before_s = devices, before_s
+        self._began = self._since = began
+        self._part = "startup"
+        self._seconds = dict.fromkeys(_PARTS, 0.0)
+
+    def enter(self, part: str) -> None:
+        """Let what follows count for a part, such as `checkpoint`."""
+        now = time.monotonic()
+        self._seconds[self._part] += now - self._since
+        self._part, self._since = part, now
+
+    @contextmanager
+    def spent(self, part: str) -> Iterator[None]:
+        """Count the context for a part, and go on with the part that was before."""
+        before = self._part
+        self.enter(part)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def move(self, part: str, seconds: float) -> None:
+        """Count so many seconds of what was counted as `compute` for another part."""
+        self._seconds["compute"] -= seconds
+        self._seconds[part] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each part up to now."""
+        self.enter(self._part)
+        return dict(self._seconds)
+
+    @property
+    def device_s(self) -> float:
+        """The seconds so far times the devices, of this attempt and those before."""
+        return self._before_s + (time.monotonic() - self._began) * self.devices

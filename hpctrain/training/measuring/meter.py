@@ -1,0 +1,267 @@
+"""What the training measures of itself: speed, times of steps, memory, and where the time went.
+
+    each step    its end ── StepTimes
+    spent(...)   evaluations, checkpoints, reports ── Account; they are left out of the speed
+    report       the metrics `perf/…` since the last report ── the tracker; and a record `time`
+
+A step costs one reading of a clock. What costs more is done at reports, where the host waits for
+the device anyway.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+
+from hpctrain.config import metric_registry as names
+from hpctrain.data.feed import Feed
+from hpctrain.parallel.precision import Precision
+from hpctrain.tracking.tracker import Tracker
+from hpctrain.training.measuring.account import Account
+from hpctrain.training.measuring.slow_ranks import Interval, SlowRanks, WorkClock
+from hpctrain.training.measuring.step_times import StepTimes, percentile
+
+_GIB = 2.0**30
+
+
+class NoMeter:
+    """The null form: it measures nothing."""
+
+    def begin(self, step: int) -> None:
+        """Begin to measure: the next thing that the training does is a step.
+
+        Args:
+            step: The global step that the run is at.
+        """
+
+    def after_step(self, step: int, consumed: int) -> None:
+        """Note the end of a step.
+
+        Args:
+            step: The global step, counted from 1.
+            consumed: The state of the loader after the batch of this step.
+        """
+
+    @contextmanager
+    def spent(self, part: str) -> Iterator[None]:
+        """Count the context for a part of the `Account`, and not for the steps."""
+        yield
+
+    def report(self, counts: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of the steps since the last report; all ranks call this together.
+
+        Args:
+            counts: What the sums of these steps were divided by, over all ranks, by name.
+        """
+        return {}
+
+    def evaluated(self) -> dict[str, float]:
+        """Return the metrics of the evaluation that has just been made."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has to survive a resume, as JSON."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+
+    def close(self) -> None:
+        """Record where the time of this attempt went."""
+
+
+@dataclass
+class _Seconds:
+    """Seconds by several clocks: readings, or what has passed between two of them."""
+
+    at: float = 0.0
+    worked: float = 0.0
+    waited: float = 0.0
+    compiled: float = 0.0
+
+    def __add__(self, other: _Seconds) -> _Seconds:
+        return _Seconds(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: _Seconds) -> _Seconds:
+        return _Seconds(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+class Meter(NoMeter):
+    """Measures the training of one rank.
+
+    Args:
+        loader: The feed of the training.
+        global_batch_size: The samples of a step, over all ranks; the last one of an epoch may have
+            fewer.
+        account: Where the seconds of this attempt went; the meters of an attempt share it.
+        slow_ranks: Compares the ranks at each report.
+        precision: Has the device of this rank, and the scale of the loss.
+        tracker: Gets the records of the account.
+        counts_tokens: Whether the count of the task's loss is one of tokens.
+    """
+
+    def __init__(
+        self,
+        loader: Feed,
+        global_batch_size: int,
+        account: Account,
+        slow_ranks: SlowRanks,
+        precision: Precision,
+        tracker: Tracker,
+        *,
+        counts_tokens: bool = False,
+    ) -> None:
+        self._loader, self._batch_size = loader, global_batch_size
+        self._account, self._slow_ranks = account, slow_ranks
+        self._precision, self._tracker, self._counts_tokens = precision, tracker, counts_tokens
+        self._on_gpu = precision.device.type == "cuda"
+        self._times, self._work = StepTimes(precision.device), WorkClock()
+        self._samples = self._samples_before = self._tokens = self._step = 0
+        self._checkpoint_s = self._evaluation_s = self._asleep_s = 0.0
+
+    def begin(self, step: int) -> None:  # noqa: D102
+        self._account.enter("compute")
+        self._step, self._consumed = step, self._loader.state_dict()["consumed"]
+        self._begin_interval()
+        self._go_on()
+
+    def after_step(self, step: int, consumed: int) -> None:  # noqa: D102
+        self._step = step
+        # The rest of an epoch may be left out, and a batch that was not healthy.
+        self._samples += min(consumed - self._consumed, self._batch_size)
+        self._consumed = consumed
+        self._times.step()
+
+    @contextmanager
+    def spent(self, part: str) -> Iterator[None]:  # noqa: D102
+        self._settle()
+        began = time.monotonic()
+        try:
+            with self._account.spent(part):
+                yield
+        finally:
+            took = time.monotonic() - began
+            self._go_on()
+            if part == "checkpoint":
+                self._checkpoint_s += took
+                self._record()
+            elif part == "evaluation":
+                self._evaluation_s = took
+
+    def report(self, counts: Mapping[str, float]) -> dict[str, float]:  # noqa: D102
+        self._settle()
+        took, times = self._took, sorted(self._times.take())
+        elapsed = max(took.at, 1e-9)
+        memory = _memory(self._precision.device)
+        slowest, memory = self._slow_ranks.compare(
+            Interval(elapsed, took.worked, took.waited, memory)
+        )
+        found: dict[str, float] = {
+            names.SAMPLES_PER_S: (self._samples - self._samples_before) / elapsed,
+            names.SAMPLES_SEEN: self._samples,
+            names.DATA_WAIT_FRACTION: took.waited / elapsed,
+        }
+        if self._counts_tokens:
+            tokens = int(counts.get("loss", 0))
+            self._tokens += tokens
+            found |= {names.TOKENS_PER_S: tokens / elapsed, names.TOKENS_SEEN: self._tokens}
+        if times:
+            found |= {
+                names.STEP_MS_P50: 1000 * percentile(times, 50),
+                names.STEP_MS_P95: 1000 * percentile(times, 95),
+                names.STEP_MS_MAX: 1000 * times[-1],
+            }
+        if slowest is not None:
+            found[names.SLOWEST_RANK] = slowest
+        if self._measures_communication:
+            found[names.COMMUNICATION_FRACTION] = self._asleep_s / elapsed
+        if self._on_gpu:
+            found |= {
+                names.MEMORY_PEAK_GIB: memory[0] / _GIB,
+                names.MEMORY_RESERVED_GIB: memory[1] / _GIB,
+                names.GPU_HOURS: self._account.device_s / 3600,
+            }
+        if self._precision.compute == "fp16":
+            found[names.LOSS_SCALE] = self._precision.scale
+        if self._checkpoint_s:
+            found[names.CHECKPOINT_S] = self._checkpoint_s
+        self._record()
+        self._begin_interval()
+        return found
+
+    def evaluated(self) -> dict[str, float]:  # noqa: D102
+        return {names.EVALUATION_S: self._evaluation_s}
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {"samples": self._samples, "tokens": self._tokens}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        # Older checkpoints do not have it.
+        self._samples = state.get("samples", self._loader.state_dict()["consumed"])
+        self._tokens = state.get("tokens", 0)
+
+    def close(self) -> None:  # noqa: D102
+        self._settle()
+        self._account.enter("other")
+        self._record()
+        self._work.close()
+
+    @property
+    def _measures_communication(self) -> bool:
+        """Whether the time that this rank waits for others is known: a thread that waits sleeps.
+
+        The host of a GPU does not wait; the GPU does, and it does not tell.
+        """
+        return self._account.devices > 1 and not self._on_gpu
+
+    def _begin_interval(self) -> None:
+        self._took, self._asleep_s, self._checkpoint_s = _Seconds(), 0.0, 0.0
+        self._samples_before = self._samples
+
+    def _now(self) -> _Seconds:
+        return _Seconds(time.monotonic(), self._work(), self._loader.wait_s, _compiled_s())
+
+    def _go_on(self) -> None:
+        """Go on with steps: what was before does not count for them."""
+        self._before = self._now()
+        self._times.begin()
+
+    def _settle(self) -> None:
+        """Divide the time since the last call, in which steps were made, into its parts."""
+        now = self._now()
+        took, self._before = now - self._before, now
+        self._took += took
+        self._account.move("data_wait", took.waited)
+        self._account.move("compile", took.compiled)
+        # A compiler that this thread waits for is no other rank.
+        if self._measures_communication and not took.compiled:
+            asleep = max(0.0, took.at - took.worked - took.waited)
+            self._asleep_s += asleep
+            self._account.move("communication", asleep)
+
+    def _record(self) -> None:
+        seconds = self._account.seconds()
+        if self._on_gpu and self._account.devices > 1:
+            del seconds["communication"]  # it is in `compute`
+        self._tracker.log_time(seconds, self._step, self._account.device_s)
+
+
+def _memory(device: torch.device) -> tuple[float, float]:
+    """Return the peaks of the memory of this GPU: needed by tensors, and reserved; in bytes."""
+    if device.type != "cuda":
+        return 0.0, 0.0
+    needed = torch.cuda.max_memory_allocated(device)
+    return float(needed), float(torch.cuda.max_memory_reserved(device))
+
+
+def _compiled_s() -> float:
+    """Return the seconds that torch.compile has taken in this process so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # it is imported only where it is used
+    spent = getattr(dynamo, "calculate_time_spent", None)
+    return float(spent()["total_wall_time"]) if spent is not None else 0.0

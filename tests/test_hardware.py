@@ -1,0 +1,94 @@
+"""Tests of the figures of GPUs: conf/hardware and a user's own files."""
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import ConfigError
+from hpctrain.hardware import DTYPES, Hardware, Link, Price, known, load, of_device, of_section
+
+
+@pytest.mark.parametrize("name", known())
+def test_a_file_is_complete_and_plausible(name: str) -> None:
+    hardware = load(name)
+    assert hardware.name == name
+    if name == "cpu":  # its figures are left open, and it says what that costs
+        assert set(hardware.missing) >= {"memory_gib", "peak_tflops", "power_w", "price"}
+        return
+    assert set(hardware.missing) <= {"price"}
+    assert set(hardware.peak_flops) >= set(DTYPES) - {"fp8"}
+    assert hardware.devices
+    assert 20 * 2**30 < (hardware.memory_bytes or 0) < 300 * 2**30
+    peaks = [hardware.peak_flops[dtype] for dtype in DTYPES if dtype in hardware.peak_flops]
+    assert peaks == sorted(peaks)
+    assert (hardware.inside.bandwidth or 0) > (hardware.between.bandwidth or 0)
+
+
+def test_units() -> None:
+    hardware = load("h100_sxm")
+    assert hardware.peak("bf16") == 989.4e12
+    assert hardware.memory_bandwidth == 3.35e12
+    assert hardware.inside.bandwidth == 450e9
+    assert hardware.inside == Link("NVLink 4", 450e9, pytest.approx(4e-6))
+    assert isinstance(hardware, Hardware)
+    assert hardware.peak("int4") is None
+
+
+def test_the_own_price_counts_first() -> None:
+    section = {"price": {"on_demand": "3 USD", "own": "1.25EUR", "date": "2026-01"}}
+    price = of_section(section).price_per_hour
+    assert price == Price(1.25, "EUR", "own", "2026-01")
+
+
+@pytest.mark.parametrize(
+    ("title", "memory", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", 85_017_493_504, "h100_sxm"),
+        ("NVIDIA A100-SXM4-40GB", 42_298_834_944, "a100_40"),
+        ("NVIDIA GeForce RTX 4090", None, "rtx_4090"),
+        ("NVIDIA H100 80GB HBM3", 96 * 2**30, None),  # another H100 under the same name
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
+        ("Tesla T4", None, None),
+    ],
+)
+def test_a_device_is_known_by_its_exact_name(
+    title: str, memory: int | None, name: str | None
+) -> None:
+    found = of_device(title, memory)
+    assert (found and found.name) == name
+
+
+def test_a_users_file_is_found_first(tmp_path: Path) -> None:
+    folder = tmp_path / "hardware"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("devices: [Mine 1]\nmemory_gib: 10\n")
+    (folder / "cpu.yaml").write_text("memory_gib: 4\n")
+    assert load("mine", [tmp_path]).memory_bytes == 10 * 2**30
+    assert load("cpu", [tmp_path]).memory_bytes == 4 * 2**30
+    assert "mine" in known([tmp_path])
+    found = of_device("Mine 1", folders=[tmp_path])
+    assert found is not None
+    assert "peak_tflops" in found.missing
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ({"memory": 80}, "hardware.memory is unknown: allowed are name, title"),
+        ({"memory_gib": "much"}, "hardware.memory_gib=much: it must be a number"),
+        ({"peak_tflops": {"int4": 1}}, "hardware.peak_tflops.int4 is unknown"),
+        ({"peak_tflops": 3}, "hardware.peak_tflops=3: it must be {fp32"),
+        ({"price": {"own": 3}}, "hardware.price.own=3: a price is an amount and its currency"),
+        ({"gpus_per_node": 2.5}, "hardware.gpus_per_node=2.5: it must be a whole number"),
+        ({"inside": {"gb_per_s": -1}}, "hardware.inside.gb_per_s=-1: it must be a number"),
+    ],
+)
+def test_what_is_wrong_in_a_file(section: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        of_section(section)
+    assert text in str(caught.value)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"hardware=v100: known are a100_40.*hardware/NAME\.yaml"):
+        load("v100")

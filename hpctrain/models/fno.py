@@ -113,9 +113,10 @@ class _SpectralConvolution(nn.Module):
         nn.init.normal_(self.weight, std=(1 / (2 * self.weight.shape[1])) ** 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, width, *grid), any floating dtype, to float32 of the same shape."""
+        """Map (batch, width, *grid) to the same shape; under autocast the result is float32."""
         grid, dims = x.shape[2:], tuple(range(2, x.dim()))
         self._check(grid)
+        mixed_precision = torch.is_autocast_enabled(x.device.type)
         with torch.autocast(x.device.type, enabled=False):
             waves = torch.fft.rfftn(x.float(), dim=dims, norm="forward")
             weight = torch.view_as_complex(self.weight.float().contiguous())
@@ -123,7 +124,8 @@ class _SpectralConvolution(nn.Module):
             for corner, matrix in zip(self._corners(), weight, strict=True):
                 mixed[corner] = torch.einsum("bi...,io...->bo...", waves[corner], matrix)
             out: torch.Tensor = torch.fft.irfftn(mixed, s=grid, dim=dims, norm="forward")
-            return out
+            # Autocast casts what it needs; without it the layers have the dtype of their input.
+            return out if mixed_precision else out.to(x.dtype)
 
     def _corners(self) -> list[tuple[slice, ...]]:
         """Return the places of the lowest modes: those of each sign in all dimensions but one."""

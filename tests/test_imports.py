@@ -33,6 +33,9 @@ ALLOWED: dict[str, set[str]] = {
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
     | {"tracking.server", "shards.ragged", "hardware"},
+    "bench": EVERYBODY
+    | {"config", "data", "distributed", "doctor.measures", "faults.stop", "hardware", "job"}
+    | {"runs", "shards.types", "tracking.tracker", "training"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
@@ -94,7 +97,7 @@ NO_TORCH = (
     *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
     *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),
     *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
-    "doctor.against_hardware",
+    *("doctor.against_hardware", "bench.figures"),
     *(
         "distributed.hostlist",
         "distributed.variables",

@@ -23,19 +23,21 @@ ALLOWED: dict[str, set[str]] = {
     | {"config.schema", "distributed.ranks", "runs.stop_request", "tracking.uploader_process"}
     | {"tracking.samples"},
     "runs": EVERYBODY
-    | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
-    | {"checkpoint.weight_files"}
+    | {"config", *("tracking.store", "tracking.journal", "tracking.page.links")}
+    | {"checkpoint.manifest", "checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY
     | {"config", "runs"}
-    | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"},
+    | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"}
+    | {"tracking.page.links"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
     | {"tracking.server", "shards.ragged", "hardware"},
     "bench": EVERYBODY
     | {"config", "data", "distributed", "doctor.measures", "faults.stop", "hardware", "job"}
     | {"runs", "shards.types", "tracking.tracker", "training"},
+    "top": EVERYBODY | {"commands.select", "runs", "tracking.samples"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
@@ -84,7 +86,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor", "hardware"),
+    *("terminal", "console", "secret_text", "monitor", "top", "hardware"),
     *(
         "tracking",
         "report",
@@ -184,7 +186,12 @@ def test_who_may_not_import_torch_hydra_or_mlflow(module: str) -> None:
         assert "torch" not in found
     if any(within(inner, prefix) for prefix in NO_HYDRA):
         assert not {"hydra", "submitit"} & found
-    if inner not in ("tracking.client", "tracking.mlrun"):
+    if inner not in (
+        "tracking.client",
+        "tracking.mlrun",
+        "tracking.page.publish",
+        "job.mlflow_model",
+    ):
         assert "mlflow" not in found
 
 

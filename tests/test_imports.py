@@ -23,16 +23,20 @@ ALLOWED: dict[str, set[str]] = {
     | {"config.schema", "distributed.ranks", "runs.stop_request", "tracking.uploader_process"}
     | {"tracking.samples"},
     "runs": EVERYBODY
-    | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
-    | {"checkpoint.weight_files"}
+    | {"config", *("tracking.store", "tracking.journal", "tracking.page.links")}
+    | {"checkpoint.manifest", "checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY
     | {"config", "runs"}
-    | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"},
+    | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"}
+    | {"tracking.page.links"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
     | {"tracking.server", "shards.ragged", "hardware"},
+    "bench": EVERYBODY
+    | {"config", "data", "distributed", "doctor.measures", "faults.stop", "hardware", "job"}
+    | {"runs", "shards.types", "tracking.tracker", "training"},
     "top": EVERYBODY | {"commands.select", "runs", "tracking.samples"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
@@ -42,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"commands.select", "commands.observations", "commands.state"}
     | {"tracking.journal", "tracking.samples"},
     "models": {"errors"},
-    "tasks": EVERYBODY | {"shards.types", "data.tokenizer"},
+    "tasks": EVERYBODY | {"shards", "data.tokenizer", "data.sources.reader"},
     "parallel": EVERYBODY
     | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"}
     | {"models.lora"},
@@ -66,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
-    | {"doctor", "launch.slurm.sbatch_options", "models.lora"},
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -95,7 +99,7 @@ NO_TORCH = (
     *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
     *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),
     *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
-    "doctor.against_hardware",
+    *("doctor.against_hardware", "bench.figures"),
     *(
         "distributed.hostlist",
         "distributed.variables",
@@ -182,7 +186,12 @@ def test_who_may_not_import_torch_hydra_or_mlflow(module: str) -> None:
         assert "torch" not in found
     if any(within(inner, prefix) for prefix in NO_HYDRA):
         assert not {"hydra", "submitit"} & found
-    if inner not in ("tracking.client", "tracking.mlrun"):
+    if inner not in (
+        "tracking.client",
+        "tracking.mlrun",
+        "tracking.page.publish",
+        "job.mlflow_model",
+    ):
         assert "mlflow" not in found
 
 

@@ -69,7 +69,7 @@ def mlflow_store(config: Config) -> Finding:
         if store.is_server(uri):
             from hpctrain.tracking import server
 
-            has = server.has_experiment(uri, config.tracking.experiment)
+            has = server.experiment_id(uri, config.tracking.experiment) is not None
             made = "is there" if has else "is made by the first run"
             return good(check, f"{uri} answers; experiment {config.tracking.experiment} {made}")
         return _sqlite(check, store.sqlite_path(uri))

@@ -24,6 +24,7 @@ from hpctrain.config.rules.metrics import Asked
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
+from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import derived
@@ -113,7 +114,7 @@ class Trainer:
                 health.begin(self.step + 1, consumed, samples)
                 self.train_step(batch, self.schedule(self.step))
                 self.step += 1
-                self.meter.after_step(self.step, consumed)
+                self.meter.after_step(self.step, consumed, batch)
                 self.display.advance(self.step)
                 self.hooks.after_step(self._state(batch))
                 done = self.step == self.max_steps
@@ -205,18 +206,20 @@ class Trainer:
             batch.
         """
         model, task = self.train_step.model, self.train_step.task
+        measured = Measured(task, model.mesh)
         model.share_buffers()
         model.module.eval()
         totals = Totals()
         evaluation.load_state_dict({"consumed": 0})
         for batch in first_in_long_work("the first batch of the evaluation", evaluation):
-            totals.add(*model.evaluate(task, batch))
+            totals.add(*model.evaluate(measured.task, batch))
+            measured.update()
             if self.stop.agreed:  # by the flags of the batch before, so a GPU still has work to do
                 return None
             flags = on_device(self.stop.flags(), self.device)
             self.stop.offer(over_ranks(flags, model.mesh))
         totals.reduce(model.mesh)
-        return derived(task, totals.means())
+        return derived(task, totals.means()) | measured.values()
 
     def _untouched_random_state(self) -> AbstractContextManager[None]:
         """Return a context that restores the random state, as an evaluation may be made twice."""

@@ -103,7 +103,7 @@ def fitted(
     place = RankInfo("test", rank, rank, 0, RANKS, RANKS, 1, "localhost", 1)
     trainer = Trainer(
         train_step=step,
-        schedule=Schedule(0.1, SchedulerConfig("constant"), 10),
+        schedule=Schedule(0.1, SchedulerConfig(kind="constant"), STEPS),
         loader=Feed(loader, torch.device("cpu")),
         evaluation=None,
         checkpointer=Checkpointer(folder / "checkpoints", 9, place, model, optimizer),

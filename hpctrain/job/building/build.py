@@ -23,6 +23,7 @@ from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import build_schedule
+from hpctrain.job.building.build_utilisation import build_utilisation
 from hpctrain.job.building.effective import Effective
 from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.make import make
@@ -81,7 +82,8 @@ def build(
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
-    task = on_part(bind(make("task", config.task), config.data.path), mesh.sequence_part)
+    whole = bind(make("task", config.task), config.data.path)
+    task = on_part(whole, mesh.sequence_part)
     model = parallelize(
         partial(make, "model", config.model),
         config,
@@ -135,6 +137,7 @@ def build(
             precision,
             tracker,
             counts_tokens=getattr(task, "counts", "samples") == "tokens",
+            utilisation=build_utilisation(config, model, whole, ranks.world_size, ranks.is_main),
         ),
         asked=Asked.of(config),
         patience=_patience(config.train.early_stopping),

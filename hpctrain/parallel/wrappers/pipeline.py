@@ -37,7 +37,7 @@ from hpctrain.parallel.reducing.scalars import Scalars, added, joined, on_device
 from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel, flat, split
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import SplitTask, Task
+from hpctrain.tasks import SplitTask, Task, checked
 
 _CLASSES = {
     "gpipe": "GPipe",
@@ -188,7 +188,7 @@ class PipelineModel(ParallelModel):
         assert self._work is not None
         work, index = self._work, int(number)
         with self._clock, self.precision.forward():
-            sums = work.task.sums(outputs, work.micros[index])
+            sums = checked(work.task.sums(outputs, work.micros[index]))
         # torch computes a loss once more to learn shapes, so the same number may come again.
         work.sums[index] = flat(sums)
         work.names = list(sums)

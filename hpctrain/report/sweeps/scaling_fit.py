@@ -148,7 +148,7 @@ class Scaling:
         worst = max(excess, key=lambda name: excess[name])
         more = ""
         if worst == "compute" and last.parts["communication"] == 0:
-            more = "; on GPUs communication is in it, and train.profile tells them apart"
+            more = "; on GPUs communication is in it"
         return (
             f"the bottleneck is {_PARTS[worst]} ({1000 * first.parts[worst]:.3g} ms of a step with "
             f"{first.ranks} ranks, {1000 * last.parts[worst]:.3g} ms with {last.ranks}{more})"

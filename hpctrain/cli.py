@@ -46,6 +46,8 @@ Commands
   logs RUN             show the output of a run, or why it failed; -f follows it
   cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
+  branch RUN           make a new run that goes on from a checkpoint of another one
+  export RUN OUT       write the weights of a run as safetensors; --merge adds its adapters
   checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
   gc                   list what can be deleted; only --delete deletes it
   report [RUN|SWEEP]   show where the time and the GPU-hours went, and what to change
@@ -78,6 +80,8 @@ COMMANDS = {
     "logs": "hpctrain.commands.logs",
     "cancel": "hpctrain.commands.cancel",
     "resume": "hpctrain.commands.resume",
+    "branch": "hpctrain.trained.branch",
+    "export": "hpctrain.trained.export",
     "checkpoints": "hpctrain.commands.checkpoints",
     "gc": "hpctrain.commands.gc",
     "report": "hpctrain.report.report_command",

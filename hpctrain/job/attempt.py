@@ -165,7 +165,8 @@ class Attempt(NoAttempt):
             )
 
     def _tags(self) -> dict[str, str]:
-        return {
+        parent = self._run.read().get("parent") or {}
+        return {f"hpctrain.parent_{key}": str(value) for key, value in parent.items()} | {
             # MLflow shows the commit only beside a source.
             "mlflow.source.name": provenance.source(self._run.provenance),
             "mlflow.source.type": "JOB" if self._ranks.job_id else "LOCAL",

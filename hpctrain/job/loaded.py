@@ -91,8 +91,12 @@ class LoadedRun:
         from hpctrain.job.building.trained_model import trained_model
 
         checkpoint = chosen_checkpoint(self._run, step, best=best)
-        sys.path += [folder for folder in self._code() if folder not in sys.path]
+        self.find_code()
         return trained_model(self.config, checkpoint).eval()
+
+    def find_code(self) -> None:
+        """Let imports that fail find the copy of the code that the run was submitted with."""
+        sys.path += [folder for folder in self._code() if folder not in sys.path]
 
     def _code(self) -> list[str]:
         from hpctrain.runs.code.snapshot import Snapshot

@@ -43,6 +43,7 @@ Commands
   run RUN_DIR          train a frozen run directory with the ranks that were started
   sync [RUN_DIR...]    upload to MLflow what it does not have yet
   status [RUN|SWEEP]   show the states of the runs; --watch repeats it
+  top [RUN]            show live what the nodes and GPUs of a run do; --once --json
   logs RUN             show the output of a run, or why it failed; -f follows it
   cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
@@ -88,6 +89,7 @@ COMMANDS = {
     "compare": "hpctrain.report.compare_command",
     "generate": "hpctrain.commands.generate",
     "doctor": "hpctrain.doctor.command",
+    "top": "hpctrain.top.live",
     "keys": "hpctrain.config.keys",
     "metrics": "hpctrain.config.metric_command",
     "from-deepspeed": "hpctrain.commands.translate.deepspeed",
@@ -206,7 +208,7 @@ def _freeze(argv: list[str]) -> int:
     config = compose(argv)
     if config is not None:
         run = check(config)
-        freeze(config, run)
+        freeze(config, run, argv)
         print(run.path, file=exact())
     return 0
 

@@ -36,6 +36,7 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.keys import select
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
+from hpctrain.doctor.settings import settings
 from hpctrain.runs.freeze import check, freeze
 from tests import forkserver
 from tests.conftest import ROOT, runs
@@ -260,6 +261,8 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", "doctor", "--nodes", _, *rest]:
+            settings(rest, "my_configs")  # the job itself runs on the development cluster
         case ["python", "-m", "hpctrain", "doctor", *rest]:
             call(hpctrain, "doctor", *rest)
         case ["python", "-m", "hpctrain", command, *rest] if command in TRANSLATE:

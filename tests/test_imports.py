@@ -23,16 +23,18 @@ ALLOWED: dict[str, set[str]] = {
     | {"config.schema", "distributed.ranks", "runs.stop_request", "tracking.uploader_process"}
     | {"tracking.samples"},
     "runs": EVERYBODY
-    | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
-    | {"checkpoint.weight_files"}
+    | {"config", *("tracking.store", "tracking.journal", "tracking.page.links")}
+    | {"checkpoint.manifest", "checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY
     | {"config", "runs"}
-    | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"},
+    | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"}
+    | {"tracking.page.links"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
-    | {"tracking.server"},
+    | {"tracking.server", "shards.ragged", "hardware"},
+    "top": EVERYBODY | {"commands.select", "runs", "tracking.samples"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
@@ -65,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
-    | {"models.lora"},
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora"},
     "trained": EVERYBODY
     | {"checkpoint", "commands.select", "config", "data", "distributed", "job", "models"}
     | {"parallel", "runs", "shards", "tasks", "tracking", "training"},
@@ -84,7 +86,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor", "hardware"),
+    *("terminal", "console", "secret_text", "monitor", "top", "hardware"),
     *(
         "tracking",
         "report",
@@ -96,6 +98,9 @@ NO_TORCH = (
     "trained.branch",
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
+    *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),
+    *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
+    "doctor.against_hardware",
     *(
         "distributed.hostlist",
         "distributed.variables",
@@ -182,7 +187,12 @@ def test_who_may_not_import_torch_hydra_or_mlflow(module: str) -> None:
         assert "torch" not in found
     if any(within(inner, prefix) for prefix in NO_HYDRA):
         assert not {"hydra", "submitit"} & found
-    if inner not in ("tracking.client", "tracking.mlrun"):
+    if inner not in (
+        "tracking.client",
+        "tracking.mlrun",
+        "tracking.page.publish",
+        "job.mlflow_model",
+    ):
         assert "mlflow" not in found
 
 

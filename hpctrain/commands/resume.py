@@ -148,7 +148,8 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
                 f"{run.name}: {copy}, the copy of the code that it was submitted with, is gone; "
                 "--code current uses the code as it is now"
             )
-    return Entry(overrides, config, directory, kept, keeps_code=kept is not None)
+    earlier = [str(text) for text in run.record.get("overrides", ())]
+    return Entry(overrides, config, directory, kept, keeps_code=kept is not None, earlier=earlier)
 
 
 def _changed(run: RunDir, overrides: list[str]) -> Config:

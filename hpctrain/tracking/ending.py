@@ -37,5 +37,18 @@ def close(run_dir: Path, status: str, reason: str) -> None:
     journal.close()
 
 
+def correct(run_dir: Path, status: str, reason: str) -> bool:
+    """Record another reason of the end than rank 0 has given, which did not know the cause.
+
+    Returns:
+        Whether there was something to correct.
+    """
+    body = _status(run_dir)
+    if body.get("status") in (None, "RUNNING") or body.get("reason") == reason:
+        return False
+    close(run_dir, status, reason)
+    return True
+
+
 def _status(run_dir: Path) -> dict[str, Any]:
     return last_record(journal_path(run_dir), "status") or {}

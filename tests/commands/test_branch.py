@@ -45,7 +45,7 @@ def test_a_finished_run_is_prolonged(train: Train, tmp_path: Path) -> None:
 def test_a_branch_has_its_lineage_and_its_history_in_mlflow(
     train: Train, store: Path, tmp_path: Path
 ) -> None:
-    train(*LONG, "train.max_steps=4", "checkpoint.every_steps=2")
+    train(*LONG, "train.max_steps=4", "checkpoint.every_steps=2", "tracking.drain_s=200")
     (parent,) = runs(tmp_path / "runs")
     given = ("--step", "2", "optimizer.lr=0.01", "--dir", f"{tmp_path}/runs")
     path = run_module("hpctrain", "branch", parent.name, *given).stdout.strip()

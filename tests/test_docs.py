@@ -236,6 +236,8 @@ def accept(words: list[str], run: Path) -> None:
             command in OF_TRAINED
         ):
             accept(["python", "-m", "hpctrain", command, *rest], run)
+        case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", "bench", *rest]:
+            checked([word for word in rest if "=" in word], int(ranks))
         case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", *rest]:
             checked(rest, int(ranks))
         case ["python", "-m", "tests.gpu.first_minutes", "--only", *parts]:
@@ -268,6 +270,8 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, command, *named(rest, run), code=6)  # accepted, but nothing was trained
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", "bench", *rest]:
+            checked([word for word in rest if "=" in word], 1)  # tests/bench measures
         case ["python", "-m", "hpctrain", "doctor", "--nodes", _, *rest]:
             settings(rest, "my_configs")  # the job itself runs on the development cluster
         case ["python", "-m", "hpctrain", "doctor", *rest]:
@@ -384,6 +388,7 @@ TRAINED = {
     "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
+    "docs/tasks.md": {"classes", "numbers"},
     "docs/train.md": {"digits", "tuned"},
 }
 

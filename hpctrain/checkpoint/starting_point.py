@@ -85,6 +85,22 @@ def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = F
     weights.load(found)
 
 
+def restore_average(module: nn.Module, average: StoredWeights) -> None:
+    """Give a model the average of its parameters, in place; each rank does it alone.
+
+    Args:
+        module: The model, wrapped or not, divided or not, with the weights of the checkpoint.
+        average: That of the checkpoint (`open_weights` of its part "ema").
+
+    Raises:
+        StorageError: The checkpoint has none.
+    """
+    if not average.shapes:
+        raise StorageError("the checkpoint has no average of the parameters (train.ema)")
+    own = _weights_of(module)
+    average.load({name: value for name, value in own.items() if name in average.shapes})
+
+
 def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers that are saved, by their names in the plain model.
 

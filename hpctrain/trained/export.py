@@ -31,6 +31,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--best", action="store_true", help="take the best checkpoint")
     parser.add_argument(
+        "--ema", action="store_true", help="take the moving average of the parameters (train.ema)"
+    )
+    parser.add_argument(
         "--merge",
         action="store_true",
         help="add adapters (LoRA) to the weights; without it, only the adapters are written, as "
@@ -63,7 +66,9 @@ def main(argv: list[str]) -> int:
 
     run = LoadedRun(paths[0])
     run.find_code()
-    exporter = Exporter(run.config, checkpoint, merge=options.merge, dtype=options.dtype)
+    exporter = Exporter(
+        run.config, checkpoint, merge=options.merge, dtype=options.dtype, ema=options.ema
+    )
     unfinished = options.out.absolute().with_name(f".{options.out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:

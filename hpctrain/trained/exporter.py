@@ -60,6 +60,7 @@ class Exporter:
         checkpoint: The folder of the checkpoint.
         merge: Whether adapters (LoRA) are added to the weights; otherwise they alone are written.
         dtype: The format of floating-point weights; None means that of the training.
+        ema: Whether the parameters are their moving average (`train.ema`).
 
     Raises:
         ConfigError: The model cannot be built, or there are no adapters to merge.
@@ -67,7 +68,13 @@ class Exporter:
     """
 
     def __init__(
-        self, config: Config, checkpoint: Path, *, merge: bool = False, dtype: str | None = None
+        self,
+        config: Config,
+        checkpoint: Path,
+        *,
+        merge: bool = False,
+        dtype: str | None = None,
+        ema: bool = False,
     ) -> None:
         self._config, self._checkpoint = config, checkpoint
         lora = config.train.lora
@@ -86,6 +93,9 @@ class Exporter:
             if isinstance(value, torch.Tensor) and name not in same
         }
         self._saved = open_weights(WeightFiles(checkpoint, None))
+        self._average = open_weights(WeightFiles(checkpoint, None), "ema") if ema else None
+        if self._average is not None and not self._average.shapes:
+            raise ConfigError("--ema: the checkpoint has no average (train.ema); leave it out")
         self._layers: dict[str, Adapted] = dict(adapted(self._model))
         self._merge, self._only_adapters = merge, bool(lora.patterns) and not merge
         self._base: tuple[StoredWeights, Mapping[str, str]] | None = None
@@ -180,6 +190,8 @@ class Exporter:
         return target
 
     def _load(self, weights: StoredWeights, name: str, target: torch.Tensor) -> None:
+        if self._average is not None and name in self._average.shapes:
+            weights = self._average
         if name not in weights.shapes:
             first = {other: first for first, others in ties(self._model) for other in others}
             near = [other for other, same in first.items() if same == name]

@@ -8,6 +8,7 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.errors import ConfigError
 from hpctrain.job.afterwards.restored import restored
+from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.tasks import derived
 from hpctrain.training.step import Totals
 
@@ -32,11 +33,12 @@ def evaluate(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]
     with restored(config, checkpoint, folder) as trained:
         feed = trained.data.evaluation()
         assert feed is not None
-        totals = Totals()
+        totals, measured = Totals(), Measured(trained.task, trained.model.mesh)
         try:
             for batch in first_in_long_work("the first batch of the evaluation", feed):
-                totals.add(*trained.model.evaluate(trained.task, batch))
+                totals.add(*trained.model.evaluate(measured.task, batch))
+                measured.update()
         finally:
             feed.close()
         totals.reduce(trained.model.mesh)
-        return derived(trained.task, totals.means())
+        return derived(trained.task, totals.means()) | measured.values()

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from hpctrain.checkpoint.matching import renames
-from hpctrain.checkpoint.starting_point import restore, start_from
+from hpctrain.checkpoint.starting_point import restore, restore_average, start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.rules import batch_sizes
@@ -64,6 +64,8 @@ def restored(
     divided_loss: bool = True,
 ) -> Iterator[Restored]:
     """Yield the model of a run on the ranks that were started; all ranks call this together.
+
+    Its parameters are those with which the training evaluates: their average, where it does so.
 
     Args:
         config: The frozen config, with the data that is meant. Batch sizes are fitted to the ranks.
@@ -129,3 +131,5 @@ def _load(config: Config, checkpoint: Path, model: ParallelModel) -> None:
         weights = open_weights(verified(config))
         start_from(model.module, weights, renames(start.init_rename), start.init_skip, stages)
     restore(model.module, open_weights(WeightFiles(checkpoint, None)), trained_only=adapters)
+    if config.train.ema is not None and config.train.ema_evaluation:
+        restore_average(model.module, open_weights(WeightFiles(checkpoint, None), "ema"))

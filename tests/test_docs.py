@@ -381,6 +381,7 @@ TRAINED = {
     "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
+    "docs/tasks.md": {"classes", "numbers"},
     "docs/train.md": {"digits", "tuned"},
 }
 

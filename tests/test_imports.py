@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"commands.select", "commands.observations", "commands.state"}
     | {"tracking.journal", "tracking.samples"},
     "models": {"errors"},
-    "tasks": EVERYBODY | {"shards.types", "data.tokenizer"},
+    "tasks": EVERYBODY | {"shards", "data.tokenizer", "data.sources.reader"},
     "parallel": EVERYBODY
     | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"}
     | {"models.lora"},
@@ -70,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
-    | {"doctor", "launch.slurm.sbatch_options", "models.lora"},
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},

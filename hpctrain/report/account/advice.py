@@ -77,7 +77,7 @@ def _shares(account: RunAccount) -> Iterator[str]:
             f"{_percent(share['lost'])} of the time went into steps that were made again after a "
             f"restart: `checkpoint.every_steps={max(1, every // 2)}`"
         )
-    if share["restart"] > 0.1:
+    if share["restart"] > 0.1 and account.spans[-1].facts.get("launcher") == "slurm":
         yield (
             f"{_percent(share['restart'])} of the time went into starting again: a longer "
             "`launch.time_min` starts less often"

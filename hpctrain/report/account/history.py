@@ -3,7 +3,7 @@
 metrics, step 200   ─┐
 metrics, step 220    ├── superseded: the run was killed, and resumed from step 200
 superseded           ┘
-metrics, step 220   ─── _Series("train/loss").values
+metrics, step 220   ─── Series("train/loss").values
 time, step 220      ─── TimeRecord: the seconds of this attempt by part, until now
 """
 
@@ -24,7 +24,7 @@ _OTHER_TYPES = (TypeError, ValueError, KeyError, AttributeError, OverflowError)
 
 
 @dataclass
-class _Series:
+class Series:
     """One metric over the steps, in the order of the journal."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
@@ -74,7 +74,7 @@ class History:
         damaged: The places in the journal that are no records.
     """
 
-    metrics: dict[str, _Series] = field(default_factory=dict)
+    metrics: dict[str, Series] = field(default_factory=dict)
     times: list[TimeRecord] = field(default_factory=list)
     reported: list[tuple[float, int]] = field(default_factory=list)
     rewinds: list[_Rewind] = field(default_factory=list)
@@ -103,9 +103,9 @@ class History:
         raw.finish(history)
         return history
 
-    def series(self, name: str) -> _Series:
+    def series(self, name: str) -> Series:
         """Return a metric; empty if the run has none of this name."""
-        return self.metrics.get(name) or _Series()
+        return self.metrics.get(name) or Series()
 
 
 class _Raw:
@@ -151,7 +151,7 @@ class _Raw:
             for name, value in values.items():
                 found = series.get(name)
                 if found is None:
-                    found = series[name] = _Series()
+                    found = series[name] = Series()
                 try:
                     found.values.append(float(value))
                 except (TypeError, ValueError):

@@ -17,7 +17,7 @@ _JOULES = 3.6e6  # in a kWh
 
 
 @dataclass
-class _Sensor:
+class Sensor:
     """One value of a node over time: seconds since the epoch, and the values."""
 
     times: list[float] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Usage:
         gpus: The titles of the GPUs by node and number, such as `("n1", "gpu_0")`.
     """
 
-    nodes: dict[str, dict[str, _Sensor]] = field(default_factory=dict)
+    nodes: dict[str, dict[str, Sensor]] = field(default_factory=dict)
     gpus: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
@@ -58,7 +58,7 @@ class Usage:
         """Read the samples of a run; damaged lines are left out."""
         usage = cls()
         for node, path in samples.files(run_dir).items():
-            sensors: dict[str, _Sensor] = defaultdict(_Sensor)
+            sensors: dict[str, Sensor] = defaultdict(Sensor)
             for sample in samples.read(path):
                 for name, value in sample.metrics.items():
                     sensors[name].add(sample.time, value)
@@ -79,7 +79,7 @@ class Usage:
             found += [min(every), max(every)] if every else []
         return found
 
-    def of_gpus(self, name: str) -> dict[tuple[str, str], _Sensor]:
+    def of_gpus(self, name: str) -> dict[tuple[str, str], Sensor]:
         """Return a sensor of every GPU that has it, such as `utilization_percentage`."""
         return {
             (node, gpu): sensor
@@ -87,7 +87,7 @@ class Usage:
             if (sensor := self.nodes[node].get(f"{gpu}_{name}"))
         }
 
-    def of_nodes(self, name: str) -> dict[str, _Sensor]:
+    def of_nodes(self, name: str) -> dict[str, Sensor]:
         """Return a sensor of every node that has it."""
         return {node: each[name] for node, each in self.nodes.items() if name in each}
 
@@ -120,12 +120,12 @@ class Usage:
             seconds += sum(duration for value, duration in pairs if value < idle_percent)
         return seconds / 3600
 
-    def mean(self, sensors: Iterable[_Sensor]) -> float | None:
+    def mean(self, sensors: Iterable[Sensor]) -> float | None:
         """Return the mean of all samples of several sensors."""
         values = [value for each in sensors for value in each.values]
         return sum(values) / len(values) if values else None
 
-    def peak(self, sensors: Iterable[_Sensor]) -> float | None:
+    def peak(self, sensors: Iterable[Sensor]) -> float | None:
         """Return the largest sample of several sensors."""
         return max((value for each in sensors for value in each.values), default=None)
 

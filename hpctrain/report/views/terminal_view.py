@@ -15,7 +15,7 @@ from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import PARTS
 
 _BAR = 40  # characters
-_TITLES = {
+TITLES = {
     "compute": "compute",
     "communication": "communication",
     "data_wait": "wait for data",
@@ -57,7 +57,7 @@ def _bars(account: RunAccount) -> Iterable[Text]:
     for name in PARTS:
         share = time[name] / time["allocated"] if time["allocated"] else 0.0
         if time[name] >= 0.0005:
-            yield _bar(_TITLES[name], share, duration(time[name]))
+            yield _bar(TITLES[name], share, duration(time[name]))
     usage = account.usage
     used = usage.mean(usage.of_gpus("utilization_percentage").values())
     memory = usage.peak(usage.of_gpus("memory_usage_percentage").values())

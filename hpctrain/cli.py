@@ -52,6 +52,7 @@ Commands
   report [RUN|SWEEP]   show where the time and the GPU-hours went, and what to change
   compare RUN RUN      show what differs, and the first step at which two runs part
   generate RUN PROMPT  let a trained language model continue a text
+  bench OVERRIDES      measure loader, steps and links of a training; --against FILE compares
   doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
   metrics [GROUP|NAME] print the unit and meaning of everything that a run measures
@@ -84,6 +85,7 @@ COMMANDS = {
     "report": "hpctrain.report.report_command",
     "compare": "hpctrain.report.compare_command",
     "generate": "hpctrain.commands.generate",
+    "bench": "hpctrain.bench.bench",
     "doctor": "hpctrain.doctor.command",
     "top": "hpctrain.top.live",
     "keys": "hpctrain.config.keys",

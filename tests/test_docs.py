@@ -231,6 +231,8 @@ def accept(words: list[str], run: Path) -> None:
         case ["sbatch", script, *rest]:
             assert (ROOT / script).is_file()
             checked([w.replace("$(cat mlflow/server.uri)", "http://node1:5000") for w in rest], 1)
+        case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", "bench", *rest]:
+            checked([word for word in rest if "=" in word], int(ranks))
         case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", *rest]:
             checked(rest, int(ranks))
         case ["python", "-m", "tests.gpu.first_minutes", "--only", *parts]:
@@ -261,6 +263,8 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", "bench", *rest]:
+            checked([word for word in rest if "=" in word], 1)  # tests/bench measures
         case ["python", "-m", "hpctrain", "doctor", "--nodes", _, *rest]:
             settings(rest, "my_configs")  # the job itself runs on the development cluster
         case ["python", "-m", "hpctrain", "doctor", *rest]:
@@ -377,6 +381,7 @@ TRAINED = {
     "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
+    "docs/tasks.md": {"classes", "numbers"},
     "docs/train.md": {"digits", "tuned"},
 }
 

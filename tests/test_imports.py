@@ -34,6 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
     | {"tracking.server", "shards.ragged", "hardware"},
+    "bench": EVERYBODY
+    | {"config", "data", "distributed", "doctor.measures", "faults.stop", "hardware", "job"}
+    | {"runs", "shards.types", "tracking.tracker", "training"},
     "top": EVERYBODY | {"commands.select", "runs", "tracking.samples"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
@@ -43,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"commands.select", "commands.observations", "commands.state"}
     | {"tracking.journal", "tracking.samples"},
     "models": {"errors"},
-    "tasks": EVERYBODY | {"shards.types", "data.tokenizer"},
+    "tasks": EVERYBODY | {"shards", "data.tokenizer", "data.sources.reader"},
     "parallel": EVERYBODY
     | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"}
     | {"models.lora"},
@@ -67,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
-    | {"doctor", "launch.slurm.sbatch_options", "models.lora"},
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -96,7 +99,7 @@ NO_TORCH = (
     *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
     *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),
     *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
-    "doctor.against_hardware",
+    *("doctor.against_hardware", "bench.figures"),
     *(
         "distributed.hostlist",
         "distributed.variables",

@@ -100,7 +100,14 @@ def _targets(config: Config) -> Iterator[str]:
             yield from arguments.problems("optimizer", node, positional=1, inner=inner)
             yield from parameter_rules.problems(own)
         else:
-            yield from arguments.problems(section, getattr(config, section))
+            node = getattr(config, section)
+            yield from arguments.problems(section, node)
+            for where, part in _inside(section, node):
+                advice = "it must be package.module.Class"
+                if wrong := list(_target(f"{where}._target_", part["_target_"], advice)):
+                    yield from wrong
+                else:
+                    yield from arguments.problems(where, part)
     yield from _schedule(config.scheduler)
     lists = {
         f"data.{key}": getattr(config.data, key) or []
@@ -116,6 +123,18 @@ def _targets(config: Config) -> Iterator[str]:
                 yield from wrong
             else:
                 yield from arguments.problems(where, node)
+
+
+def _inside(key: str, node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the keys and contents of the objects that are arguments of another object."""
+    if not isinstance(node, dict | list):
+        return
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for name, value in items:
+        where = f"{key}.{name}" if isinstance(node, dict) else f"{key}[{name}]"
+        if isinstance(value, dict) and "_target_" in value:
+            yield where, value
+        yield from _inside(where, value)
 
 
 def _schedule(scheduler: SchedulerConfig) -> Iterator[str]:

@@ -30,6 +30,7 @@ from hpctrain.job.building.build import build
 from hpctrain.job.preflight import preflight
 from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.job.shapes import shape_problem
+from hpctrain.job.unread import unread_problem
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.failure import recorded
@@ -145,7 +146,9 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
     except torch.OutOfMemoryError:
         _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
         raise
-    except (RuntimeError, IndexError, ValueError) as error:
+    except (RuntimeError, LookupError, ValueError, AttributeError, TypeError) as error:
+        if problem := unread_problem(error, config):
+            raise ConfigError(problem) from error
         if problem := refusal(error):
             raise ConfigError(problem) from error
         if problem := shape_problem(error, config, trainer.train_step.model.module):

@@ -12,6 +12,7 @@ from hpctrain.config.schema.key import key, section
 from hpctrain.config.schema.launch import LaunchConfig
 from hpctrain.config.schema.monitor import MonitorConfig
 from hpctrain.config.schema.network import NetworkConfig
+from hpctrain.config.schema.notify import NotifyConfig
 from hpctrain.config.schema.optimizer import OptimizerConfig, SchedulerConfig
 from hpctrain.config.schema.parallel import ParallelConfig
 from hpctrain.config.schema.site import SiteConfig
@@ -77,6 +78,7 @@ class Config:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     monitor: MonitorConfig = section(MonitorConfig, identity=False)
     tracking: TrackingConfig = section(TrackingConfig, identity=False)
+    notify: NotifyConfig = section(NotifyConfig, identity=False)
     launch: LaunchConfig = section(LaunchConfig, identity=False)
     site: SiteConfig = section(SiteConfig, identity=False)
 

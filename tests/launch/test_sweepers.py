@@ -112,10 +112,10 @@ def test_an_experiment_of_ones_own_is_globbed_too(dry_run: Train, tmp_path: Path
         (["seed=tag(log,interval(-1,1))"], "seed=tag(log,interval(-1,1)): "),
         (["data.val_split=null"], "metric=val/accuracy: did you mean train/accuracy? this run"),
         *(
-            pytest.param([argument], message, marks=pytest.mark.slow)
+            pytest.param(argument.split(), message, marks=pytest.mark.slow)
             for argument, message in (
                 ("hydra.sweeper.n_jobs=0", "hydra.sweeper.n_jobs=0: it must be at least 1"),
-                ("hydra.sweeper.params={}", "has nothing to search"),
+                ("seed=3 hydra.sweeper.params={}", "has nothing to search"),
                 ("seed=range(3,3)", "seed=range(3,3): "),
                 (
                     "hydra.sweeper.sampler._target_=optuna.None",

@@ -43,12 +43,20 @@ Commands
   run RUN_DIR          train a frozen run directory with the ranks that were started
   sync [RUN_DIR...]    upload to MLflow what it does not have yet
   status [RUN|SWEEP]   show the states of the runs; --watch repeats it
+  top [RUN]            show live what the nodes and GPUs of a run do; --once --json
   logs RUN             show the output of a run, or why it failed; -f follows it
   cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
+  branch RUN           make a new run that goes on from a checkpoint of another one
+  evaluate RUN         the metrics of a checkpoint, on any split, data set and ranks
+  predict RUN DATA OUT write what the model says about each sample, as HDF5 shards
+  export RUN OUT       write the weights of a run as safetensors; --merge adds its adapters
   checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
   gc                   list what can be deleted; only --delete deletes it
+  report [RUN|SWEEP]   show where the time and the GPU-hours went, and what to change
+  compare RUN RUN      show what differs, and the first step at which two runs part
   generate RUN PROMPT  let a trained language model continue a text
+  bench OVERRIDES      measure loader, steps and links of a training; --against FILE compares
   doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
   plan OVERRIDES       tell memory, time and cost of a run and its layouts, before it is queued
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
@@ -77,11 +85,19 @@ COMMANDS = {
     "logs": "hpctrain.commands.logs",
     "cancel": "hpctrain.commands.cancel",
     "resume": "hpctrain.commands.resume",
+    "branch": "hpctrain.trained.branch",
+    "evaluate": "hpctrain.trained.evaluate",
+    "predict": "hpctrain.trained.predict",
+    "export": "hpctrain.trained.export",
     "checkpoints": "hpctrain.commands.checkpoints",
     "gc": "hpctrain.commands.gc",
+    "report": "hpctrain.report.report_command",
+    "compare": "hpctrain.report.compare_command",
     "generate": "hpctrain.commands.generate",
+    "bench": "hpctrain.bench.bench",
     "doctor": "hpctrain.doctor.command",
-    "plan": "hpctrain.plan.command",
+    "plan": "hpctrain.plan.plan_command",
+    "top": "hpctrain.top.live",
     "keys": "hpctrain.config.keys",
     "metrics": "hpctrain.config.metric_command",
     "from-deepspeed": "hpctrain.commands.translate.deepspeed",
@@ -164,10 +180,11 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> int:
-    from hpctrain.config.composing.choices import conf_dir, groups, sections
+    from hpctrain.config.composing.choices import as_typed, conf_dir, groups, sections
 
     listed = "".join(
-        f"  {name:<12} {', '.join(choices)}\n" for name, choices in groups(conf_dir()).items()
+        f"  {as_typed(name):<12} {', '.join(choices)}\n"
+        for name, choices in groups(conf_dir()).items()
     )
     print(HELP.format(groups=listed, keys="\n  ".join(sections())), end="")
     return 0
@@ -200,7 +217,7 @@ def _freeze(argv: list[str]) -> int:
     config = compose(argv)
     if config is not None:
         run = check(config)
-        freeze(config, run)
+        freeze(config, run, argv)
         print(run.path, file=exact())
     return 0
 

@@ -71,6 +71,11 @@ class HealthError(HpctrainError):
 
 
 class NodeError(HpctrainError):
-    """A node or the cluster does not pass a check, or is slower than it was."""
+    """A node or the cluster does not pass a check, or is slower than it was.
+
+    Attributes:
+        requeued: Whether the job goes on by itself, on other nodes.
+    """
 
     exit_code = 9
+    requeued = False

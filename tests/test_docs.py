@@ -36,6 +36,7 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.keys import select
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
+from hpctrain.doctor.settings import settings
 from hpctrain.runs.freeze import check, freeze
 from tests import forkserver
 from tests.conftest import ROOT, runs
@@ -46,6 +47,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = ("make", "python", "torchrun", "sbatch", "slurm/", "eval", "mlflow", "apt-get")
 SHELL = ("git clone ", "cd ", "source ", "export ", "mkdir ", "chgrp ", "chmod ", "grep ")
 TRANSLATE = ("from-deepspeed", "from-accelerate")
+OF_TRAINED = ("branch", "export", "evaluate", "predict")
 LANGUAGES = {"bash", "python", "yaml", "text"}
 _CLUSTER = re.compile(r"launch\.nodes|site[.=]|sweeper=optuna")  # need a cluster
 # What pages name without showing it.
@@ -230,6 +232,12 @@ def accept(words: list[str], run: Path) -> None:
         case ["sbatch", script, *rest]:
             assert (ROOT / script).is_file()
             checked([w.replace("$(cat mlflow/server.uri)", "http://node1:5000") for w in rest], 1)
+        case ["torchrun", "--nproc-per-node", _, "-m", "hpctrain", command, *rest] if (
+            command in OF_TRAINED
+        ):
+            accept(["python", "-m", "hpctrain", command, *rest], run)
+        case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", "bench", *rest]:
+            checked([word for word in rest if "=" in word], int(ranks))
         case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", *rest]:
             checked(rest, int(ranks))
         case ["python", "-m", "tests.gpu.first_minutes", "--only", *parts]:
@@ -251,15 +259,23 @@ def accept(words: list[str], run: Path) -> None:
             pass  # --watch would wait for a run
         case ["python", "-m", "hpctrain", "sync", *rest]:
             call(hpctrain, "sync", *rest, code=7)  # accepted, but no run here was tracked
+        case ["python", "-m", "hpctrain", "compare", *rest]:
+            call(hpctrain, "compare", *named(rest, run), code=2)  # accepted, but both are one run
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
             checked([word for word in rest if not word.startswith(("-m", "hydra", "'"))][:1], 1)
         case ["python", "-m", "hpctrain", *rest] if "-m" in rest:
             own = "site=mine" in rest and "--config-dir" not in rest
             call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", command, *rest] if command in OF_TRAINED:
+            call(hpctrain, command, *named(rest, run), code=6)  # accepted, but nothing was trained
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "plan", *rest]:
             call(hpctrain, "plan", *rest)
+        case ["python", "-m", "hpctrain", "bench", *rest]:
+            checked([word for word in rest if "=" in word], 1)  # tests/bench measures
+        case ["python", "-m", "hpctrain", "doctor", "--nodes", _, *rest]:
+            settings(rest, "my_configs")  # the job itself runs on the development cluster
         case ["python", "-m", "hpctrain", "doctor", *rest]:
             call(hpctrain, "doctor", *rest)
         case ["python", "-m", "hpctrain", command, *rest] if command in TRANSLATE:
@@ -374,6 +390,7 @@ TRAINED = {
     "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
+    "docs/tasks.md": {"classes", "numbers"},
     "docs/train.md": {"digits", "tuned"},
 }
 

@@ -23,24 +23,36 @@ ALLOWED: dict[str, set[str]] = {
     | {"config.schema", "distributed.ranks", "runs.stop_request", "tracking.uploader_process"}
     | {"tracking.samples"},
     "runs": EVERYBODY
-    | {"config", *("tracking.store", "tracking.journal"), "checkpoint.manifest"}
-    | {"checkpoint.weight_files"}
+    | {"config", *("tracking.store", "tracking.journal", "tracking.page.links")}
+    | {"checkpoint.manifest", "checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
     "launch": EVERYBODY
     | {"config", "runs"}
-    | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"},
+    | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"}
+    | {"tracking.page.links"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
-    | {"tracking.server"},
+    | {"tracking.server", "shards.ragged", "hardware"},
+    "bench": EVERYBODY
+    | {"config", "data", "distributed", "doctor.measures", "faults.stop", "hardware", "job"}
+    | {"runs", "shards.types", "tracking.tracker", "training"},
+    "top": EVERYBODY | {"commands.select", "runs", "tracking.samples"},
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
+    "report": EVERYBODY
+    | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
+    | {"commands.select", "commands.observations", "commands.state"}
+    | {"tracking.journal", "tracking.samples"},
     "models": {"errors"},
-    "tasks": EVERYBODY | {"shards.types", "data.tokenizer"},
+    "tasks": EVERYBODY | {"shards", "data.tokenizer", "data.sources.reader"},
     "parallel": EVERYBODY
-    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"},
-    "checkpoint": EVERYBODY | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
+    | {"config", "shards.types", "models.attention", "models.plan", "tasks", "distributed.objects"}
+    | {"models.lora"},
+    "checkpoint": EVERYBODY
+    | {"models.lora"}
+    | {"distributed.objects", "distributed.ranks", "distributed.long_work"},
     "faults": EVERYBODY | {"distributed.objects"},
     "training": EVERYBODY
     | {"config", "checkpoint", "data", "shards", "distributed.ranks", "distributed.long_work"}
@@ -57,7 +69,11 @@ ALLOWED: dict[str, set[str]] = {
         "parallel",
         "runs",
     }
-    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"},
+    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
+    "trained": EVERYBODY
+    | {"checkpoint", "commands.select", "config", "data", "distributed", "job", "models"}
+    | {"parallel", "runs", "shards", "tasks", "tracking", "training"},
     "plan": EVERYBODY
     | {"hardware", "config", "parallel", "job.building", "shards", "data", "tasks", "runs"},
     "cli": {""},  # the command line may import everything
@@ -75,16 +91,21 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor", "hardware"),
+    *("terminal", "console", "secret_text", "monitor", "top", "hardware"),
     *(
         "tracking",
+        "report",
         "distributed.ranks",
         "distributed.run_secret",
         "distributed.report",
         "distributed.port",
     ),
+    "trained.branch",
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
+    *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),
+    *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
+    *("doctor.against_hardware", "bench.figures"),
     *(
         "distributed.hostlist",
         "distributed.variables",
@@ -171,7 +192,12 @@ def test_who_may_not_import_torch_hydra_or_mlflow(module: str) -> None:
         assert "torch" not in found
     if any(within(inner, prefix) for prefix in NO_HYDRA):
         assert not {"hydra", "submitit"} & found
-    if inner not in ("tracking.client", "tracking.mlrun"):
+    if inner not in (
+        "tracking.client",
+        "tracking.mlrun",
+        "tracking.page.publish",
+        "job.mlflow_model",
+    ):
         assert "mlflow" not in found
 
 

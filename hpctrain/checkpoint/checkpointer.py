@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest, Progress
+from hpctrain.checkpoint.starting_point import plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, module_state
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
@@ -86,6 +87,10 @@ class Checkpointer:
         model: The model on its ranks.
         optimizer: The optimizer of the model's parameters.
         keep_every: The checkpoints of the multiples of this step are kept as well.
+        average: The moving average of the model's parameters, by name. A checkpoint that has one is
+            loaded into these tensors.
+        base: The digest of the weights that the adapters of the model (LoRA) belong to. Then its
+            frozen parameters are neither saved nor loaded; "" saves the whole model.
     """
 
     def __init__(
@@ -96,9 +101,11 @@ class Checkpointer:
         model: _SpreadModel,
         optimizer: torch.optim.Optimizer,
         keep_every: int | None = None,
+        average: Mapping[str, torch.Tensor] = {},
+        base: str = "",
     ) -> None:
         self.folder, self.keep, self.ranks = folder, keep, ranks
-        self._keep_every = keep_every
+        self._keep_every, self._average, self._base = keep_every, average, base
         self.model, self.optimizer = model, optimizer
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
@@ -142,6 +149,7 @@ class Checkpointer:
                     time.time(),
                     dict(self.model.layout),
                     healthy,
+                    self._base,
                 )
                 made.write(temporary)
                 sync(temporary)
@@ -166,7 +174,8 @@ class Checkpointer:
         """Load the newest intact checkpoint and return its progress; None when there is none.
 
         Raises:
-            StorageError: There are checkpoints, but none is intact.
+            StorageError: There are checkpoints, but none is intact, or its adapters belong to other
+                weights.
         """
         chosen: dict[str, str | None] = {}
         with long_work("verifying the checkpoints"):
@@ -183,6 +192,11 @@ class Checkpointer:
             return None
         path = self.folder / chosen["name"]
         found, reader = Manifest.read(path), Reader(path)
+        if found.base != self._base:
+            raise StorageError(
+                f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
+                f"this run ({self._base or 'which trains a whole model'})"
+            )
         saved = reader.saved
         state = self._state()
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
@@ -198,6 +212,9 @@ class Checkpointer:
         fresh = _without_state(state["optimizer"], saved, optimizer)
         known = {key: value for key, value in state["optimizer"].items() if key not in fresh}
         to_load = {model: state["model"], optimizer: known} | random | own
+        average = f"{replica}ema"
+        if self._average and any(key.startswith(f"{average}.") for key in saved):
+            to_load[average] = state["ema"]
         reader.load(to_load)
         # torch asks for a value of every state; those of `fresh` are removed again.
         to_load[optimizer] |= {key: state["optimizer"][key] for key in fresh}
@@ -206,7 +223,7 @@ class Checkpointer:
             self.optimizer,
             model_state_dict=to_load[model],
             optim_state_dict=to_load[optimizer],
-            options=StateDictOptions(flatten_optimizer_state_dict=True),
+            options=StateDictOptions(flatten_optimizer_state_dict=True, strict=not self._base),
         )
         named = self.model.module.named_parameters(remove_duplicate=False)
         for name, parameter in named:
@@ -225,7 +242,8 @@ class Checkpointer:
         state |= {self._own + name: value for name, value in self.model.state_dict().items()}
         differ = self.model.replicas_differ
         if differ:
-            state |= {self._replica + name: state[name] for name in ("model", "optimizer")}
+            parts = [name for name in ("model", "optimizer", "ema") if name in state]
+            state |= {self._replica + name: state[name] for name in parts}
         # Else DCP would take parts of "model" from several ranks, and these must fit together.
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=differ)
         dcp.save(state, checkpoint_id=folder, planner=planner)
@@ -252,11 +270,18 @@ class Checkpointer:
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         model, optimizer = get_state_dict(self.model.module, self.optimizer, options=options)
         rank = self.ranks.rank
+        held = module_state(model)
+        if self._base:
+            named = self.model.module.named_parameters(remove_duplicate=False)
+            frozen = {plain_name(name) for name, p in named if not p.requires_grad}
+            held = {name: value for name, value in held.items() if name not in frozen}
         state = {
-            "model": module_state(model),
+            "model": held,
             "optimizer": optimizer,
             f"random.cpu.{rank}": torch.get_rng_state(),
         }
+        if self._average:
+            state["ema"] = dict(self._average)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             state[f"random.cuda.{rank}"] = torch.cuda.get_rng_state()
         return state

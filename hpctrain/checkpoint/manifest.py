@@ -47,6 +47,8 @@ class Manifest:
         time: When it was saved, in seconds since the epoch.
         layout: The degrees of parallelism, without those that are 1.
         healthy: Whether all its parameters are finite.
+        base: The digest of the weights that its adapters belong to, which it does not hold; "" if
+            it holds the whole model.
     """
 
     step: int
@@ -56,6 +58,7 @@ class Manifest:
     time: float
     layout: Mapping[str, int]
     healthy: bool = True
+    base: str = ""
 
     def write(self, checkpoint: Path) -> None:
         """Write and sync the manifest in the folder of a checkpoint."""
@@ -107,6 +110,7 @@ class Manifest:
                 float(found["time"]),
                 dict(found["layout"]),
                 bool(found["healthy"]),
+                str(found.get("base", "")),
             )
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error

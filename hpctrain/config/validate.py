@@ -26,7 +26,7 @@ from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.division import division_problems
 from hpctrain.config.rules.own_models import own_model_problems
-from hpctrain.config.schema import Config, DataConfig, MonitorConfig
+from hpctrain.config.schema import Config, DataConfig, MonitorConfig, SchedulerConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import of_section
@@ -46,7 +46,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
     """
     problems = [
         *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
-        *(*starting_weights.problems(config), *_hardware(config)),
+        *(*starting_weights.problems(config), *_hardware(config), *_notify(config)),
     ]
     # With wrong values the rules between keys would report confusing problems.
     problems = problems or list(
@@ -100,7 +100,15 @@ def _targets(config: Config) -> Iterator[str]:
             yield from arguments.problems("optimizer", node, positional=1, inner=inner)
             yield from parameter_rules.problems(own)
         else:
-            yield from arguments.problems(section, getattr(config, section))
+            node = getattr(config, section)
+            yield from arguments.problems(section, node)
+            for where, part in _inside(section, node):
+                advice = "it must be package.module.Class"
+                if wrong := list(_target(f"{where}._target_", part["_target_"], advice)):
+                    yield from wrong
+                else:
+                    yield from arguments.problems(where, part)
+    yield from _schedule(config.scheduler)
     lists = {
         f"data.{key}": getattr(config.data, key) or []
         for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms")
@@ -115,6 +123,36 @@ def _targets(config: Config) -> Iterator[str]:
                 yield from wrong
             else:
                 yield from arguments.problems(where, node)
+
+
+def _inside(key: str, node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the keys and contents of the objects that are arguments of another object."""
+    if not isinstance(node, dict | list):
+        return
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for name, value in items:
+        where = f"{key}.{name}" if isinstance(node, dict) else f"{key}[{name}]"
+        if isinstance(value, dict) and "_target_" in value:
+            yield where, value
+        yield from _inside(where, value)
+
+
+def _schedule(scheduler: SchedulerConfig) -> Iterator[str]:
+    """Yield what is wrong with a schedule of the user."""
+    target, options = scheduler._target_, scheduler.options
+    if target is None:
+        if options:
+            yield f"scheduler.options={options}: they are for scheduler._target_, which is null"
+        return
+    if wrong := list(_target("scheduler._target_", target, "it must be package.module.function")):
+        yield from wrong
+        return
+    known = arguments.signature(target)
+    given = {"_target_": target, **options}
+    if known and any(parameter.name == "max_steps" for parameter in known.parameters):
+        given = {"max_steps": 1} | given
+    inner = {name: f"scheduler.options.{name}" for name in options}
+    yield from arguments.problems("scheduler", given, positional=1, inner=inner)
 
 
 def _target(key: str, target: Any, advice: str) -> Iterator[str]:
@@ -177,6 +215,26 @@ def _secrets(config: Config) -> Iterator[str]:
                 f"{key}={secrets.mask(text)} holds a password or token, which would be written to "
                 "files: export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
             )
+
+
+def _notify(config: Config) -> Iterator[str]:
+    """Check that the address of a webhook is not written anywhere, and that somebody sends."""
+    notify = config.notify
+    if notify.url is None:
+        return
+    if notify.url not in secrets.known():
+        yield (
+            "notify.url=*** is a secret, which would be written to files: export it in your shell "
+            "as HPCTRAIN_WEBHOOK, which jobs inherit, and say "
+            "notify.url='${oc.env:HPCTRAIN_WEBHOOK}'"
+        )
+    elif not notify.url.startswith(("https://", "http://")):
+        yield "notify.url=***: it must begin with https:// or http://"
+    if not config.tracking.enabled:
+        yield (
+            "notify.url needs tracking.enabled=true: the journal is what tells about a run "
+            "(tracking.upload=false keeps it from MLflow; then `sync` sends the messages)"
+        )
 
 
 def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -306,6 +364,11 @@ def _learning_rate(config: Config) -> Iterator[str]:
         for name in ("warmup_steps", "warmup_samples", "warmup_epochs")
         if (length := getattr(scheduler, name))
     }
+    if lengths and scheduler.kind == "one_cycle" and scheduler._target_ is None:
+        yield (
+            f"scheduler.{next(iter(lengths))} with scheduler.kind=one_cycle: it rises by itself, "
+            "in scheduler.rise_fraction of the steps"
+        )
     if len(lengths) > 1:
         given = " and ".join(f"scheduler.{name}={length}" for name, length in lengths.items())
         yield f"{given}: give one length of the warm-up and set the others to 0"

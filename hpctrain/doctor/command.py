@@ -4,34 +4,82 @@ from __future__ import annotations
 
 import argparse
 import socket
+from datetime import datetime
 
-from hpctrain.doctor import login, table
+from rich.table import Table
+
+from hpctrain.config.schema import Config
+from hpctrain.console import Cell, Console
+from hpctrain.doctor import history, login, nodes, table
 from hpctrain.doctor.finding import worst
 from hpctrain.doctor.settings import settings
-from hpctrain.errors import NodeError
+from hpctrain.errors import ConfigError, NodeError
 
 
 def main(argv: list[str]) -> int:
     """Check and print; return the exit code: that of a NodeError if a check has failed."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain doctor",
-        description="Check versions, Slurm, storage and the MLflow store from this host. Each "
-        "check passes, warns or fails, with a cure. The exit code is 9 if one fails.",
+        description="Check versions, Slurm, storage and the MLflow store from this host; with "
+        "--nodes, check nodes by a short job. Each check passes, warns or fails, with a cure. The "
+        "exit code is 9 if one fails.",
     )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="submit a job that checks N nodes: GPUs, limits, links, and measured speed",
+    )
+    parser.add_argument("--history", action="store_true", help="show earlier checks of each host")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--config-dir", metavar="DIR", help="a folder with more configs")
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="what is checked, such as experiment=digits site=mine launch.nodes=4",
+        help="what is checked, such as experiment=digits site=mine launch.tasks_per_node=4",
     )
     options = parser.parse_args(argv)
-    config, _ = settings(options.overrides, options.config_dir)
-    findings = list(login.checked(config))
-    verdict, host = worst(findings), socket.gethostname()
-    if options.json:
-        table.print_json(verdict, {host: findings})
+    if options.nodes is not None and options.nodes < 1:
+        raise ConfigError(f"--nodes {options.nodes}: it must be at least 1")
+    if options.nodes is not None and options.history:
+        raise ConfigError("--nodes and --history exclude each other: one checks, the other shows")
+    count = [] if options.nodes is None else [f"launch.nodes={options.nodes}"]
+    config, here = settings([*options.overrides, *count], options.config_dir)
+    if options.history:
+        return _show_history(config, as_json=options.json)
+    if options.nodes is None:
+        places = {socket.gethostname(): list(login.checked(config))}
+        figures: dict[str, dict[str, float]] = {}
     else:
-        table.print_findings(f"{host}: {verdict}", findings)
+        places, figures = nodes.checked(config, here)
+    verdict = worst(finding for found in places.values() for finding in found)
+    if options.json:
+        table.print_json(verdict, places, figures=figures)
+    else:
+        for host, found in places.items():
+            short = options.nodes is not None
+            table.print_findings(f"{host}: {worst(found)}", found, short=short)
+        if figures:
+            table.print_nodes(places, figures)
     return NodeError.exit_code if verdict == "fail" else 0
+
+
+def _show_history(config: Config, *, as_json: bool) -> int:
+    entries = history.read(config.output_dir)
+    if as_json:
+        table.print_entries(entries)
+        return 0
+    if not entries:
+        print(f"{config.output_dir}: no host was checked yet")
+        return 0
+    shown = Table()
+    for column in ("host", "time", "by", "verdict", "what"):
+        shown.add_column(column)
+    for entry in sorted(entries, key=lambda each: (each["host"], each["time"])):
+        found = (f"{one['check']}: {one['found']}" for one in entry.get("findings", []))
+        when = datetime.fromtimestamp(entry["time"])
+        cells = (entry["host"], f"{when:%d %b %H:%M}", entry.get("by", ""), entry["verdict"])
+        shown.add_row(*map(Cell, cells), Cell("; ".join(found)))
+    Console().print(shown)
+    return 0

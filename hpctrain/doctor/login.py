@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 from hpctrain.config.schema import Config
-from hpctrain.doctor import scheduler
-from hpctrain.doctor.checks import file_systems, installed
+from hpctrain.doctor.checks import file_systems, installed, scheduler
 from hpctrain.doctor.finding import Finding, good, unknown
 from hpctrain.errors import TrackingError
+from hpctrain.runs import excluded_hosts
 from hpctrain.tracking import store
 
 _LOCKED_S = 2.0
@@ -29,6 +29,7 @@ def checked(config: Config) -> Iterator[Finding]:
     )
     yield from _data(config)
     yield mlflow_store(config)
+    yield _excluded(config)
     yield unknown(
         "nodes and GPUs",
         "not seen from a login node",
@@ -46,6 +47,18 @@ def _data(config: Config) -> Iterator[Finding]:
         yield from file_systems.readable("data.path", Path(path))
 
 
+def _excluded(config: Config) -> Finding:
+    hosts = excluded_hosts.read(config.output_dir)
+    if not hosts:
+        return good("excluded nodes", "none")
+    shown = ", ".join(f"{host} ({facts.get('why', '')})" for host, facts in sorted(hosts.items()))
+    cure = (
+        "New jobs avoid them until they pass a check: `python -m hpctrain doctor --nodes 1 "
+        f"+site.sbatch.nodelist={min(hosts)}`."
+    )
+    return Finding("excluded nodes", "warn", shown, "none", cure)
+
+
 def mlflow_store(config: Config) -> Finding:
     """Check `tracking.uri` without importing mlflow."""
     check, uri = "MLflow", str(config.tracking.uri)
@@ -56,7 +69,7 @@ def mlflow_store(config: Config) -> Finding:
         if store.is_server(uri):
             from hpctrain.tracking import server
 
-            has = server.has_experiment(uri, config.tracking.experiment)
+            has = server.experiment_id(uri, config.tracking.experiment) is not None
             made = "is there" if has else "is made by the first run"
             return good(check, f"{uri} answers; experiment {config.tracking.experiment} {made}")
         return _sqlite(check, store.sqlite_path(uri))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -38,11 +38,47 @@ def print_findings(title: str, findings: Sequence[Finding], *, short: bool = Fal
             console.print(Cell(f"{each.verdict}: {each.check}: {each.cure}"), soft_wrap=True)
 
 
-def summary(verdicts: Mapping[str, Iterable[Finding]]) -> str:
-    """Return one line with the number of places by verdict."""
-    found = [worst(findings) for findings in verdicts.values()]
-    counted = [f"{found.count(each)} {each}" for each in ("pass", "warn", "fail") if each in found]
-    return ", ".join(counted)
+# The figures of the last table, with their headings; a figure that nobody has measured is left out.
+_SHOWN = {
+    "matmul_tflops": "matmul TFLOP/s",
+    "memory_gb_s": "memory GB/s",
+    "to_gpu_gb_s": "to GPU GB/s",
+    "read_mb_s": "reading MB/s",
+    "all_reduce_latency_us": "latency us",
+}
+
+
+def print_nodes(
+    places: Mapping[str, Sequence[Finding]], figures: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Print one row for each node: the verdict, and what was measured."""
+    names = {name for each in figures.values() for name in each}
+    columns = {name: head for name, head in _SHOWN.items() if name in names}
+    columns |= {name: _bus(name) for name in sorted(names, key=_size) if name.endswith("_bus_gb_s")}
+    table = Table(title="nodes", title_justify="left")
+    for head in ("node", "verdict", *columns.values()):
+        table.add_column(head)
+    for host, findings in places.items():
+        own, verdict = figures.get(host, {}), worst(findings)
+        values = (f"{own[name]:.3g}" if name in own else "" for name in columns)
+        table.add_row(Cell(host), Cell(verdict, style=_STYLES[verdict]), *map(Cell, values))
+    Console().print(table)
+
+
+def _size(name: str) -> tuple[str, int]:
+    where, _, size = name.removesuffix("_bus_gb_s").rpartition("_")
+    return where, int(size) if size.isdigit() else 0
+
+
+def _bus(name: str) -> str:
+    where, size = _size(name)
+    shown = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+    return f"{where.replace('_', '-')} {shown} bus GB/s"
+
+
+def print_entries(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the entries of the history as one JSON list."""
+    print(json.dumps(entries))
 
 
 def print_json(verdict: Verdict, places: Mapping[str, Sequence[Finding]], **more: Any) -> None:

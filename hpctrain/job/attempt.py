@@ -9,23 +9,26 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import socket
-import sys
-from contextlib import ExitStack
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain import __version__
+import torch
+
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import HpctrainError, NodeError
+from hpctrain.job import run_page
+from hpctrain.job.environment import changes, environment
 from hpctrain.job.requeue import may_requeue, requeue_from_rank
-from hpctrain.runs import lost_checkpoints, stop_request
+from hpctrain.runs import failure, lost_checkpoints, stop_request
 from hpctrain.runs.code import provenance
-from hpctrain.runs.failure import described
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.swept import label
+from hpctrain.tracking.alerts.settings import Settings, remove, variable_of
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.training.trainer import Outcome
 
@@ -65,7 +68,10 @@ class Attempt(NoAttempt):
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
             self._drop_old_stop_request()
+            facts = environment(self._config.site.container.image)
+            before = self._environment_before()
             self._run.begin_attempt(
+                environment=facts,
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 launcher=ranks.launcher,
@@ -85,8 +91,12 @@ class Attempt(NoAttempt):
                 provenance.take_over(self._run.provenance, Path(recorded))
                 self._run.update(provenance=None)
             self.tracker = self._build_tracker()
-            self.tracker.start(asdict(self._config), self._tags())
-            self._say_what_changed()
+            tags = run_page.tags(self._run, ranks, facts)
+            if changed := changes(before, facts) if before else []:
+                tags["hpctrain.environment_changed"] = ", ".join(changed)
+            self.tracker.start(run_page.params(self._config, self._run.read()), tags)
+            self._record_data()
+            self._say_what_changed(changed)
             self._stack = stack.pop_all()
         return self
 
@@ -94,10 +104,25 @@ class Attempt(NoAttempt):
         self._stack.__exit__(*raised)
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            reason = described(error)
+        if isinstance(error, NodeError) and error.requeued:
+            self._run.end_attempt(
+                "interrupted", reason=str(error), step=self._run.last_checkpoint()
+            )
+            self.tracker.finish("KILLED", reason=str(error))
+        elif error is not None:
+            reason = failure.described(error)
+            if failure.is_of_another_rank(reason):  # the first rank that failed has told why
+                ranks = self._ranks
+                reason = failure.read(self._run.path, ranks.job_id, ranks.restart_count) or reason
             self._run.end_attempt("failed", error=reason)
-            self.tracker.finish("FAILED", reason=reason)
+            # The batch script may requeue the job then (`hpctrain.job.verdict`).
+            open_end = (
+                failure.is_of_another_rank(reason)
+                or failure.is_of_late_rank(reason)
+                or isinstance(error, torch.OutOfMemoryError)
+            )
+            final = not (open_end and self._ranks.launcher == "slurm")
+            self.tracker.finish("FAILED", reason=reason, final=final)
 
     def finished(self, outcome: Outcome) -> None:
         """Record that the run is over: why it ended early, and which results are not finite."""
@@ -112,7 +137,9 @@ class Attempt(NoAttempt):
         self._run.end_attempt("finished", result=result, **({"reason": reason} if reason else {}))
         if outcome.reason:
             log.info("step %d: %s", outcome.step, outcome.reason)
-        self.tracker.finish("FINISHED", reason=outcome.reason)
+        if self._config.tracking.log_model:
+            self.tracker.log_model()
+        self.tracker.finish("FINISHED", reason=reason)
 
     def interrupted(self, outcome: Outcome, reason: str) -> None:
         """Record the stop; under Slurm, requeue the job unless the user stopped it."""
@@ -141,6 +168,7 @@ class Attempt(NoAttempt):
         tracking = self._config.tracking
         if not tracking.enabled:
             return NullTracker()
+        self._arm_alerts()
         known = self._run.read()
         sweep = known.get("sweep", {})
         return JournalTracker(
@@ -155,25 +183,41 @@ class Attempt(NoAttempt):
             drain=tracking.drain_s,
         )
 
-    def _say_what_changed(self) -> None:
-        """Warn if Python or its packages are others than at submission; only our code is a copy."""
+    def _arm_alerts(self) -> None:
+        """Tell the uploader and `sync` what people want to know; see `tracking.alerts`."""
+        notify = self._config.notify
+        variable = notify.url and variable_of(notify.url)
+        if not variable:
+            remove(self._run.path)
+            return
+        stalled_s = 60 * notify.stalled_minutes
+        Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
+
+    def _environment_before(self) -> dict[str, str]:
+        """Return what the attempt before had found; empty if there is none."""
+        known = [each.get("environment") for each in self._run.read().get("attempts", ())]
+        return next((each for each in reversed(known) if each), {})
+
+    def _record_data(self) -> None:
+        """Record the data sets with their digests, and copies of the plots that are beside them."""
+        if not self._config.tracking.enabled:
+            return
+        with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
+            for facts in run_page.data_sets(self._config):
+                self.tracker.log_dataset(facts)
+                for plot in run_page.plots(facts["source"]):
+                    copy = self._run.path / "artifacts" / "data" / facts["name"] / plot.name
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(plot, copy)
+                    self.tracker.log_file(copy)
+
+    def _say_what_changed(self, changed: list[str]) -> None:
+        """Warn if Python, its packages or the host's software are others than before."""
+        if changed:
+            log.warning("not the environment of the attempt before: %s", ", ".join(changed))
         if changed := provenance.changes(self._run.provenance):
             log.warning(
                 "Python or its packages have changed since this run was asked for: %s%s",
                 ", ".join(changed[:6]),
                 f" and {len(changed) - 6} more" if len(changed) > 6 else "",
             )
-
-    def _tags(self) -> dict[str, str]:
-        return {
-            # MLflow shows the commit only beside a source.
-            "mlflow.source.name": provenance.source(self._run.provenance),
-            "mlflow.source.type": "JOB" if self._ranks.job_id else "LOCAL",
-            "mlflow.source.git.commit": provenance.commit(self._run.provenance),
-            "hpctrain.version": __version__,
-            "hpctrain.launcher": self._ranks.launcher,
-            "hpctrain.job_id": self._ranks.job_id,
-            "hpctrain.hosts": ",".join(self._ranks.hosts),
-            "hpctrain.world_size": str(self._ranks.world_size),
-            "hpctrain.command": " ".join(sys.argv),
-        }

@@ -27,8 +27,10 @@ from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.beginning import attempt_began
 from hpctrain.job.building.build import build
+from hpctrain.job.preflight import preflight
 from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.job.shapes import shape_problem
+from hpctrain.job.unread import unread_problem
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.failure import recorded
@@ -58,6 +60,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         The exit code: 0, or 130 or 143 when the run was stopped on request and saved.
 
     Raises:
+        NodeError: A node has failed the checks of `launch.preflight`.
         HpctrainError: An error that the user can correct; it is recorded in the run directory.
     """
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
@@ -84,6 +87,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             stop.watch(stop_file(run.path))
+        preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
             outcome = _fit(config, run, ranks, device, attempt.tracker, stop)
@@ -142,7 +146,9 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
     except torch.OutOfMemoryError:
         _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
         raise
-    except (RuntimeError, IndexError, ValueError) as error:
+    except (RuntimeError, LookupError, ValueError, AttributeError, TypeError) as error:
+        if problem := unread_problem(error, config):
+            raise ConfigError(problem) from error
         if problem := refusal(error):
             raise ConfigError(problem) from error
         if problem := shape_problem(error, config, trainer.train_step.model.module):

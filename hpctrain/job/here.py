@@ -40,7 +40,7 @@ def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
     run = check(config, ranks.world_size)
     # Every rank composes the same config, and one of them writes it.
     if ranks.is_main:
-        freeze(config, run)
+        freeze(config, run, argv)
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
     return run, _train_to_the_end(config, run, ranks, argv, again)

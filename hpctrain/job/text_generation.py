@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.manifest import newest_intact
-from hpctrain.checkpoint.weights import load_weights
 from hpctrain.config.frozen import load
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.make import make
+from hpctrain.job.building.trained_model import trained_model
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import LanguageModel
 from hpctrain.terminal import harmless
@@ -74,8 +74,7 @@ class Generator:
         checkpoint = newest_intact(run.checkpoints)
         if checkpoint is None:
             raise StorageError(f"{run.checkpoints}: there is no checkpoint")
-        model: nn.Module = make("model", config.model)
-        load_weights(model, checkpoint)
+        model = trained_model(config, checkpoint)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         context = config.data.windows.length - 1
         return cls(model.to(device).eval(), task, tokenizer, context, checkpoint)

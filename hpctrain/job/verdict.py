@@ -104,16 +104,22 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
 
 
 def close_tracking(run: RunDir, code: int) -> None:
-    """Record the end of a run whose rank 0 was killed, and upload it within `tracking.drain_s`."""
+    """Record the end of a run whose rank 0 was killed, or did not know the cause, and upload it.
+
+    The upload takes at most `tracking.drain_s`.
+    """
     tracking = load(run.config_file).tracking
-    if not tracking.enabled or not ending.is_open(run.path):
+    if not tracking.enabled:
         return
     attempt: dict[str, Any] = (run.read()["attempts"] or [{}])[-1]
     failed = attempt.get("state") == "failed"
-    reason = (
-        attempt.get("error" if failed else "reason") or f"the ranks ended with exit code {code}"
-    )
-    ending.close(run.path, "FAILED" if failed else "KILLED", reason)
+    known = attempt.get("error" if failed else "reason")
+    reason = known or f"the ranks ended with exit code {code}"
+    status = "FAILED" if failed else "KILLED"
+    if ending.is_open(run.path):
+        ending.close(run.path, status, reason)
+    elif not failed or not ending.correct(run.path, status, reason):
+        return
     if tracking.upload:
         command, env = python_module(
             "hpctrain.tracking.uploader", str(run.path), f"--drain={tracking.drain_s}"

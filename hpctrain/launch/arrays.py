@@ -34,9 +34,11 @@ from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import Task, me
 from hpctrain.launch.slurm.sbatch_options import check_folder
 from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.runs import excluded_hosts
 from hpctrain.runs.code import provenance
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.secrets import reference
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Entry:
         run: The run directory, which need not exist yet.
         code: The code snapshot that the run uses. None means the code as it is when the job starts.
         keeps_code: Whether `code` is the snapshot of an earlier submission of the same run.
+        earlier: The overrides of the command that had made the run, to which `resume` adds some.
         swept: The overrides that distinguish the run from the others of its sweep.
         before: The content of run.json when the sweep began; empty for a new run.
         again: Whether the run is finished and shall be repeated.
@@ -64,6 +67,7 @@ class Entry:
     run: RunDir
     code: Snapshot | None = None
     keeps_code: bool = False
+    earlier: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
     before: dict[str, Any] = field(default_factory=dict)
     again: bool = False
@@ -123,6 +127,7 @@ class Array:
             pythonpath=first.code.pythonpath if first.code else (),
             max_running=self.max_running,
             dependency=f"afterany:{self.after.job}" if self.after and self.after.job else None,
+            exclude=sorted(excluded_hosts.read(first.config.output_dir)),
         )
 
     def write(self, sweep: dict[str, str] | None) -> None:
@@ -161,6 +166,7 @@ class Array:
                 submission=submission,
                 code=entry.code.digest if entry.code else None,
                 provenance=entry.before.get("provenance") if entry.keeps_code else str(shared),
+                overrides=[*entry.earlier, *map(reference, entry.overrides)],
                 # MLflow shows the runs of a sweep under one parent; a run keeps its first parent.
                 **entry.place_in(sweep),
             )

@@ -148,6 +148,12 @@ class _FunctionJob(LoggedJob):
             )
         return [decode(each["value"]) for _, each in found]
 
+    def answers(self) -> dict[int, Any]:
+        """Wait for the end of the job and return the results of those ranks that have left one."""
+        self.wait()  # type: ignore[attr-defined]
+        found = read_results(self._folder, self._ranks)
+        return {rank: decode(each["value"]) for rank, each in found if "value" in each}
+
     def result(self) -> Any:
         """Wait for the end of the job and return the result of rank 0; see `results`."""
         return self.results()[0]

@@ -12,11 +12,13 @@ import argparse
 import logging
 import math
 import os
+import platform
 import select
 import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.disk import read_json
@@ -54,6 +56,9 @@ class _Monitor:
         window = math.ceil(60 * options.idle_minutes / options.every - 1e-6)
         self._idle = Idle(options.idle_percent, window)
         self._uuids: list[str] = []
+        self._known = {"kernel": platform.release()}
+        with suppress(OSError):
+            self._writer.write(self._started, facts=self._known)
         self._job = JobCgroup(options.pid or os.getppid())
         self._sensors = Sensors(self._job, Gpus([]))
 
@@ -91,7 +96,7 @@ class _Monitor:
         if uuids != self._uuids:
             self._uuids, gpus = uuids, Gpus(uuids)
             self._sensors = Sensors(self._job, gpus)
-            self._writer.write(time.time(), facts=gpus.facts)
+            self._writer.write(time.time(), facts=self._known | gpus.facts)
 
     def _trains(self) -> bool:
         """Return whether this attempt has made its second step: compiling is over by then."""

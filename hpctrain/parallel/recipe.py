@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,9 @@ from torch import nn
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
+from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
@@ -79,6 +82,8 @@ def parallelize(
         ConfigError: The model has no blocks that could be found, or no plan, but needs them.
     """
     parallel, pp = config.parallel, mesh.degrees.pp
+    if config.train.lora.patterns:
+        build = partial(_with_adapters, build, config.train.lora)
     divided_loss = loss_parallel and parallel.loss_parallel and mesh.degrees.tp > 1
     numbers = numbers_of(parallel.pipeline.schedule, pp, mesh.pp_rank) if pp > 1 else [0]
     stages = [
@@ -88,6 +93,12 @@ def parallelize(
     wrapped = _wrapped(stages, config, mesh, precision, divided_loss=divided_loss)
     wrapped.settings = stages[0].settings
     return wrapped
+
+
+def _with_adapters(build: Build, lora: LoRAConfig) -> nn.Module:
+    model = build()
+    add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
+    return model
 
 
 def _stage(
@@ -144,6 +155,8 @@ def _stage(
     experts = divide_experts(model, plan, mesh, parallel.ep)
     if layers:
         compute_in_float8(model, layers)
+    if train.lora.patterns:
+        freeze_base(model, train.lora.also)
     freeze(model, chosen)
     blocks = list(present(model, names))
     checkpoint_activations(

@@ -3,7 +3,7 @@
     model_facts ──┐
     activations ──┼── rank_memory ──┐
     memory ───────┘                 ├── estimate ── ranking ── printing
-    hardware ── collectives ── timing ─┘
+    hardware ── link_times ── timing ─┘
 
-`memory` and `shortages` do not import torch, so that a login node can use them.
+`memory` does not import torch, so that a login node can use them.
 """

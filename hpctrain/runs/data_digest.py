@@ -11,6 +11,7 @@ from pathlib import Path
 
 import xxhash
 
+from hpctrain.config.rules import own_tasks
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.errors import ConfigError, DataError
@@ -112,14 +113,8 @@ def _check_fields(key: str, index: Index, config: Config) -> None:
 
 def _of_task(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the keys of our tasks that name a field; transforms may make any field."""
-    package, _, kind = str(config.task.get("_target_")).rpartition(".")
-    names = {"Classification": ("input", "target"), "LanguageModel": ("tokens",)}
-    if package.startswith("hpctrain.tasks") and not (
-        config.data.transforms or config.data.batch_transforms
-    ):
-        for name in names.get(kind, ()):
-            if name in config.task:
-                yield f"task.{name}", str(config.task[name])
+    if not (config.data.transforms or config.data.batch_transforms):
+        yield from own_tasks.fields(config.task)
 
 
 def _available(index: Index, data: DataConfig) -> list[str]:

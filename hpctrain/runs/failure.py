@@ -1,6 +1,7 @@
 """The failure of a rank: the file `failed` in a run directory says why a rank has failed.
 
     a rank raises an exception of its own ── recorded ── DIR/failed
+    rank 0 sees a broken connection       ── read ────── the cause, for run.json and MLflow
     srun has ended with an error          ── read ────── a failure, or else a rank was killed
 
 A rank that is killed with SIGKILL writes nothing. The other ranks then fail too, because a
@@ -14,9 +15,12 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from hpctrain.disk import read_json, write_atomically
 from hpctrain.errors import HealthError
@@ -33,6 +37,7 @@ _OF_ANOTHER_RANK = re.compile(
     re.IGNORECASE,
 )
 
+_TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
 _LATE_RANK = re.compile(r"^LateRankError: |gloo/transport.*Timed out")
 
 
@@ -75,7 +80,7 @@ def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
 
     Args:
         run: The run directory.
-        job_id: The job of this rank; "" outside Slurm, where nothing reads the record.
+        job_id: The job of this rank; "" outside Slurm.
         restart_count: How often Slurm has restarted the job.
     """
     try:
@@ -83,9 +88,10 @@ def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
     except BaseException as error:
         text = described(error)
         follows = isinstance(error, Exception) and is_of_another_rank(text)
-        if job_id and not follows and read(run, job_id, restart_count) is None:
+        if run.is_dir() and not follows and read(run, job_id, restart_count) is None:
             content = {
                 "error": text,
+                "time": time.time(),
                 "host": socket.gethostname(),
                 "job_id": job_id,
                 "restart_count": restart_count,
@@ -96,9 +102,14 @@ def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
 
 
 def read(run: Path, job_id: str, restart_count: int) -> str | None:
-    """Return the error that a rank has recorded since this start of the job; None without one."""
+    """Return the error that a rank has recorded since this start of the job; None without one.
+
+    Without a job id, the file may be of an earlier start, if it is older than this process.
+    """
     try:
         content = read_json(path(run))
+        if not job_id and content["time"] < psutil.Process().create_time() - _TOGETHER_S:
+            return None
         if (content["job_id"], content["restart_count"]) == (job_id, restart_count):
             return str(content["error"])
     except (OSError, ValueError, KeyError, TypeError):

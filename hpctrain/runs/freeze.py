@@ -6,6 +6,7 @@ Config ── check() ── RunDir (a name, no files) ── freeze() ── co
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
@@ -13,6 +14,7 @@ from hpctrain.runs import lost_checkpoints, weights_digest
 from hpctrain.runs.code import provenance
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.secrets import reference
 from hpctrain.tracking.store import check_uri
 
 
@@ -39,10 +41,15 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     return RunDir.of(config, data_digest(config))
 
 
-def freeze(config: Config, run: RunDir) -> None:
+def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
     """Write the run directory of a checked config, for a training without a submission.
 
     A finished run is left as it is; with `launch.rerun=all` it is archived and starts again.
+
+    Args:
+        config: The typed config.
+        run: The run directory.
+        overrides: Those of the command line, for people.
 
     Raises:
         StorageError: The directory cannot be written, the checkpoints of the run are gone, or a
@@ -54,7 +61,7 @@ def freeze(config: Config, run: RunDir) -> None:
     run.check_unlocked()
     if finished or lost_checkpoints.may_start_again(config, run):
         run.archive()
-    run.freeze(config, provenance=None)
+    run.freeze(config, provenance=None, overrides=[*map(reference, overrides)])
     provenance.store(run.provenance, provenance.collect())
 
 

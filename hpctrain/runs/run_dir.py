@@ -12,6 +12,7 @@
         secret         with which ranks know each other (see `hpctrain.distributed.run_secret`)
         compile/       the code that torch.compile has made (see `hpctrain.job.compile_cache`)
         journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
+        artifacts/     images and plots, for MLflow (see `hpctrain.tracking.page.images`)
 
 A queued run has only the first two: clusters limit the number of files, and sweeps have many runs.
 

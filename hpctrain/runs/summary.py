@@ -7,14 +7,17 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.table import Table
 
 from hpctrain.config.schema import Config
 from hpctrain.console import Cell, Console
+from hpctrain.errors import TrackingError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask, reference
+from hpctrain.tracking.page.links import known_pages
 
 _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 
@@ -53,7 +56,10 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         uri = mask(str(config.tracking.uri))
         if uri.startswith("sqlite:///"):
             print(f"  {_tool('mlflow')} ui --backend-store-uri {uri}")
-        else:
+        pages = _pages(run)
+        for page in pages:
+            print(f"  {page}")
+        if not pages and not uri.startswith("sqlite:///"):
             print(f"  {uri}")
     if "val/bits_per_byte" in result:  # a language model has this metric
         run_path = shlex.quote(_short(run.path))
@@ -64,6 +70,13 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         rates = f"{config.optimizer.lr / 3:.1g},{config.optimizer.lr * 3:.1g}"
         where = "on SLURM" if shutil.which("sbatch") else "here, one run after the other"
         print(f"  {command} optimizer.lr={rates}   # a sweep {where}")
+
+
+def _pages(run: RunDir) -> tuple[str, ...]:
+    """Return the pages of the run and of its experiment in MLflow; none if it is not there yet."""
+    with suppress(TrackingError):
+        return known_pages(run.path) or ()
+    return ()
 
 
 def _number(value: float) -> str:

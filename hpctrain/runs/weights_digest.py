@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
@@ -59,7 +60,13 @@ def _located(config: Config) -> WeightFiles:
             )
     if (path / "run.json").is_file():
         path = chosen_checkpoint(RunDir.open(path))
-    return find_weights(path)
+    files = find_weights(path)
+    if files.tensors is None and (base := Manifest.read(path).base):
+        raise ConfigError(
+            f"{path} has only adapters (LoRA) of the weights {base}: "
+            "`python -m hpctrain export RUN OUT --merge` makes whole weights of a run"
+        )
+    return files
 
 
 def verified(config: Config) -> WeightFiles:

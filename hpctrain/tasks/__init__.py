@@ -1,17 +1,26 @@
 """Tasks: what a model is trained for."""
 
 from hpctrain.tasks.classification import Classification
+from hpctrain.tasks.evolution import Evolution
 from hpctrain.tasks.language_model import LanguageModel
-from hpctrain.tasks.task import SplitTask, Sums, Task, bind, derived, field, on_part
+from hpctrain.tasks.metric_updates import measuring
+from hpctrain.tasks.multi_label import MultiLabel
+from hpctrain.tasks.regression import Regression
+from hpctrain.tasks.task import SplitTask, Sums, Task, bind, checked, derived, field, on_part
 
 __all__ = [
     "Classification",
+    "Evolution",
     "LanguageModel",
+    "MultiLabel",
+    "Regression",
     "SplitTask",
     "Sums",
     "Task",
     "bind",
+    "checked",
     "derived",
     "field",
+    "measuring",
     "on_part",
 ]

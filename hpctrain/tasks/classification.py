@@ -1,27 +1,67 @@
-"""Classification of samples."""
+"""Classification: one class of each sample, or of each pixel of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
+from hpctrain.tasks.outputs import described, prediction
 from hpctrain.tasks.task import SplitTask, Sums, field
 
 
 class Classification(SplitTask):
     """Cross-entropy and accuracy.
 
+    The sums are `loss`, `accuracy`, and `topK_accuracy` for each K of `top_k`: how often the right
+    class is among the K most probable ones. Targets with a probability for each class, as mixup
+    makes them, count as right where the most probable class is met.
+
     Args:
         input: Field of the samples, any numeric dtype, shape (batch, ...).
-        target: Field of the classes, an integer dtype, shape (batch,).
+        target: Field of the classes: an integer dtype, shape (batch,), or (batch, ...) with one
+            class for each pixel. Or of their probabilities: a floating dtype, shape
+            (batch, classes).
         scale: Factor from stored values to the model's input.
+        class_weights: A weight of each class in the loss, which is sum(weight x loss) /
+            sum(weight), as that of torch.nn.CrossEntropyLoss.
+        label_smoothing: The part of each target that is spread evenly over all classes, 0 to 1
+            (Szegedy et al. 2016, "Rethinking the Inception Architecture for Computer Vision").
+        top_k: The numbers K.
+        ignore: A class that does not count, such as 255 for pixels without a label.
+        metrics: Metrics of torchmetrics by name, for the evaluation. They get the probabilities,
+            float32 (batch, classes, ...), and the targets.
+
+    Raises:
+        ValueError: A number is out of its range.
     """
 
-    def __init__(self, input: str = "image", target: str = "label", scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        input: str = "image",
+        target: str = "label",
+        scale: float = 1.0,
+        class_weights: Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
+        top_k: Sequence[int] = (),
+        ignore: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing={label_smoothing}: it is at least 0 and below 1")
+        if any(k < 1 for k in top_k):
+            raise ValueError(f"top_k={[*top_k]}: each is 1 or more")
         self.input, self.target, self.scale = input, target, scale
+        self.label_smoothing, self.top_k, self.ignore = label_smoothing, tuple(top_k), ignore
+        self.metrics = metrics or {}
+        self._weights: torch.Tensor | None = None
+        self._smallest = 1.0
+        if class_weights is not None:
+            self._weights, self._smallest = _scaled(class_weights)
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return the scaled samples, float32 (batch, ...); see `SplitTask`."""
@@ -32,15 +72,86 @@ class Classification(SplitTask):
         """Return the sums of a `Task`; samples whose mask is False do not count.
 
         Args:
-            outputs: Logits, a floating dtype (batch, classes).
+            outputs: Logits, a floating dtype (batch, classes, ...).
             batch: The batch.
+
+        Raises:
+            ConfigError: Logits and targets do not fit.
         """
-        mask, target = batch["mask"], field(batch, self.target, "task.target").long()
         # The loss is computed in float32 in every precision.
-        losses = F.cross_entropy(outputs.float(), target, reduction="none")
-        hits = outputs.argmax(-1) == target
-        count = mask.sum()
-        return {
-            "loss": ((losses * mask).sum(), count),
-            "accuracy": ((hits & mask).sum(), count),
+        logits, target = self._read(outputs, batch)
+        weights = self._on(logits)
+        if target.is_floating_point():
+            classes, counted, weight = target.argmax(1), batch["mask"], batch["mask"]
+            losses = self._losses(logits, target, weights) * self._smallest
+        else:
+            classes = target
+            mask = batch["mask"].view(-1, *[1] * (target.dim() - 1))
+            counted = mask.expand_as(target)
+            if self.ignore is not None:
+                counted = counted & (target != self.ignore)
+                target = torch.where(target == self.ignore, 0, target)
+            losses = self._losses(logits, target, weights)
+            weight = counted if weights is None else weights[target] * counted
+        count = counted.sum()
+        sums = {
+            "loss": ((losses * counted).sum(), weight.sum()),
+            "accuracy": (((logits.argmax(1) == classes) & counted).sum(), count),
         }
+        if self.top_k:
+            # The classes that have a larger logit than the right one: fewer than K of them.
+            rank = (logits > logits.gather(1, self._known(classes).unsqueeze(1))).sum(1)
+            sums |= {f"top{k}_accuracy": (((rank < k) & counted).sum(), count) for k in self.top_k}
+        return sums
+
+    def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the probabilities, float32 (batch, classes, ...), and the targets."""
+        logits, target = self._read(outputs, batch)
+        return logits.softmax(1), target
+
+    def _read(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits, float32, and the targets, int64 or float32."""
+        logits = prediction(outputs, "logits (batch, classes)")
+        target = field(batch, self.target, "task.target")
+        kinds = logits.shape[:1] + logits.shape[2:]
+        fits = logits.shape if target.is_floating_point() else kinds
+        if logits.dim() < 2 or target.shape != fits:
+            raise ConfigError(
+                f"the model returned {described(logits)} for task.target={self.target}, which is "
+                f"{described(target)}: logits are (batch, classes, ...), and targets are integers "
+                "(batch, ...) or probabilities (batch, classes)"
+            )
+        return logits.float(), target.float() if target.is_floating_point() else target.long()
+
+    def _losses(
+        self, logits: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        smoothing = self.label_smoothing
+        return F.cross_entropy(logits, target, weights, reduction="none", label_smoothing=smoothing)
+
+    def _known(self, classes: torch.Tensor) -> torch.Tensor:
+        return classes if self.ignore is None else torch.where(classes == self.ignore, 0, classes)
+
+    def _on(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """Return the class weights on the device of the logits."""
+        if self._weights is None:
+            return None
+        if len(self._weights) != logits.shape[1]:
+            raise ConfigError(
+                f"task.class_weights has {len(self._weights)} numbers, but the model returned "
+                f"{described(logits)}, with {logits.shape[1]} classes: give one for each class"
+            )
+        self._weights = self._weights.to(logits.device)
+        return self._weights
+
+
+def _scaled(class_weights: Sequence[float]) -> tuple[torch.Tensor, float]:
+    """Return the weights, float32 (classes,), over the smallest one above 0, and this one.
+
+    A weighted mean does not change, and its count is 1 or more as soon as one sample counts.
+    """
+    weights = torch.tensor(class_weights, dtype=torch.float32)
+    if not weights.isfinite().all() or (weights < 0).any() or not weights.any():
+        raise ValueError(f"class_weights={[*class_weights]}: 0 or more, and one of them above 0")
+    smallest = weights[weights > 0].min()
+    return weights / smallest, float(smallest)

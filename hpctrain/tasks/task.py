@@ -11,6 +11,7 @@ padded last batch give the same numbers as one process. The gradient is that of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +20,15 @@ from torch import nn
 
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
+from hpctrain.tasks.outputs import described
 
 Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Task(Protocol):
     """A callable that returns the same names in the same order on every call.
+
+    In an evaluation, without gradients, it may return others than in training.
 
     A task may also have the methods `derived`, `bind` and `on`, which the functions `derived`,
     `bind` and `on_part` use, and an attribute `counts`: what the count of its `loss` is a number
@@ -52,9 +56,12 @@ class SplitTask(ABC):
     Attributes:
         loss_parallel: Whether `sums` computes with logits that the ranks of tensor parallel have
             divided by their last dimension (a DTensor).
+        metrics: Metrics of torchmetrics by name, which an evaluation updates with what `measured`
+            returns (`hpctrain.tasks.metric_updates`).
     """
 
     loss_parallel = False
+    metrics: Mapping[str, Any] = {}
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
         """See `Task`."""
@@ -79,6 +86,51 @@ class SplitTask(ABC):
         Raises:
             ConfigError: The outputs do not fit the batch.
         """
+
+    def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the arguments of `update` of each of `metrics`, with samples along the first axis.
+
+        Rows whose mask is False are left out by the caller.
+
+        Args:
+            outputs: What the model has returned for `inputs(batch)`.
+            batch: The batch.
+
+        Raises:
+            ConfigError: The task has metrics, but does not say what they get.
+        """
+        raise ConfigError(
+            f"{type(self).__module__}.{type(self).__qualname__} has metrics, but no method "
+            "`measured(outputs, batch)`, which returns what they are updated with, such as "
+            "(predictions, targets)"
+        )
+
+
+def checked(sums: Any) -> Sums:
+    """Return what a task has returned, if it is sums and counts.
+
+    Args:
+        sums: The result of a task.
+
+    Raises:
+        ConfigError: It is something else; the message says what it is and what it must be.
+    """
+    form = 'a task returns {"loss": (sum, count), ...}, whose values are tensors of shape ()'
+    if not isinstance(sums, dict):
+        raise ConfigError(f"the task returned {described(sums)}: {form}")
+    if "loss" not in sums:
+        raise ConfigError(f"the task returned {', '.join(sums) or 'nothing'}, but no loss: {form}")
+    for name, pair in sums.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ConfigError(f"the task's {name} is {described(pair)}: {form}")
+        for value, what in zip(pair, ("sum", "count"), strict=True):
+            if not isinstance(value, torch.Tensor) or value.dim():
+                cure = "add it up with .sum()" if isinstance(value, torch.Tensor) else ""
+                cure = cure or 'batch["mask"].sum() is the number of samples'
+                raise ConfigError(
+                    f"the {what} of the task's {name} is {described(value)}: {form}; {cure}"
+                )
+    return sums
 
 
 def derived(task: Task, means: dict[str, float]) -> dict[str, float]:

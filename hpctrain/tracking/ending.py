@@ -33,8 +33,22 @@ def close(run_dir: Path, status: str, reason: str) -> None:
     """Record the final status of the newest attempt. No process of the run may be alive."""
     journal = Journal(run_dir)
     journal.attempt -= 1
-    journal.append("status", status=status, reason=reason)
+    journal.append("status", status=status, reason=reason, killed=True)
     journal.close()
+
+
+def correct(run_dir: Path, status: str, reason: str) -> bool:
+    """Record another reason of the end than rank 0 has given, which did not know the cause.
+
+    Returns:
+        Whether there was something to correct.
+    """
+    body = _status(run_dir)
+    known = body.get("reason") == reason and body.get("final", True)
+    if body.get("status") in (None, "RUNNING") or known:
+        return False
+    close(run_dir, status, reason)
+    return True
 
 
 def _status(run_dir: Path) -> dict[str, Any]:

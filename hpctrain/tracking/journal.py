@@ -6,6 +6,7 @@
     {"kind":"metrics","attempt":1,"time":1.7e9,"step":1,"metrics":{"loss":2.3,"grad_norm":"nan"}}
     {"kind":"time","attempt":1,"time":1.7e9,"step":1,"seconds":{"compute":9.1,...},"device_s":12.2}
     {"kind":"superseded","attempt":2,"time":1.7e9,"from":214,"to":307}
+    {"kind":"artifact","attempt":2,"time":1.7e9,"file":"artifacts/images/a.png","to":"images"}
 
 Rank 0 is the only writer. It writes each record with one `os.write` on an O_APPEND descriptor.
 
@@ -99,7 +100,8 @@ class Journal:
         written before the next record, once writing works again.
 
         Args:
-            kind: "metrics", "params", "tags", "status", "time" or "superseded".
+            kind: "metrics", "params", "tags", "status", "superseded", "artifact", "dataset",
+                "model" or "time".
             at: The time of the record in seconds since the epoch; None means now.
             **fields: The other fields, in JSON types. Floats must be finite (see `encode`).
         """

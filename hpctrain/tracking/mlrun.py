@@ -157,6 +157,10 @@ class MlflowRun:
             self._log_batch(tags=batch)
         self._log_batch(tags=last + self._tags({_POSITION: str(position)}))
 
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of MLflow's client with the id of this run, as all other methods do."""
+        return self._call(getattr(self._client, method), self.run_id, *args, **kwargs)
+
     def set_running(self) -> None:
         """Set the status of the run and of its sweep to RUNNING."""
         self._call(self._client.update_run, self.run_id, status="RUNNING")

@@ -30,12 +30,14 @@ class Sample(NamedTuple):
         number: The number of the sample, from 0, over all attempts.
         time: When it was taken, in seconds since the epoch.
         metrics: The values by name; empty for a line of facts.
+        facts: What a line of facts says; empty for other lines.
     """
 
     end: int
     number: int
     time: float
     metrics: dict[str, float]
+    facts: Mapping[str, str] = {}
 
 
 def folder(run_dir: Path) -> Path:
@@ -119,9 +121,10 @@ def _sample(line: bytes, end: int) -> Sample | None:
         number, time = body["number"], body["time"]
         metrics = body.get("metrics", {})
         values = {str(name): float(value) for name, value in metrics.items()}
+        facts = {str(name): str(value) for name, value in body.get("facts", {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     if not isinstance(number, int) or not isinstance(time, int | float):
         return None
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
-    return Sample(end, number, float(time), finite)
+    return Sample(end, number, float(time), finite, facts)

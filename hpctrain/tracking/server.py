@@ -21,7 +21,7 @@ _TIMEOUT = 3.0
 def initialise(uri: str, experiment: str) -> bool:
     """Do what `store.initialise` does, for a server."""
     try:
-        if not has_experiment(uri, experiment):
+        if experiment_id(uri, experiment) is None:
             status, body = _rest(uri, "experiments/create", {"name": experiment})
             # Another process may have created it meanwhile.
             if status != 200 and body.get("error_code") != "RESOURCE_ALREADY_EXISTS":
@@ -37,8 +37,8 @@ def initialise(uri: str, experiment: str) -> bool:
     return True
 
 
-def has_experiment(uri: str, experiment: str) -> bool:
-    """Return whether the server has the experiment.
+def experiment_id(uri: str, experiment: str) -> str | None:
+    """Return the server's id of an experiment; None if there is no such experiment.
 
     Raises:
         OSError: The server does not answer now.
@@ -51,9 +51,9 @@ def has_experiment(uri: str, experiment: str) -> bool:
             raise TrackingError(
                 f"tracking.experiment={experiment} was deleted on {uri}: restore it"
             )
-        return True
+        return str(body["experiment"].get("experiment_id", ""))
     if body.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
-        return False
+        return None
     raise _refused(uri, status, body)
 
 

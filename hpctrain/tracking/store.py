@@ -117,22 +117,35 @@ def file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
 
 def is_ready(uri: str, experiment: str) -> bool:
     """Return whether the store exists and has the experiment. This does not import mlflow."""
+    return experiment_id(uri, experiment) is not None
+
+
+def experiment_id(uri: str, experiment: str) -> str | None:
+    """Return the store's id of an experiment that is not deleted. This does not import mlflow.
+
+    Returns:
+        None if the store or the experiment does not exist, or the store does not answer.
+
+    Raises:
+        TrackingError: On the server the experiment is deleted, or the server refuses to answer.
+    """
     if is_server(uri):
         from hpctrain.tracking import server
 
         try:
-            return server.has_experiment(uri, experiment)
+            return server.experiment_id(uri, experiment)
         except OSError:
-            return False
+            return None
     path = sqlite_path(uri)
     if not path.is_file():
-        return False
-    query = "SELECT 1 FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
+        return None
+    query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            return database.execute(query, (experiment,)).fetchone() is not None
+            row = database.execute(query, (experiment,)).fetchone()
     except sqlite3.Error:
-        return False
+        return None
+    return None if row is None else str(row[0])
 
 
 def is_made(path: Path) -> bool:

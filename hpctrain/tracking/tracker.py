@@ -18,8 +18,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -27,6 +28,7 @@ from hpctrain import secrets
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal, encode, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.page import images
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, Process, python_module
 
@@ -50,6 +52,24 @@ class Tracker(Protocol):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record the metrics of a step."""
 
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        """Record tags, which a later record may change."""
+
+    def log_dataset(self, facts: Mapping[str, Any]) -> None:
+        """Record a data set that the run reads; see `JournalTracker.log_dataset`."""
+
+    def log_image(self, key: str, image: Any, step: int) -> None:
+        """Record an image: a path, an image of Pillow, or an array (height, width[, colours])."""
+
+    def log_figure(self, key: str, figure: Any, step: int) -> None:
+        """Record a figure of matplotlib as an image."""
+
+    def log_file(self, file: Path) -> None:
+        """Record a file below `artifacts/` of the run directory."""
+
+    def log_model(self) -> None:
+        """Record that the trained model belongs to the run."""
+
     def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
         """Record where the time of this attempt went until now.
 
@@ -68,13 +88,21 @@ class Tracker(Protocol):
     def sync(self) -> None:
         """Call fsync: after this everything recorded so far is on the disk."""
 
-    def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
+    def finish(
+        self,
+        status: Status,
+        reason: str = "",
+        end_time: float | None = None,
+        *,
+        final: bool = True,
+    ) -> None:
         """End the attempt with a final status.
 
         Args:
             status: How it ended.
             reason: Why, for people.
             end_time: When, in seconds since the epoch; None means now.
+            final: False if the batch script decides whether the run goes on: nobody is told yet.
         """
 
 
@@ -90,6 +118,24 @@ class NullTracker:
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Do nothing."""
 
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        """Do nothing."""
+
+    def log_dataset(self, facts: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def log_image(self, key: str, image: Any, step: int) -> None:
+        """Do nothing."""
+
+    def log_figure(self, key: str, figure: Any, step: int) -> None:
+        """Do nothing."""
+
+    def log_file(self, file: Path) -> None:
+        """Do nothing."""
+
+    def log_model(self) -> None:
+        """Do nothing."""
+
     def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
         """Do nothing."""
 
@@ -103,7 +149,14 @@ class NullTracker:
     def sync(self) -> None:
         """Do nothing."""
 
-    def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
+    def finish(
+        self,
+        status: Status,
+        reason: str = "",
+        end_time: float | None = None,
+        *,
+        final: bool = True,
+    ) -> None:
         """Do nothing."""
 
 
@@ -161,7 +214,7 @@ class JournalTracker:
         if params:
             self.log_params(params)
         if tags:
-            self._journal.append("tags", tags=_public(tags))
+            self.log_tags(tags)
         self._journal.sync()
         if self._upload:
             try:
@@ -192,6 +245,65 @@ class JournalTracker:
         values = {key: encode(value) for key, value in metrics.items()}
         self._journal.append("metrics", step=int(step), metrics=values)
 
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        """Record tags, without the secrets in them."""
+        self._journal.append("tags", tags=_public(tags))
+
+    def log_dataset(self, facts: Mapping[str, Any]) -> None:
+        """Record a data set that the run reads.
+
+        Args:
+            facts: JSON values: `name`, `digest`, `source` (a path or URL), `context` (what for),
+                `samples` (their number by split), and `fields` (`dtype` and `shape` by name).
+        """
+        source = secrets.mask(secrets.reference(str(facts["source"])))
+        self._journal.append("dataset", **{**facts, "source": source})
+
+    def log_image(self, key: str, image: Any, step: int) -> None:
+        """Write an image into the run directory, for MLflow's grid of images.
+
+        Args:
+            key: The name: letters, digits, `_`, `-`, `.`, blanks and `/`.
+            image: A path, an image of Pillow, or an array on the CPU, (height, width), or (height,
+                width, 1, 3 or 4): uint8, or floats from 0 to 1.
+            step: Its step. A second image of the same key and step replaces the first one.
+
+        Raises:
+            TypeError: It is no image.
+            ValueError: The key or the array is of another form.
+        """
+        self._record_files(partial(images.save_image, self._run_dir, key, image, int(step)))
+
+    def log_figure(self, key: str, figure: Any, step: int) -> None:
+        """Write a figure of matplotlib into the run directory; see `log_image`."""
+        self._record_files(partial(images.save_figure, self._run_dir, key, figure, int(step)))
+
+    def log_file(self, file: Path) -> None:
+        """Record a file, which gets the same place in the store.
+
+        Args:
+            file: A path below `artifacts/` of the run directory. The file must stay there.
+
+        Raises:
+            ValueError: It is not there.
+        """
+        inside = file.absolute().relative_to(self._run_dir)
+        folder = inside.parent.relative_to("artifacts")
+        self._journal.append("artifact", file=str(inside), to=str(folder))
+
+    def log_model(self) -> None:
+        """Record that the uploader shall put the trained model into the store."""
+        self._journal.append("model")
+
+    def _record_files(self, write: Callable[[], list[Path]]) -> None:
+        try:
+            files = write()
+        except OSError as error:  # a full disk costs an image, and not the run
+            log.warning("an image is lost: %s", error)
+            return
+        for file in files:
+            self.log_file(file)
+
     def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
         """Record where the time of this attempt went until now; MLflow does not get it."""
         rounded = {part: round(value, 3) for part, value in seconds.items()}
@@ -212,7 +324,14 @@ class JournalTracker:
         self._journal.sync()
         self._revive_uploader()
 
-    def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
+    def finish(
+        self,
+        status: Status,
+        reason: str = "",
+        end_time: float | None = None,
+        *,
+        final: bool = True,
+    ) -> None:
         """End the attempt; wait up to `drain` seconds until everything is in the store.
 
         Ctrl-C and SIGTERM end the wait.
@@ -220,7 +339,13 @@ class JournalTracker:
         if self._finished:
             return
         self._finished = True
-        self._journal.append("status", at=end_time, status=status, reason=secrets.mask(reason))
+        self._journal.append(
+            "status",
+            at=end_time,
+            status=status,
+            reason=secrets.mask(reason),
+            **{} if final else {"final": False},
+        )
         self._journal.close()
         self._revive_uploader()
         if self._uploader:

@@ -22,10 +22,14 @@ from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
+from hpctrain.tracking.page.nodes import Nodes
+from hpctrain.tracking.page.publish import KINDS, publish
 from hpctrain.tracking.system_metrics import SystemMetrics
 from hpctrain.tracking.uploader_process import Process
 
 log = logging.getLogger(__name__)
+
+_NOTE = "mlflow.note.content"
 
 
 class GaveUp(Exception):
@@ -61,6 +65,7 @@ class Upload:
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
         self._system = SystemMetrics(run_dir)
+        self._nodes = Nodes(run_dir)
         self.position = 0
         self.ended = False
         self.writer: Process | None = None
@@ -130,6 +135,8 @@ class Upload:
                 self.position = record.end
         self._flush(run, end)
         self.points += self._system.upload(run, end)
+        if tags := self._nodes.new_tags():
+            run.log_tags(tags, end)
         self._write_uploaded(run.run_id)
         return end - begin
 
@@ -149,6 +156,8 @@ class Upload:
             elif body["kind"] == "params":
                 run.log_params(body["params"], self.position)
             else:
+                if body["kind"] in KINDS:
+                    publish(run, self.run_dir, body)
                 tags |= self._tags(record)
         missing += [p for p in self._system.all_points() if stored(p) not in present]
         for begin in range(0, len(missing), BATCH):
@@ -234,9 +243,16 @@ class Upload:
             case "params":
                 run.log_params(body["params"], record.end)
             case "tags" | "superseded":
-                run.log_tags(self._tags(record), record.end)
+                tags = self._tags(record)
+                if run.tags.get(_NOTE):  # people may have changed it
+                    tags.pop(_NOTE, None)
+                run.log_tags(tags, record.end)
+            case "artifact" | "dataset" | "model":
+                publish(run, self.run_dir, body)
+                run.log_tags({}, record.end)
             case "status":
                 status = body["status"]
+                publish(run, self.run_dir, body)
                 if status == "RUNNING":
                     run.set_running()
                 else:

@@ -1,43 +1,124 @@
-"""The learning rate as a pure function of the step: resuming needs no state of it.
+"""The learning rate as a function of the step.
 
 optimizer.lr ── peak_lr ───────────┐
 scheduler.warmup_* ── warmup_steps ┴── Schedule(step)
+
+Resuming needs no state of it, but for kind=plateau, which follows a metric.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
+from hpctrain.errors import ConfigError
+from hpctrain.training.improvement import Improvement
 
 
 class Schedule:
-    """Linear warm-up to `lr`, then constant, linear or cosine (Loshchilov & Hutter 2017) decay.
+    """Linear warm-up to `lr`, then what `scheduler.kind` or a function of the user says.
+
+    The kinds are constant, linear, cosine (Loshchilov & Hutter 2017), wsd (warm-up, stable, decay:
+    Hu et al. 2024, "MiniCPM"; with decay_shape=sqrt Hägele et al. 2024), one_cycle (Smith & Topin
+    2018, with cosines as torch's OneCycleLR, whose momentum is left alone) and plateau.
 
     Args:
         lr: Peak learning rate.
-        config: Kind and final ratio.
+        config: The section `scheduler`.
         max_steps: Global step at which the decay ends.
         warmup: Steps of the warm-up.
+        own: Returns the factor of `lr` at a step, in place of the kind.
     """
 
-    def __init__(self, lr: float, config: SchedulerConfig, max_steps: int, warmup: int = 0) -> None:
+    def __init__(
+        self,
+        lr: float,
+        config: SchedulerConfig,
+        max_steps: int,
+        warmup: int = 0,
+        own: Callable[[int], float] | None = None,
+    ) -> None:
         self.lr, self.config, self.max_steps, self.warmup = lr, config, max_steps, warmup
+        self._own, self._lowered = own, 1.0
+        follows = config.plateau
+        metric = follows.metric if config.kind == "plateau" and own is None else None
+        self._plateau = Improvement(metric, follows.mode, follows.min_delta, follows.patience)
 
     def __call__(self, step: int) -> float:
-        """Return the learning rate of global step `step`, counted from 0."""
-        warmup, final = self.warmup, self.config.final_ratio
-        if step < warmup:
-            return self.lr * (step + 1) / warmup
-        if self.config.kind == "constant":
-            return self.lr
-        progress = min(1.0, (step - warmup) / max(1, self.max_steps - warmup))
-        if self.config.kind == "cosine":
+        """Return the learning rate of global step `step`, counted from 0.
+
+        Raises:
+            ConfigError: The user's function returns no number, or a negative one.
+        """
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup * self._lowered
+        if self._own is not None:
+            return self.lr * self._factor(step)
+        if self.config.kind in ("constant", "plateau"):
+            return self.lr * self._lowered
+        if self.config.kind == "one_cycle":
+            return self.lr * self._one_cycle(step)
+        begin, length, shape = self.warmup, max(1, self.max_steps - self.warmup), self.config.kind
+        if self.config.kind == "wsd":
+            length = max(1, round(self.config.decay_fraction * self.max_steps))
+            begin, shape = self.max_steps - length, self.config.decay_shape
+        progress = min(1.0, max(0.0, (step - begin) / length))
+        if shape == "cosine":
             progress = (1 - math.cos(math.pi * progress)) / 2
-        return self.lr * (1 - (1 - final) * progress)
+        elif shape == "sqrt":
+            progress = math.sqrt(progress)
+        return self.lr * (1 - (1 - self.config.final_ratio) * progress)
+
+    def judge(self, metrics: dict[str, float], step: int) -> None:
+        """Lower the learning rate if the metric of kind=plateau has not become better.
+
+        Args:
+            metrics: The metrics that are new at this step, the same on all ranks.
+            step: The global step.
+        """
+        self._plateau.judge(metrics, step)
+        if self._plateau.is_over:
+            lowered = self._lowered * self.config.plateau.factor
+            self._lowered = max(lowered, self.config.final_ratio)
+            self._plateau.since = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of kind=plateau, as JSON."""
+        return {"lowered": self._lowered, "plateau": self._plateau.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self._lowered = state["lowered"]
+        self._plateau.load_state_dict(state["plateau"])
+
+    def _one_cycle(self, step: int) -> float:
+        """Return the factor of a step; the last step before `max_steps` has the final one."""
+        last = self.max_steps - 1
+        top = self.config.rise_fraction * self.max_steps - 1
+        if step <= top:
+            low, high, progress = self.config.initial_ratio, 1.0, step / max(top, 1e-9)
+        else:
+            low, high = 1.0, self.config.final_ratio
+            progress = min(1.0, (step - top) / max(last - top, 1e-9))
+        return high + (low - high) * (1 + math.cos(math.pi * progress)) / 2
+
+    def _factor(self, step: int) -> float:
+        assert self._own is not None
+        factor = self._own(step)
+        try:
+            value = float(factor)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise ConfigError(
+                f"scheduler._target_={self.config._target_}: it returns {factor!r} for step "
+                f"{step}; it must be a number, at least 0"
+            )
+        return value
 
 
 def rate_ratios(optimizer: torch.optim.Optimizer, lr: float) -> list[float]:

@@ -24,6 +24,7 @@ from hpctrain.config.rules.metrics import Asked
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
+from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import derived
@@ -113,14 +114,14 @@ class Trainer:
                 health.begin(self.step + 1, consumed, samples)
                 self.train_step(batch, self.schedule(self.step))
                 self.step += 1
-                self.meter.after_step(self.step, consumed)
+                self.meter.after_step(self.step, consumed, batch)
                 self.display.advance(self.step)
                 self.hooks.after_step(self._state(batch))
                 done = self.step == self.max_steps
                 logs = self.step % self.every.log == 0 or done
                 health.judge(late=not logs)
                 if done:
-                    self.train_step.model.finish()
+                    self.train_step.finish()
                 if logs:
                     means = self._training_means()  # it waits for a GPU, whose steps are measured
                     self._log(self.meter.report(self.train_step.totals.counts) | means)
@@ -132,7 +133,7 @@ class Trainer:
                     break
                 over = self.patience.is_over
                 if over and not done:
-                    self.train_step.model.finish()
+                    self.train_step.finish()
                 due = self.step % self.every.checkpoint == 0 or self.best.is_due(self.step)
                 if due or done or over:
                     self._save()
@@ -183,7 +184,8 @@ class Trainer:
             doing = self.display.doing("an evaluation")
             with self.meter.spent("evaluation"), doing, self._untouched_random_state():
                 self.hooks.before_evaluation(self._state())
-                means = self._evaluate(self.evaluation)
+                with self.train_step.average.applied():
+                    means = self._evaluate(self.evaluation)
             self.train_step.model.module.train()
             if means is None:
                 return False
@@ -204,18 +206,20 @@ class Trainer:
             batch.
         """
         model, task = self.train_step.model, self.train_step.task
+        measured = Measured(task, model.mesh)
         model.share_buffers()
         model.module.eval()
         totals = Totals()
         evaluation.load_state_dict({"consumed": 0})
         for batch in first_in_long_work("the first batch of the evaluation", evaluation):
-            totals.add(*model.evaluate(task, batch))
+            totals.add(*model.evaluate(measured.task, batch))
+            measured.update()
             if self.stop.agreed:  # by the flags of the batch before, so a GPU still has work to do
                 return None
             flags = on_device(self.stop.flags(), self.device)
             self.stop.offer(over_ranks(flags, model.mesh))
         totals.reduce(model.mesh)
-        return derived(task, totals.means())
+        return derived(task, totals.means()) | measured.values()
 
     def _untouched_random_state(self) -> AbstractContextManager[None]:
         """Return a context that restores the random state, as an evaluation may be made twice."""
@@ -228,6 +232,7 @@ class Trainer:
             self.display.report(self.step, metrics)
         for asked in self.asked:
             asked.check(self.metrics)
+        self.schedule.judge(metrics, self.step)
         self.patience.judge(metrics, self.step)
         if self.best.judge(metrics, self.step):
             self.tracker.log_metrics(self.best.metrics, self.step)
@@ -252,6 +257,8 @@ class Trainer:
                 "precision": self.train_step.model.precision.state_dict(),
                 "health": self.train_step.health.state_dict(),
                 "hooks": self.hooks.state_dict(),
+                "schedule": self.schedule.state_dict(),
+                "ema": bool(self.train_step.average.tensors),
                 "patience": self.patience.state_dict(),
                 "best": self.best.state_dict(),
                 "meter": self.meter.state_dict(),
@@ -284,6 +291,9 @@ class Trainer:
             self.train_step.model.precision.load_state_dict(progress["precision"])
             self.train_step.health.load_state_dict(progress["health"])
             self.hooks.load_state_dict(progress["hooks"])
+            self.schedule.load_state_dict(progress["schedule"])
+            if not progress["ema"]:
+                self.train_step.average.restart()
             self.patience.load_state_dict(progress["patience"])
             self.best.load_state_dict(progress["best"])
             self.meter.load_state_dict(progress.get("meter", {}))

@@ -59,16 +59,34 @@ DEFAULTS: dict[str, Any] = {
     "scheduler.warmup_samples": None,
     "scheduler.warmup_epochs": None,
     "scheduler.final_ratio": 0.0,
+    "scheduler.decay_fraction": 0.2,
+    "scheduler.decay_shape": "linear",
+    "scheduler.rise_fraction": 0.3,
+    "scheduler.initial_ratio": 0.04,
+    "scheduler.plateau.metric": "val/loss",
+    "scheduler.plateau.factor": 0.1,
+    "scheduler.plateau.patience": 5,
+    "scheduler.plateau.mode": None,
+    "scheduler.plateau.min_delta": 0.0,
+    "scheduler._target_": None,
+    "scheduler.options": {},
     "hooks": [],
     "train.global_batch_size": 64,
     "train.max_epochs": None,
     "train.max_steps": None,
     "train.clip_norm": 1.0,
     "train.eval_every": None,
+    "train.ema": None,
+    "train.ema_evaluation": True,
     "train.early_stopping.metric": None,
     "train.early_stopping.patience": 5,
     "train.early_stopping.mode": None,
     "train.early_stopping.min_delta": 0.0,
+    "train.lora.match": None,
+    "train.lora.rank": 8,
+    "train.lora.alpha": 16.0,
+    "train.lora.dropout": 0.0,
+    "train.lora.also": [],
     "train.compression.kind": "none",
     "train.compression.start_step": 0,
     "train.compression.rank": 4,
@@ -86,6 +104,7 @@ DEFAULTS: dict[str, Any] = {
     "checkpoint.init_digest": None,
     "checkpoint.init_rename": [],
     "checkpoint.init_skip": [],
+    "checkpoint.branch_digest": None,
 }
 
 
@@ -125,7 +144,7 @@ class OtherConfig(Config):
 
 @dataclass
 class LaterTrain(TrainConfig):
-    ema: float = key(0.0, "A key of a later release.", at_least=0)
+    swa: float = key(0.0, "A key of a later release.", at_least=0)
 
 
 @dataclass
@@ -150,7 +169,7 @@ def test_keys_of_later_releases_do_not_rename_a_run() -> None:
     before = Config(seed=3, model=model, train=TrainConfig(max_steps=5))
     after = LaterConfig(seed=3, model=model, train=LaterTrain(max_steps=5))
     assert signature(after, "d") == signature(before, "d")
-    after.train.ema = 0.9
+    after.train.swa = 0.9
     assert signature(after, "d") != signature(before, "d")
 
 

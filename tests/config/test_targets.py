@@ -78,7 +78,7 @@ def test_what_is_there(package: Path, target: str) -> None:
         ("none_such.x", "no package 'none_such' here"),
         ("mine.a.inner", "mine.a has no 'inner'"),
         ("mine.a.Clas", "mine.a has no 'Clas'; it has 'Class'"),
-        ("mine.aa.Class", "mine has no 'aa'"),
+        ("mine.aa.Class", "mine has no 'aa'; it has 'a'"),
         ("mine.inner.Clas", "mine.inner has no 'Clas'; it has 'Class'"),
         ("mine.lazy.model.Net", "mine.lazy has no module 'model'; it has 'models'"),
         ("mine.inner", "mine.inner is a module; name a class or function in it"),

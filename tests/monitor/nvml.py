@@ -30,12 +30,26 @@ class Nvml:
         lost: UUIDs of GPUs that have fallen off the bus.
         reasons: Why clocks are lowered, as NVML's bits.
         energy: The counter in millijoules.
+        ecc: Corrected and uncorrected errors; None: not supported, as on a GPU for games.
+        remapped: Rows remapped for corrected and uncorrected errors, whether one waits for a reset,
+            and whether that has failed.
+        pcie: Generation and width of the link now, and at best.
+        nvlinks: Whether each of the links is up.
+        processes: The processes that compute on the GPU, by number.
+        mig: Whether the GPU is cut into instances.
+        limit: The power limit in watts; by default it is 700.
     """
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
         self.lost: set[str] = set()
         self.reasons, self.energy, self.links = 0, 1_000_000, 0
+        self.ecc: tuple[int, int] | None = None
+        self.remapped = [0, 0, 0, 0]
+        self.pcie = ((5, 16), (5, 16))
+        self.nvlinks = [1] * 18
+        self.processes: list[int] = []
+        self.mig, self.limit = 0, 700
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("NVML"):
@@ -79,7 +93,49 @@ class Nvml:
         return 350_000
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        return self.limit * 1000
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: str) -> int:
         return 700_000
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, _: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetEccMode(self, handle: str) -> list[int]:
+        if self.ecc is None:
+            raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+        return [1, 1]
+
+    def nvmlDeviceGetRemappedRows(self, handle: str) -> list[int]:
+        self._ask(handle)
+        return self.remapped
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        return [self.mig, self.mig]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        self._ask(handle)
+        return [SimpleNamespace(pid=pid, usedGpuMemory=2**30) for pid in self.processes]
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: str) -> int:
+        return self.pcie[0][0]
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: str) -> int:
+        return self.pcie[0][1]
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: str) -> int:
+        return self.pcie[1][0]
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: str) -> int:
+        return self.pcie[1][1]
+
+    def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:
+        if link >= len(self.nvlinks):
+            raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+        return self.nvlinks[link]
+
+    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:
+        return SimpleNamespace(busId=b"00000000:17:00.0")
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
         self._ask(handle)
@@ -99,7 +155,9 @@ class Nvml:
 
     def nvmlDeviceGetTotalEccErrors(self, handle: str, kind: int, _: int) -> int:
         self._ask(handle)
-        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)  # as on a GPU for games
+        if self.ecc is None:
+            raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+        return self.ecc[kind]
 
     def nvmlDeviceGetPcieThroughput(self, handle: str, kind: int) -> int:
         self._ask(handle)

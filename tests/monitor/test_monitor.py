@@ -29,12 +29,15 @@ def test_samples_of_a_training_are_in_its_directory_and_in_mlflow(
     train: Train, store: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "wait.py").write_text(SLOW)
-    train("train.max_steps=30", "+hooks=[{_target_: wait.Wait}]", "monitor.every_s=0.2")
+    arguments = ("train.max_steps=30", "+hooks=[{_target_: wait.Wait}]", "monitor.every_s=0.2")
+    train(*arguments, "tracking.drain_s=200")
     (run,) = runs(tmp_path / "runs")
     ((node, file),) = samples.files(run).items()
     found = [*samples.read(file)]
     assert len(found) >= 5
     assert [s.number for s in found] == [*range(len(found))]
+    assert found[0].facts["kernel"]
+    found = [s for s in found if not s.facts]
     names = {"cpu_utilization_percentage", "system_memory_usage_percentage"}
     assert all(names <= s.metrics.keys() for s in found)
     assert all(s.metrics["system_memory_usage_megabytes"] > 100 for s in found)

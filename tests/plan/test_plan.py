@@ -10,8 +10,8 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import load
 from hpctrain.plan.budget import Budget, budget_of
-from hpctrain.plan.collectives import gather_s, link_of, send_s
-from hpctrain.plan.command import main
+from hpctrain.plan.link_times import gather_s, link_of, send_s
+from hpctrain.plan.plan_command import main
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]
 MEMORY = {"parameters", "gradients", "optimizer", "gathered", "activations", "logits", "buffers"}

@@ -1,8 +1,15 @@
 """The learning rate is scaled with the batch and warmed up by steps, samples or epochs."""
 
-import pytest
+from typing import Any
 
-from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
+import pytest
+import torch
+
+from hpctrain.config.schema import OptimizerConfig, PlateauConfig, SchedulerConfig
+from hpctrain.config.validate import validate
+from hpctrain.errors import ConfigError
+from hpctrain.job.building.build_schedule import build_schedule
+from hpctrain.job.building.effective import Effective
 from hpctrain.training.schedule import Schedule, peak_lr, warmup_steps
 
 
@@ -45,3 +52,108 @@ def test_the_warm_up_ends_at_the_peak() -> None:
     assert rates[:4] == pytest.approx([0.8, 1.6, 2.4, 3.2])
     assert max(rates) == 3.2
     assert rates[20] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "middle"), [("linear", 0.55), ("cosine", 0.55), ("sqrt", 1 - 0.9 * 0.5**0.5)]
+)
+def test_wsd_is_stable_and_then_falls(shape: str, middle: float) -> None:
+    config = SchedulerConfig("wsd", decay_fraction=0.2, decay_shape=shape, final_ratio=0.1)
+    schedule = Schedule(2.0, config, max_steps=100, warmup=10)
+    assert schedule(0) == pytest.approx(0.2)
+    assert [schedule(step) for step in (9, 50, 80)] == [2.0] * 3
+    assert [schedule(step) for step in (90, 100)] == pytest.approx([2 * middle, 0.2])
+
+
+def test_one_cycle_is_that_of_torch() -> None:
+    config = SchedulerConfig("one_cycle", rise_fraction=0.25, initial_ratio=0.1, final_ratio=0.01)
+    schedule = Schedule(0.5, config, max_steps=40)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1, momentum=0.9)
+    options = {"pct_start": 0.25, "div_factor": 10, "final_div_factor": 10}
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, 40, **options)
+    for step in range(40):
+        assert schedule(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12), step
+        optimizer.step()
+        if step < 39:
+            theirs.step()
+
+
+def test_a_plateau_lowers_the_rate_and_goes_on_from_its_state() -> None:
+    config = SchedulerConfig(
+        "plateau", final_ratio=0.2, plateau=PlateauConfig(factor=0.5, patience=2)
+    )
+    schedule = Schedule(1.0, config, max_steps=100, warmup=2)
+    rates = []
+    for step, loss in enumerate([3, 2, 2, 2, 1, 1, 1, 1, 1]):
+        schedule.judge({"val/loss": loss}, step)
+        again = Schedule(1.0, config, max_steps=100, warmup=2)
+        again.load_state_dict(schedule.state_dict())
+        schedule = again
+        rates.append(schedule(50))
+    assert rates == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.2]
+    assert schedule(0) == 0.5 * 0.2
+
+
+def halved(step: int, max_steps: int, by: float = 0.5) -> float:
+    """The factor of a user: half of it in the second half of a run."""
+    return by if step >= max_steps // 2 else 1.0
+
+
+def in_turn(optimizer: torch.optim.Optimizer, first: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """A scheduler of a user, which a config could not write down."""
+    one = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=100)
+    two = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [one, two], [first])
+
+
+def broken(step: int) -> str:
+    return "fast"
+
+
+def no_scheduler(optimizer: torch.optim.Optimizer) -> int:
+    return 3
+
+
+def own(target: str, **options: Any) -> Schedule:
+    effective = Effective(0.1, 0, 10, 10, 64, 1, 1)
+    return build_schedule(SchedulerConfig(_target_=target, options=options), effective)
+
+
+def test_a_schedule_can_be_a_function_or_one_of_torch() -> None:
+    assert [own(f"{__name__}.halved")(step) for step in (0, 4, 5)] == [0.1, 0.1, 0.05]
+    assert own(f"{__name__}.halved", by=0.25)(9) == 0.025
+    steps = own("torch.optim.lr_scheduler.StepLR", step_size=3, gamma=0.1)
+    assert steps(7) == pytest.approx(1e-3), "a run that is resumed begins anywhere"
+    assert steps(2) == 0.1
+    assert own(f"{__name__}.in_turn", first=2)(3) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        (f"{__name__}.broken", {}, "it returns 'fast' for step 0; it must be a number"),
+        ("torch.optim.lr_scheduler.ReduceLROnPlateau", {}, "use scheduler.kind=plateau"),
+        (f"{__name__}.no_scheduler", {}, "it must make a scheduler of torch, not a int"),
+        ("torch.optim.lr_scheduler.StepLR", {}, "step_size"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(target: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        own(target, **options)(0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["scheduler=one_cycle"], "scheduler.warmup_steps with scheduler.kind=one_cycle: it rises"),
+        (["scheduler._target_=torch.optim.lr_scheduler.StopLR"], "has no 'StopLR'"),
+        (["scheduler._target_=torch.optim.lr_scheduler.StepLR"], "scheduler.step_size is missing"),
+        (["scheduler=plateau", "scheduler.plateau.metric=val/los"], "did you mean val/loss"),
+        (["scheduler=plateau", "scheduler.plateau.factor=1"], "it must be greater than 0 and less"),
+    ],
+)
+def test_a_wrong_schedule_is_refused_before_anything_is_queued(
+    composer: Any, overrides: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        validate(composer.typed(["experiment=digits", *overrides]), 1)

@@ -8,10 +8,12 @@ import torch
 from torch import distributed
 
 from hpctrain.config.rules.metrics import Asked
+from hpctrain.config.schema import SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.display import NoDisplay
+from hpctrain.training.schedule import Schedule
 from hpctrain.training.trainer import Every, Trainer
 from tests.ranks import run_ranks
 from tests.steps import batch, make
@@ -38,10 +40,11 @@ class Batches:
 def trainer_of(feed: Batches, asked: str = "") -> Trainer:
     """Return a trainer that is due to evaluate on the batches."""
     step = make()
-    unused: dict[str, Any] = dict.fromkeys(("schedule", "loader", "checkpointer"))
+    unused: dict[str, Any] = dict.fromkeys(("loader", "checkpointer"))
     evaluation: Any = feed
     feed.trainer = Trainer(
         train_step=step,
+        schedule=Schedule(0.1, SchedulerConfig(), 10),
         evaluation=evaluation,
         tracker=NullTracker(),
         display=NoDisplay(),

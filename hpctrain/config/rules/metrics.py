@@ -13,25 +13,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.config.metric_registry import TRAIN_LOSS, TRAIN_NAME, registered
+from hpctrain.config.rules import own_tasks
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
-# The sums of our tasks, and what they derive from them. Other tasks have names of their own.
-_OF_TASK = {
-    "Classification": ("loss", "accuracy"),
-    "LanguageModel": ("loss", "bits_per_byte", "perplexity"),
-}
 _OF_TRAINING = [m.name for m in registered("train") if m.name not in (TRAIN_LOSS, TRAIN_NAME)]
 _OF_SPEED = [metric.name for metric in registered("perf")]
 
 
 def names(config: Config) -> tuple[str, ...] | None:
     """Return the metrics that the run can produce; None for a task that is not ours."""
-    package, _, kind = str(config.task.get("_target_")).rpartition(".")
-    if not package.startswith("hpctrain.tasks") or kind not in _OF_TASK:
+    own = own_tasks.metrics(config.task)
+    if own is None:
         return None
-    training = (*(f"train/{name}" for name in _OF_TASK[kind]), *_OF_TRAINING)
-    evaluation = tuple(f"val/{name}" for name in _OF_TASK[kind])
+    training = (*(f"train/{name}" for name in own), *_OF_TRAINING)
+    evaluation = tuple(f"val/{name}" for name in (*own, *own_tasks.measured(config.task)))
     return (*training, *(() if config.data.val_split is None else evaluation), *_OF_SPEED)
 
 
@@ -63,9 +59,12 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
 def _deciding(config: Config) -> Iterator[tuple[str, str, str | None]]:
     """Yield each key that names a metric by which the run decides, the metric, and the mode."""
     stopping, checkpoint = config.train.early_stopping, config.checkpoint
+    plateau = config.scheduler.plateau
+    lowers = config.scheduler.kind == "plateau" and config.scheduler._target_ is None
     for key, metric, mode in (
         ("train.early_stopping.metric", stopping.metric, stopping.mode),
         ("checkpoint.best", checkpoint.best, checkpoint.best_mode),
+        ("scheduler.plateau.metric", plateau.metric if lowers else None, plateau.mode),
     ):
         if metric is not None:
             yield key, metric, mode
@@ -94,7 +93,21 @@ def _unknown(key: str, metric: str, known: Collection[str]) -> str:
 
 # A word of a metric's name tells whether lower or higher values are better.
 _LOWER = {
-    *("loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "perplexity", "ppl", "bpb"),
+    *(
+        "loss",
+        "error",
+        "err",
+        "mse",
+        "rmse",
+        "mae",
+        "l1",
+        "l2",
+        "mape",
+        "nll",
+        "perplexity",
+        "ppl",
+        "bpb",
+    ),
     *("bits", "wer", "cer", "fid", "kl", "divergence", "distance", "regret"),
 }
 _HIGHER = {

@@ -16,6 +16,8 @@ TRANSFORMER = ("hpctrain.models.Transformer", "hpctrain.models.transformer.Trans
 _OTHERS = (  # models without a plan
     *("hpctrain.models.MLP", "hpctrain.models.ConvNet"),
     *("hpctrain.models.mlp.MLP", "hpctrain.models.conv.ConvNet"),
+    *("hpctrain.models.UNet", "hpctrain.models.FNO"),
+    *("hpctrain.models.unet.UNet", "hpctrain.models.fno.FNO"),
 )
 
 

@@ -14,7 +14,13 @@ def problems(config: Config) -> Iterator[str]:
         for name in ("init_digest", "init_rename", "init_skip"):
             if value := getattr(checkpoint, name):
                 yield f"checkpoint.{name}={value} needs checkpoint.init_from"
+        if config.train.lora.patterns:
+            yield (
+                f"train.lora.match={config.train.lora.match} needs checkpoint.init_from: the "
+                "weights that the adapters are added to"
+            )
         return
+    yield from _lora(config)
     if "://" in checkpoint.init_from:
         yield (
             f"checkpoint.init_from={checkpoint.init_from}: it must be a folder or a file on a disk "
@@ -29,3 +35,21 @@ def problems(config: Config) -> Iterator[str]:
         stars = [str(each).count("*") for each in texts]
         if stars[1] not in (0, stars[0]):
             yield f"{key}={rule}: `to` has {stars[1]} times *, `match` has {stars[0]}"
+
+
+def _lora(config: Config) -> Iterator[str]:
+    """Yield what cannot be together with adapters."""
+    lora, parallel = config.train.lora, config.parallel
+    if not lora.patterns:
+        if lora.also:
+            yield f"train.lora.also={lora.also} needs train.lora.match"
+        return
+    if config.precision.compute == "fp8":
+        yield "train.lora with precision.compute=fp8: its layers have no adapters; use bf16"
+    if parallel.ep > 1:
+        yield f"train.lora with parallel.ep={parallel.ep}: experts have no adapters; use 1"
+    if lora.dropout and parallel.tp > 1:
+        yield (
+            f"train.lora.dropout={lora.dropout} with parallel.tp={parallel.tp}: the ranks of a "
+            "layer would draw different masks; use 0"
+        )

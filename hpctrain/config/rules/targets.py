@@ -9,13 +9,19 @@ import ast
 import difflib
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 # The extras of hpctrain that install a package with models.
-_EXTRAS = {"timm": "vision", "torchvision": "vision", "transformers": "transformers"}
+_EXTRAS = {
+    "timm": "vision",
+    "torchvision": "vision",
+    "torchmetrics": "metrics",
+    "transformers": "transformers",
+}
 
 
 def problem(target: str) -> str:
@@ -42,7 +48,7 @@ def _problem(target: str) -> str:
     if spec is None:
         package = target.partition(".")[0]
         extra = f": pip install 'hpctrain[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
-        return f"no package {package!r} here{extra}"
+        return f"no package {package!r} here{extra or _misspelt_package(package)}"
     if not rest:
         return f"{target} is a module; name a class or function in it"
     names = _names(spec.origin or "", _package(spec))
@@ -50,16 +56,27 @@ def _problem(target: str) -> str:
         return _misspelt_module(spec, rest)
     if rest[0] in names:
         return ""
-    close = difflib.get_close_matches(rest[0], names, 1)
+    known = [*names, *_modules(spec)] if len(rest) > 1 else names
+    close = difflib.get_close_matches(rest[0], known, 1)
     return f"{spec.name} has no {rest[0]!r}" + (f"; it has {close[0]!r}" if close else "")
+
+
+def _misspelt_package(package: str) -> str:
+    """Return the name of an installed package that is nearly this one."""
+    known = {each.name for each in pkgutil.iter_modules()} | {*sys.stdlib_module_names}
+    close = difflib.get_close_matches(package, known, 1, cutoff=0.8)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _modules(spec: ModuleSpec) -> list[str]:
+    return [each.name for each in pkgutil.iter_modules(spec.submodule_search_locations or [])]
 
 
 def _misspelt_module(spec: ModuleSpec, rest: list[str]) -> str:
     """Return the error of `package.modle.Name`, if the package may make names when it is asked."""
     if len(rest) < 2 or not rest[0].islower():
         return ""
-    modules = [each.name for each in pkgutil.iter_modules(spec.submodule_search_locations)]
-    close = difflib.get_close_matches(rest[0], modules, 1, cutoff=0.8)
+    close = difflib.get_close_matches(rest[0], _modules(spec), 1, cutoff=0.8)
     return f"{spec.name} has no module {rest[0]!r}; it has {close[0]!r}" if close else ""
 
 

@@ -11,7 +11,8 @@ from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig,
 from hpctrain.config.schema.launch import LaunchConfig
 from hpctrain.config.schema.monitor import MonitorConfig
 from hpctrain.config.schema.network import NetworkConfig
-from hpctrain.config.schema.optimizer import OptimizerConfig, SchedulerConfig
+from hpctrain.config.schema.notify import NotifyConfig
+from hpctrain.config.schema.optimizer import OptimizerConfig, PlateauConfig, SchedulerConfig
 from hpctrain.config.schema.parallel import DDPConfig, FSDPConfig, ParallelConfig
 from hpctrain.config.schema.site import ContainerConfig, SiteConfig
 from hpctrain.config.schema.tracking import TrackingConfig
@@ -39,8 +40,10 @@ __all__ = [
     "LocalSGDConfig",
     "MonitorConfig",
     "NetworkConfig",
+    "NotifyConfig",
     "OptimizerConfig",
     "ParallelConfig",
+    "PlateauConfig",
     "PrecisionConfig",
     "SchedulerConfig",
     "SiteConfig",

@@ -87,6 +87,13 @@ class LaunchConfig:
         "The scheduler is asked first whether, and when, it would run the jobs: once for each set "
         "of resources, at most 10 seconds.",
     )
+    preflight: str = key(
+        "quick",
+        "Every job of Slurm first checks its nodes: GPUs, versions, limits, disks and clocks, in "
+        "less than 2 seconds (quick), and the speed of GPUs and links too (full), or nothing "
+        "(off). A job on a node that fails is put back into the queue, without this node.",
+        choices=("quick", "full", "off"),
+    )
     dry_run: bool = key(False, "The sbatch script is printed and nothing is submitted.")
 
     @property

@@ -6,11 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.schema.key import key
+from hpctrain.config.schema.key import key, section
 
 
 def _check_decay(decay: float | None) -> str:
     return "" if decay is None or 0 < decay <= 1 else "it must be greater than 0 and at most 1"
+
+
+def _check_plateau_factor(factor: float) -> str:
+    return "" if 0 < factor < 1 else "it must be greater than 0 and less than 1"
 
 
 @dataclass
@@ -61,13 +65,40 @@ class OptimizerConfig:
 
 
 @dataclass
+class PlateauConfig:
+    """scheduler.kind=plateau lowers the learning rate when a metric does not get better."""
+
+    metric: str = key("val/loss", "This metric decides.")
+    factor: float = key(
+        0.1, "The learning rate is multiplied by this.", check=_check_plateau_factor
+    )
+    patience: int = key(
+        5,
+        "So many values in a row that are not better lower the rate: val/NAME has one for each "
+        "evaluation, train/NAME one for each train.log_every steps.",
+        at_least=1,
+    )
+    mode: str | None = key(
+        None,
+        "Lower values are better (min), or higher ones (max). Null takes it from the name.",
+        choices=(None, "min", "max"),
+    )
+    min_delta: float = key(
+        0.0, "A value is better only if it is better by more than this.", at_least=0
+    )
+
+
+@dataclass
 class SchedulerConfig:
     """The learning rate over the steps: a linear warm-up, then a decay."""
 
     kind: str = key(
         "cosine",
-        "After warm-up the learning rate stays constant, or falls linearly or along a cosine.",
-        choices=("constant", "linear", "cosine"),
+        "After warm-up the learning rate stays constant, or falls linearly or along a cosine. wsd "
+        "falls only in the last part of the run (decay_fraction, decay_shape). one_cycle rises and "
+        "falls along cosines (rise_fraction, initial_ratio), without another warm-up. plateau "
+        "falls when a metric does not get better (scheduler.plateau).",
+        choices=("constant", "linear", "cosine", "wsd", "one_cycle", "plateau"),
     )
     warmup_steps: int = key(
         0, "The learning rate rises from 0 over this many steps.", unit="steps", at_least=0
@@ -87,3 +118,25 @@ class SchedulerConfig:
     final_ratio: float = key(
         0.0, "The decay ends at this fraction of the learning rate after warm-up.", between=(0, 1)
     )
+    decay_fraction: float = key(
+        0.2, "kind=wsd falls in this last part of the steps.", between=(0, 1)
+    )
+    decay_shape: str = key(
+        "linear",
+        "kind=wsd falls linearly, along a cosine, or with the square root of the steps (sqrt).",
+        choices=("linear", "cosine", "sqrt"),
+    )
+    rise_fraction: float = key(
+        0.3, "kind=one_cycle rises in this first part of the steps.", between=(0, 1)
+    )
+    initial_ratio: float = key(
+        0.04, "kind=one_cycle begins at this fraction of the learning rate.", between=(0, 1)
+    )
+    plateau: PlateauConfig = section(PlateauConfig)
+    _target_: str | None = key(
+        None,
+        "This function of the step, counted from 0, returns a factor of the learning rate, in "
+        "place of kind. If its first argument is called optimizer, as that of torch's schedulers, "
+        "it makes a scheduler. It gets max_steps if it has such an argument, and options.",
+    )
+    options: dict[str, Any] = key({}, "`_target_` also gets these keyword arguments.")

@@ -28,3 +28,8 @@ class TrackingConfig:
         unit="seconds",
         at_least=0.0,
     )
+    log_model: bool = key(
+        False,
+        "At the end of the run the model and its signature are put into MLflow; without, only the "
+        "paths and digests of its checkpoints are.",
+    )

@@ -78,6 +78,48 @@ class LocalSGDConfig:
     )
 
 
+def _check_ema(decay: float | None) -> str:
+    return "" if decay is None or 0 < decay < 1 else "it must be greater than 0 and less than 1"
+
+
+def _check_patterns(patterns: Any) -> str:
+    texts = patterns if isinstance(patterns, list) else [patterns]
+    fits = patterns is None or (texts and all(isinstance(text, str) and text for text in texts))
+    return "" if fits else "it must be a pattern, a list of patterns, or null"
+
+
+@dataclass
+class LoRAConfig:
+    """Only small matrices beside chosen linear layers are trained (LoRA, Hu et al. 2021).
+
+    The weights of the model are those of checkpoint.init_from, which are not changed or saved.
+    """
+
+    match: Any = key(
+        None,
+        "Linear layers whose names fit one of these patterns get an adapter: one pattern, or a "
+        "list. A * stands for any text. Null trains the model itself.",
+        check=_check_patterns,
+    )
+    rank: int = key(8, "Adapters have this rank.", at_least=1)
+    alpha: float = key(16.0, "What an adapter adds is multiplied by alpha / rank.", above=0)
+    dropout: float = key(
+        0.0,
+        "In training, inputs of adapters are zeroed with this probability.",
+        between=(0, 0.999),
+    )
+    also: list[str] = key(
+        [],
+        "Parameters whose names fit one of these patterns are trained and saved as well, such as "
+        "those of a new head.",
+    )
+
+    @property
+    def patterns(self) -> list[str]:
+        """The patterns of `match`; none without LoRA."""
+        return [self.match] if isinstance(self.match, str) else list(self.match or [])
+
+
 def _check_micro_batch_size(size: str | None) -> str:
     if size is None or size == "auto" or (size.isdecimal() and int(size) > 0):
         return ""
@@ -218,6 +260,15 @@ class TrainConfig:
         at_least=1,
     )
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
+    ema: float | None = key(
+        None,
+        "Beside the parameters the run keeps their exponential moving average, which keeps this "
+        "part of itself in each step, such as 0.999. Null keeps none.",
+        check=_check_ema,
+    )
+    ema_evaluation: bool = key(
+        True, "With train.ema, evaluations use the average in place of the parameters."
+    )
     sample_prompt: str | None = key(
         None,
         "At the end of the run rank 0 prints how the language model continues this text. The whole "
@@ -230,6 +281,7 @@ class TrainConfig:
         "run starts at step 0. With false this is an error. A run that has checkpoints resumes.",
         identity=False,
     )
+    lora: LoRAConfig = section(LoRAConfig)
     compression: CompressionConfig = section(CompressionConfig)
     local_sgd: LocalSGDConfig = section(LocalSGDConfig)
 
@@ -282,6 +334,11 @@ class CheckpointConfig:
         [],
         "Weights of the model whose names fit one of these patterns keep their initial values, "
         "such as a head of another shape. A * stands for any text.",
+    )
+    branch_digest: str | None = key(
+        None,
+        "The run goes on from the checkpoint of another run with this digest. The command `branch` "
+        "fills it in.",
     )
     every_steps: int = key(
         200,

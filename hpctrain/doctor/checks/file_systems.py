@@ -15,6 +15,7 @@ from rich.filesize import decimal
 
 from hpctrain.data.places.filesystem import kind_of
 from hpctrain.disk import temporary
+from hpctrain.doctor.checks.clocks import skew
 from hpctrain.doctor.finding import Finding, bounded, good, unknown
 
 _GIB = 2**30
@@ -24,7 +25,6 @@ _PROBE_BYTES = 16 << 20
 _SMALL_FILES = 20
 # A slower disk holds up a training; these are far below any disk that is well.
 _WARN_WRITE, _WARN_READ, _WARN_FILE_S = 10e6, 20e6, 0.2
-_WARN_SKEW_S, _FAIL_SKEW_S = 2.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -143,31 +143,21 @@ def judged(name: str, probe: Probe) -> Iterator[Finding]:
         if slow
         else "",
     )
-    yield _skew(f"{name}: clock of the file server", probe.skew_s)
+    yield skew(f"{name}: clock of the file server", probe.skew_s)
 
 
-def _skew(check: str, seconds: float) -> Finding:
-    """Judge the difference of two clocks."""
-    off = abs(seconds)
-    found = f"{round(seconds, 1) + 0.0:+.1f} s"
-    if off < _WARN_SKEW_S:
-        return good(check, found)
-    return Finding(
-        check,
-        "fail" if off >= _FAIL_SKEW_S else "warn",
-        found,
-        f"within {_WARN_SKEW_S:g} s",
-        "Ask the administrators to let the clock be set by NTP (`chronyc tracking`): times of "
-        "files and logs cannot be compared.",
-    )
+def readable(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding]:
+    """Check a folder from which runs read: that it is there, and how fast its largest file is.
 
-
-def readable(name: str, folder: Path) -> Iterator[Finding]:
-    """Check a folder from which runs read: that it is there, and how fast its largest file is."""
+    Args:
+        name: What the folder is, such as `data.path`.
+        folder: The folder.
+        speed: Whether up to 64 MiB of the largest file are read.
+    """
     try:
         files = [path for path in folder.iterdir() if path.is_file()]
         largest = max(files, key=lambda path: path.stat().st_size, default=None)
-        speed = None if largest is None else _read_speed(largest)
+        measured = _read_speed(largest) if largest is not None and speed else None
     except OSError as error:
         yield Finding(
             name, "fail", f"{folder}: {error.strerror}", "a data set", f"Correct {name}={folder}."
@@ -183,13 +173,15 @@ def readable(name: str, folder: Path) -> Iterator[Finding]:
         )
         return
     yield good(name, f"{folder}, {kind_of(folder)}")
-    if speed is None:
+    if not speed:
+        return
+    if measured is None:
         yield unknown(f"{name}: read speed", "the files are too small to tell")
         return
     yield bounded(
         f"{name}: read speed",
-        speed,
-        f"{decimal(int(speed))}/s",
+        measured,
+        f"{decimal(int(measured))}/s",
         warn_below=_WARN_READ,
         expected=f"{decimal(int(_WARN_READ))}/s",
         cure="Copy the data to a faster file system, or let jobs do it (data.stage=node).",

@@ -7,9 +7,11 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
+from torch import nn
+
 from hpctrain.checkpoint.manifest import checkpoints
-from hpctrain.checkpoint.matching import Match, renames
-from hpctrain.checkpoint.starting_point import start_from
+from hpctrain.checkpoint.matching import Match, listed, renames
+from hpctrain.checkpoint.starting_point import plain_name, start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
 from hpctrain.config.schema import Config
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel) -> None:
     """Load the weights that the run starts from, unless it has a checkpoint of its own.
 
+    The checkpoints of a run with adapters (LoRA) do not hold them, so they are loaded every time.
     All ranks call this together. Rank 0 reports what matched, in the log and in
     `provenance/weights.json`.
 
@@ -36,7 +39,7 @@ def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelMo
         StorageError: The files are damaged, or others than when the run was asked for.
     """
     checkpoint = config.checkpoint
-    if checkpoint.init_from is None or _resumes(run, ranks):
+    if checkpoint.init_from is None or (not adapted_base(config) and _resumes(run, ranks)):
         return
     files = _verified(config, ranks)
     with long_work("loading checkpoint.init_from"):
@@ -51,8 +54,31 @@ def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelMo
             )
         except ConfigError as error:
             raise ConfigError(f"checkpoint.init_from={files.path}: {error}") from error
+    if adapted_base(config):
+        _refuse_gaps(model.module, {*found.initial, *found.skipped})
     if ranks.is_main:
         _report(config, run, found)
+
+
+def adapted_base(config: Config) -> str:
+    """Return the digest of the weights that the adapters of a run belong to; "" without LoRA."""
+    return str(config.checkpoint.init_digest) if config.train.lora.patterns else ""
+
+
+def _refuse_gaps(module: nn.Module, missing: set[str]) -> None:
+    """Raise a ConfigError if a weight is neither loaded nor trained; all ranks call this.
+
+    No checkpoint would hold its value.
+    """
+    named = module.named_parameters()
+    frozen = {plain_name(name) for name, p in named if not p.requires_grad}
+    gaps = [name for part in objects.all_gather(sorted(missing & frozen)) for name in part]
+    if gaps:
+        names = sorted({*gaps})
+        raise ConfigError(
+            f"train.lora: checkpoint.init_from does not have {listed(names)}, and adapters alone "
+            f"do not train them; train.lora.also=[{', '.join(names[:3])}] does"
+        )
 
 
 def _resumes(run: RunDir, ranks: RankInfo) -> bool:

@@ -119,6 +119,11 @@ def _check_text(key: str, value: str, longest: int = _LONGEST) -> str:
     return value
 
 
+def joined_hosts(*lists: str) -> str:
+    """Return one list of hosts for Slurm from several; each text is a name or a list of Slurm's."""
+    return ",".join(dict.fromkeys(filter(None, lists)))
+
+
 def check_folder(output_dir: str, folder: Path) -> None:
     r"""Check that Slurm can write logs into the folder of an array.
 

@@ -20,6 +20,7 @@ from hpctrain.launch.slurm.node_range import choose_nodes, rank_options
 from hpctrain.launch.slurm.sbatch_options import (
     Options,
     check_folder,
+    joined_hosts,
     sbatch_options,
     step_gpu_options,
 )
@@ -68,6 +69,7 @@ def sbatch_script(
     max_running: int | None = None,
     dependency: str | None = None,
     command: str = "run",
+    exclude: Sequence[str] = (),
 ) -> str:
     """Return the batch script for `count` runs that need the same resources.
 
@@ -80,6 +82,7 @@ def sbatch_script(
         pythonpath: Folders of a code snapshot; Python imports from these first.
         max_running: How many tasks may run at a time; None means no limit.
         dependency: The value of sbatch's option, such as `afterany:123`.
+        exclude: Hosts that the job avoids, besides those of `site.sbatch.exclude`.
         command: What the ranks call with the folder of the array task: `run` or `call`.
 
     Raises:
@@ -90,6 +93,8 @@ def sbatch_script(
     options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
     if dependency is not None:
         options["dependency"] = dependency
+    if exclude:
+        options["exclude"] = joined_hosts(str(options.get("exclude", "")), *exclude)
     options["output"] = f"{folder}/batch/%A_%a.log"
     options["open-mode"] = "append"
     parts = [

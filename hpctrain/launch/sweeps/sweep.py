@@ -20,7 +20,7 @@ from pathlib import Path
 from hpctrain import secrets
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
-from hpctrain.errors import HpctrainError, LaunchError, StorageError
+from hpctrain.errors import HpctrainError, LaunchError, StorageError, TrackingError
 from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
@@ -40,6 +40,7 @@ from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.lost_checkpoints import may_start_again
 from hpctrain.tracking import store
 from hpctrain.tracking.left import left_behind
+from hpctrain.tracking.page.links import experiment_page
 
 _WHERE = {
     True: "sbatch is on the PATH, submitting to Slurm",
@@ -172,6 +173,14 @@ class Sweep:
         usual = self.folder.parent == Path.cwd() / "runs" / "sweeps"
         name = self.folder.name if usual else shlex.quote(str(self.folder))
         say(f"They run without this terminal: `python -m hpctrain status {name}`")
+        self._say_pages()
+
+    def _say_pages(self) -> None:
+        """Print where MLflow will show the runs, as far as its store is there already."""
+        for uri, experiment in _stores(self.entries):
+            with suppress(TrackingError):
+                if (number := store.experiment_id(uri, experiment)) is not None:
+                    say(f"MLflow: {experiment_page(uri, number)}")
 
     def _say_left_behind(self) -> None:
         """Name finished runs of which not everything is in MLflow; to upload takes mlflow."""
@@ -283,7 +292,7 @@ class Sweep:
                 planned = arrays.plan(todo, self.folder, sbatch.max_array_size(), in_queue)
                 return arrays.submit(planned, self._sweep, self._locks, self._write_list)
             for entry in todo:
-                freeze(entry.config, entry.run)
+                freeze(entry.config, entry.run, entry.overrides)
                 entry.state = "frozen"
                 if place := entry.place_in(self._sweep):
                     entry.run.update(**place)
@@ -351,13 +360,18 @@ def _prepare_tracking(todo: list[Entry]) -> None:
     Raises:
         TrackingError: A store is unusable.
     """
-    for uri, experiment in {
-        (str(entry.config.tracking.uri), entry.config.tracking.experiment)
-        for entry in todo
-        if entry.config.tracking.enabled and entry.config.tracking.upload
-    }:
+    for uri, experiment in _stores(todo):
         if store.is_server(uri) or store.sqlite_path(uri).exists():
             store.initialise(uri, experiment)
+
+
+def _stores(entries: list[Entry]) -> dict[tuple[str, str], None]:
+    """Return the stores and experiments to which the runs are uploaded while they train."""
+    return dict.fromkeys(
+        (str(entry.config.tracking.uri), entry.config.tracking.experiment)
+        for entry in entries
+        if entry.config.tracking.enabled and entry.config.tracking.upload
+    )
 
 
 def _outcome(entry: Entry) -> float | Exception | None:

@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 from hpctrain.config.rules.division import length_problem
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
+from hpctrain.models.lora import Adapted, adapted
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import matching
 from hpctrain.parallel.dividing.stages import Absent
@@ -78,10 +79,24 @@ def divide_layers(
         if style in styles and not isinstance(module, Absent)
     }
     parallelize_module(model, mesh, chosen, src_data_rank=None)
+    for _, layer in adapted(model):
+        _divide_adapter(layer, mesh)
     for first, others in shared:  # torch has made two parameters of what was one
         tie(model, first, others)
     if divided:
         model.register_forward_pre_hook(partial(_check_length, cp, mesh.size()), with_kwargs=True)
+
+
+def _divide_adapter(layer: Adapted, mesh: DeviceMesh) -> None:
+    """Let the adapter of a divided layer be divided, too; torch has done it for columns only."""
+    weight = layer.weight
+    if not isinstance(weight, DTensor) or isinstance(layer.lora_A, DTensor):
+        return
+    inputs: Placement = Shard(1) if weight.placements[0].is_shard(1) else Replicate()
+    for key, placement in (("lora_A", inputs), ("lora_B", Replicate())):
+        whole = getattr(layer, key).data
+        part = distribute_tensor(whole, mesh, [placement], src_data_rank=None)
+        setattr(layer, key, nn.Parameter(part))
 
 
 def sequence_is_divided(plan: Plan, config: ParallelConfig) -> bool:

@@ -16,10 +16,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.errors import ConfigError
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
@@ -27,7 +29,7 @@ from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.reducing.expert_loads import Loads
 from hpctrain.parallel.reducing.scalars import Scalar, Scalars, added, at_most, scalars
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import Sums, Task
+from hpctrain.tasks import Sums, Task, checked
 
 
 class ParallelModel:
@@ -88,7 +90,8 @@ class ParallelModel:
         for micro, last in split(batch, self.accumulate):
             with self._reduced(last), self._loss():
                 with self.precision.forward():
-                    sums = task(self.module, micro)
+                    sums = checked(task(self.module, micro))
+                _check_gradient(sums["loss"][0])
                 # Dividing by the rows keeps the gradient in the range of the dtype. The exact
                 # divisor is the global count, which is known only after the step's reduction.
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
@@ -100,7 +103,7 @@ class ParallelModel:
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Return the names and sums of a forward pass, as `forward_backward` does."""
         with torch.no_grad(), self._loss(), self.precision.forward():
-            sums = task(self.module, batch)
+            sums = checked(task(self.module, batch))
         return list(sums), self._counted(flat(sums))
 
     def joined(self, values: Scalars) -> Scalars:
@@ -136,6 +139,18 @@ class ParallelModel:
             here = torch.as_tensor(factor).to(device, same[0].dtype.to_real())
             torch._foreach_mul_(same, here)
         return norm
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The modules that are called for a pass: one, or the stages of this rank."""
+        return [self.module]
+
+    def free_gathered(self) -> None:
+        """Free what a pass has gathered of divided parameters, because they have been changed."""
+        for root in self.roots:
+            for module in root.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
     def share_buffers(self) -> None:
         """Give the buffers of the first rank, such as the statistics of a batch norm, to all.
@@ -218,6 +233,15 @@ def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
         squares += (norm.double() ** 2 / copies).to(mesh.device)
     mesh.add(squares)
     return squares.sqrt().float()
+
+
+def _check_gradient(loss: torch.Tensor) -> None:
+    if not loss.requires_grad:
+        raise ConfigError(
+            "the sum of the task's loss has no gradient: it does not depend on a parameter that is "
+            "trained. Is it computed with .detach(), .item(), argmax or NumPy, or are all "
+            "parameters frozen?"
+        )
 
 
 def flat(sums: Sums) -> Scalars:

@@ -37,7 +37,7 @@ from hpctrain.parallel.reducing.scalars import Scalars, added, joined, on_device
 from hpctrain.parallel.reducing.unused import Unused
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel, flat, split
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import SplitTask, Task
+from hpctrain.tasks import SplitTask, Task, checked
 
 _CLASSES = {
     "gpipe": "GPipe",
@@ -93,6 +93,11 @@ class PipelineModel(ParallelModel):
         self._schedules: dict[Any, Any] = {}
         self._names: dict[bool, list[str]] = {}
         self._work: _Work | None = None
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The stages of this rank."""
+        return [*self._stages.values()]
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
@@ -183,7 +188,7 @@ class PipelineModel(ParallelModel):
         assert self._work is not None
         work, index = self._work, int(number)
         with self._clock, self.precision.forward():
-            sums = work.task.sums(outputs, work.micros[index])
+            sums = checked(work.task.sums(outputs, work.micros[index]))
         # torch computes a loss once more to learn shapes, so the same number may come again.
         work.sums[index] = flat(sums)
         work.names = list(sums)

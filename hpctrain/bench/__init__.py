@@ -1,0 +1,1 @@
+"""Measure the parts of a training by themselves: `python -m hpctrain bench`."""

@@ -1,0 +1,200 @@
+"""`python -m hpctrain bench`: how fast are the loader, the steps and the links of a training?
+
+The ranks are those that were started, as for a training: in this process, by torchrun, or by srun.
+Nothing is trained: no run directory is made, and no checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import socket
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from hpctrain.bench.figures import Figures
+from hpctrain.console import Cell, Console
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, NodeError
+
+if TYPE_CHECKING:
+    from hpctrain.config.schema import Config
+
+_ONLY = {"data": "data", "compute": "compute", "comm": "communication"}
+
+
+def main(argv: list[str]) -> int:
+    """Measure and print; return the exit code: that of a NodeError if it is slower than before."""
+    options, overrides = _parser().parse_known_args(argv)
+    if strange := [text for text in overrides if text.startswith("-")]:
+        raise ConfigError(f"{strange[0]}: no option of bench (--help lists them)")
+    if options.steps < 5 or options.warm_up < 1:
+        raise ConfigError(
+            f"--steps {options.steps} --warm-up {options.warm_up}: at least 5 and 1 are needed"
+        )
+    if options.tolerance < 0:
+        raise ConfigError(f"--tolerance {options.tolerance:g}: it must be at least 0")
+    before = Figures.load(options.against) if options.against else None
+    ranks = RankInfo.from_env()
+    parts = _parts(options, ranks)
+    config = _config(overrides, options.config_dir, ranks)
+    found = _measured(config, ranks, parts, options)
+    if not ranks.is_main:
+        return 0
+    if options.save:
+        found.save(options.save)
+    return _report(found, before, options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain bench",
+        usage="python -m hpctrain bench KEY=VALUE... [OPTIONS]",
+        description="Measure the loader, the steps and the links of a training by themselves: "
+        "samples per second, the time of a step, MFU, and what limits. Nothing is trained. The "
+        "exit code is 9 if a part is slower than in the file of --against.",
+    )
+    only = parser.add_mutually_exclusive_group()
+    for name, part in _ONLY.items():
+        only.add_argument(
+            f"--{name}-only", dest="only", action="store_const", const=part, help=f"only {part}"
+        )
+    parser.add_argument("--steps", type=int, default=50, help="steps that are measured (50)")
+    parser.add_argument("--warm-up", type=int, default=5, help="steps before these (5)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="compare with the figures of --save"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=10.0, metavar="PERCENT", help="what does not count (10)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder with more configs")
+    return parser
+
+
+def _parts(options: argparse.Namespace, ranks: RankInfo) -> list[str]:
+    if options.only == "communication" and ranks.world_size == 1:
+        raise ConfigError(
+            "--comm-only: one rank sends nothing; start several (torchrun --nproc-per-node 2, srun)"
+        )
+    if options.only:
+        return [options.only]
+    return ["data", "compute", *(["communication"] if ranks.world_size > 1 else []), "whole"]
+
+
+def _config(overrides: list[str], config_dir: str | None, ranks: RankInfo) -> Config:
+    from hpctrain.config.composing.compose_call import composed
+    from hpctrain.runs.freeze import check
+
+    with composed(overrides, config_dir) as call:
+        if len(call.runs) != 1:
+            raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; give single values")
+        config = call.composer.typed(call.runs[0])
+    config.tracking.enabled = False
+    check(config, ranks.world_size)
+    return config
+
+
+def _measured(
+    config: Config, ranks: RankInfo, parts: list[str], options: argparse.Namespace
+) -> Figures:
+    """Form the group of the ranks, and measure."""
+    import torch
+
+    from hpctrain.bench.parts import Bench
+    from hpctrain.distributed.group import process_group
+    from hpctrain.distributed.variables import export
+    from hpctrain.hardware import of_device
+
+    export(config, one_node=ranks.one_node)
+    # All ranks know this name without communication.
+    folder = Path(config.output_dir) / f"bench-{ranks.job_id or 'here'}-{ranks.master_port}"
+    if ranks.is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "logs").mkdir(parents=True)
+    try:
+        with process_group(
+            ranks,
+            config.parallel,
+            config.launch.cpus_per_task,
+            folder,
+            gpus_per_node=config.launch.gpus_per_node,
+        ) as device:
+            on_gpu = device.type == "cuda"
+            title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
+            bench = Bench(
+                config,
+                ranks,
+                device,
+                folder,
+                options.warm_up,
+                options.steps,
+                of_device(title) if on_gpu else None,
+            )
+            found = bench.measured(parts)
+    finally:
+        if ranks.is_main:
+            shutil.rmtree(folder, ignore_errors=True)
+    return Figures(_setup(config, ranks, title), found, _facts(torch.__version__))
+
+
+def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
+    """Return what two benchmarks must have in common to be compared."""
+    parallel = asdict(config.parallel)
+    degrees = {name: value for name, value in parallel.items() if isinstance(value, int)}
+    return {
+        "device": device,
+        "ranks": ranks.world_size,
+        "nodes": ranks.num_nodes,
+        "model": json.loads(json.dumps(config.model, default=str)),
+        "data": Path(config.data.path).name,
+        "train.global_batch_size": config.train.global_batch_size,
+        "train.micro_batch_size": config.train.micro_batch_size,
+        "train.compile": config.train.compile,
+        "precision.compute": config.precision.compute,
+        "parallel": {name: degrees[name] for name in sorted(degrees) if name != "timeout_s"},
+    }
+
+
+def _facts(torch_version: str) -> dict[str, Any]:
+    return {"time": time.time(), "host": socket.gethostname(), "torch": torch_version}
+
+
+def _report(found: Figures, before: Figures | None, options: argparse.Namespace) -> int:
+    slower: list[str] = []
+    if before is not None:
+        found.check_comparable(before, options.against)
+        slower = found.slower(before, options.tolerance)
+    if options.json:
+        print(json.dumps(asdict(found) | {"limit": found.limit(), "slower": slower}))
+    else:
+        _print(found, before)
+        for line in filter(None, [found.limit(), *slower]):
+            print(line)
+        if before is not None and not slower:
+            print(f"not slower than {options.against}, within {options.tolerance:g}%")
+    sys.stdout.flush()
+    return NodeError.exit_code if slower else 0
+
+
+def _print(found: Figures, before: Figures | None) -> None:
+    table = Table(title=f"{found.setup['ranks']} x {found.setup['device']}", title_justify="left")
+    heads = ["part", "samples/s", "step p50 ms", "p95 ms", "MB/s", "MFU %"]
+    for head in [*heads, *(["before"] if before else [])]:
+        table.add_column(head)
+    for name, part in found.parts.items():
+        cells = [name, f"{part.samples_per_s:,.0f}", f"{part.p50_ms:.2f}", f"{part.p95_ms:.2f}"]
+        cells.append("" if part.mb_per_s is None else f"{part.mb_per_s:,.1f}")
+        cells.append("" if part.mfu_percent is None else f"{part.mfu_percent:.1f}")
+        if before is not None:
+            old = before.parts.get(name)
+            cells.append("" if old is None else f"{old.samples_per_s:,.0f}")
+        table.add_row(*map(Cell, cells))
+    Console().print(table)

@@ -1,0 +1,167 @@
+"""The parts of a training, each measured by itself.
+
+data            the loader alone: batches are read, made and sent to the device, and dropped
+compute         steps on one batch that stays on the device; with several ranks, they send gradients
+communication   the gradients alone: as many bytes as a step sends, summed over all ranks
+whole           steps as in the training, with the loader
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.bench import step_times
+from hpctrain.bench.figures import Part
+from hpctrain.config.schema import Config
+from hpctrain.data.feed import Feed
+from hpctrain.distributed import objects
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import DataError
+from hpctrain.faults.stop import Stop
+from hpctrain.hardware import Hardware
+from hpctrain.job.building.build import build
+from hpctrain.job.building.flops import flops_of_training
+from hpctrain.job.building.make import make
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.shards.types import Batch
+from hpctrain.tracking.tracker import NullTracker
+from hpctrain.training.measuring.account import Account
+from hpctrain.training.trainer import Trainer
+
+Batches = Generator[Batch, None, None]
+_DRAIN_S = 10.0
+_BUCKET = 25 << 20  # bytes; torch sends gradients in buckets of this size
+
+
+@dataclass
+class Bench:
+    """One rank of a benchmark; all ranks call the same methods.
+
+    Attributes:
+        config: A config that was checked.
+        ranks: The rank.
+        device: Its device.
+        folder: A folder for what building a training may write.
+        warm_up: Steps that are not measured.
+        steps: Steps that are measured.
+        hardware: The hardware, for the MFU; None if it is unknown.
+    """
+
+    config: Config
+    ranks: RankInfo
+    device: torch.device
+    folder: Path
+    warm_up: int
+    steps: int
+    hardware: Hardware | None = None
+
+    def measured(self, parts: list[str]) -> dict[str, Part]:
+        """Return the figures of these parts, the same on all ranks."""
+        found: dict[str, Part] = {}
+        with Stop() as stop:
+            trainer = self._trainer(stop)
+            batches = self._batches(trainer.loader)
+            try:
+                for part in parts:
+                    found[part] = getattr(self, part)(trainer, batches)
+            finally:
+                batches.close()
+                for feed in filter(None, (trainer.loader, trainer.evaluation)):
+                    feed.close()
+        return found
+
+    def _trainer(self, stop: Stop) -> Trainer:
+        account = Account(0.0, self.ranks.world_size)
+        run = RunDir(self.folder)
+        return build(self.config, run, self.ranks, self.device, NullTracker(), stop, account)
+
+    def _batches(self, loader: Feed) -> Batches:
+        """Yield batches for ever; a loader that ends begins anew."""
+        while True:
+            count = 0
+            for batch in loader:
+                count += 1
+                yield batch
+            if not count:
+                raise DataError(f"data.path={self.config.data.path}: the loader gives no batch")
+            loader.load_state_dict({"consumed": 0})
+
+    def data(self, trainer: Trainer, batches: Batches) -> Part:
+        """Measure the loader alone."""
+        size = _bytes(next(batches))
+        # What was read ahead is not the speed of reading.
+        held, end = self.config.data.prefetch_mb * 1e6 / max(size, 1), time.monotonic() + _DRAIN_S
+        for _ in range(int(held)):
+            next(batches)
+            if time.monotonic() > end:
+                break
+        seconds = self._seconds(lambda: next(batches))
+        return Part.of(seconds, self._samples, step_bytes=size * self.ranks.world_size)
+
+    def compute(self, trainer: Trainer, batches: Batches) -> Part:
+        """Measure steps on one batch, which is read once."""
+        batch = {name: value.clone() for name, value in next(batches).items()}
+        step, lr = trainer.train_step, trainer.schedule(0)
+        seconds = self._seconds(lambda: step(batch, lr))
+        return self._of_steps(seconds, trainer, batch)
+
+    def whole(self, trainer: Trainer, batches: Batches) -> Part:
+        """Measure steps with the loader."""
+        step, lr = trainer.train_step, trainer.schedule(0)
+        batch = next(batches)
+        seconds = self._seconds(lambda: step(next(batches), lr))
+        return self._of_steps(seconds, trainer, batch)
+
+    def communication(self, trainer: Trainer, batches: Batches) -> Part:
+        """Measure sums over all ranks of as many bytes as the gradients of the model have."""
+        wanted = [
+            each for each in trainer.train_step.model.module.parameters() if each.requires_grad
+        ]
+        size = sum(each.numel() * each.element_size() for each in wanted)
+        dtype = wanted[0].dtype
+        count = max(1, -(-size // _BUCKET))
+        buckets = torch.zeros(
+            count, size // count // dtype.itemsize, dtype=dtype, device=self.device
+        )
+
+        def send() -> None:
+            for bucket in buckets:
+                dist.all_reduce(bucket)
+
+        seconds = self._seconds(send)
+        return Part.of(seconds, self._samples, step_bytes=float(size))
+
+    @property
+    def _samples(self) -> int:
+        return self.config.train.global_batch_size
+
+    def _of_steps(self, seconds: list[list[float]], trainer: Trainer, batch: Batch) -> Part:
+        compute = self.config.precision.compute
+        one = None if self.hardware is None else self.hardware.peak(compute)
+        flops = None
+        if one is not None:
+            model = partial(make, "model", self.config.model)
+            flops = flops_of_training(model, trainer.train_step.task, batch)
+        return Part.of(
+            seconds,
+            self._samples,
+            step_flops=None if flops is None else float(flops.training * self._samples),
+            peak=None if one is None else one * self.ranks.world_size,
+        )
+
+    def _seconds(self, work: Callable[[], object]) -> list[list[float]]:
+        """Return the times of the steps of each rank."""
+        dist.barrier()
+        own = step_times.measured(work, self.device, self.warm_up, self.steps)
+        return [list(each) for each in objects.all_gather(own)]
+
+
+def _bytes(batch: Batch) -> int:
+    return sum(value.numel() * value.element_size() for value in batch.values())

@@ -1,0 +1,73 @@
+"""What was found and measured of a GPU against its file in `conf/hardware`.
+
+A large matrix product reaches some 70% of the peak, a copy 80% of the bandwidth of the memory, and
+an all-reduce 80% of the links. Nothing is said of a GPU that no file describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpctrain.doctor.finding import Finding, bounded
+from hpctrain.doctor.look import Look
+from hpctrain.hardware import Hardware, of_device
+
+_PART_OF_POWER, _PART_OF_PEAK, _PART_OF_MEMORY, _PART_OF_LINKS = 0.9, 0.5, 0.6, 0.5
+_ALL_REDUCE = "all_reduce_268435456_bus_gb_s"  # 256 MiB
+_CURE = "Look for heat, a power limit or other processes, and compare with another node."
+
+
+def compared(looks: Sequence[Look]) -> Iterator[tuple[str, Finding]]:
+    """Yield what is far below the figures of the hardware, with the host."""
+    nodes = len({each.host for each in looks})
+    for each in looks:
+        hardware = of_device(each.gpus[0].name, each.gpus[0].memory_bytes) if each.gpus else None
+        if hardware is not None:
+            for finding in _of_rank(each, hardware, nodes):
+                yield each.host, finding
+
+
+def _of_rank(each: Look, hardware: Hardware, nodes: int) -> Iterator[Finding]:
+    figures, title = each.figures, hardware.title
+    power = each.gpus[0].power_w
+    if power is not None and hardware.power_w is not None:
+        yield bounded(
+            f"rank {each.rank}: power limit",
+            power,
+            f"{power:.0f} W",
+            warn_below=_PART_OF_POWER * hardware.power_w,
+            expected=f"{hardware.power_w:.0f} W ({title})",
+            cure="The GPU is slower than others of its kind: ask the administrators whether that "
+            "is wanted.",
+        )
+    in_node = figures.get(f"all_reduce_in_node{_ALL_REDUCE[len('all_reduce') :]}")
+    rows = [
+        ("matmul", "matmul_tflops", 1e12, hardware.peak("bf16"), _PART_OF_PEAK),
+        ("memory", "memory_gb_s", 1e9, hardware.memory_bandwidth, _PART_OF_MEMORY),
+    ]
+    for what, name, unit, best, part in rows:
+        value = figures.get(name)
+        if value is not None and best is not None:
+            yield bounded(
+                f"rank {each.rank}: {what} against the hardware",
+                unit * value,
+                f"{value:.4g} {_unit(name)}",
+                warn_below=part * best,
+                expected=f"at least {part * best / unit:.4g}, {part:.0%} of the peak ({title})",
+                cure=_CURE,
+            )
+    value = in_node if nodes > 1 else figures.get(_ALL_REDUCE)
+    best = hardware.inside.bandwidth
+    if value is not None and best is not None and each.local_rank == 0:
+        yield bounded(
+            "all-reduce against the hardware",
+            1e9 * value,
+            f"{value:.4g} GB/s (bus) inside the node",
+            warn_below=_PART_OF_LINKS * best,
+            expected=f"at least {_PART_OF_LINKS * best / 1e9:.4g} GB/s ({title})",
+            cure="Look at NVLink (`nvidia-smi nvlink -s`) and at NCCL_P2P_DISABLE and the like.",
+        )
+
+
+def _unit(name: str) -> str:
+    return "TFLOP/s" if name.endswith("tflops") else "GB/s"

@@ -1,0 +1,72 @@
+"""The cores that a rank may use, against what was asked for and against the place of its GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpctrain.distributed.cores import cores
+from hpctrain.doctor.finding import Finding, good, unknown
+
+_DEVICES = Path("/sys/bus/pci/devices")
+
+
+def checked(cpus_per_task: int) -> Finding:
+    """Check the cores of this process."""
+    return enough(len(os.sched_getaffinity(0)), cores(), cpus_per_task)
+
+
+def enough(cpus: int, real: int, asked: int) -> Finding:
+    """Judge the number of cores.
+
+    Args:
+        cpus: CPUs of the affinity of the rank, with hyperthreads.
+        real: Cores without hyperthreads, and within the quota of the control group.
+        asked: launch.cpus_per_task.
+    """
+    if cpus < asked:
+        return Finding(
+            "CPU cores",
+            "fail",
+            f"{cpus} CPUs",
+            f"{asked} (launch.cpus_per_task)",
+            "Unset SLURM_CPU_BIND in your shell and set site.cpu_bind=cores, so that srun gives "
+            "each rank its own.",
+        )
+    return good("CPU cores", f"{cpus} CPUs, {real} cores")
+
+
+def near_gpu(label: str, bus_id: str, cpus: set[int], devices: Path = _DEVICES) -> Finding:
+    """Check that a rank may run on the socket to which its GPU is attached.
+
+    Args:
+        label: The name of the GPU for the table.
+        bus_id: Its PCI address, as NVML writes it: `00000000:17:00.0`.
+        cpus: The CPUs that the rank may use.
+        devices: The folder of the kernel with the PCI devices.
+    """
+    check = f"{label}: NUMA"
+    name = bus_id.lower()[-12:]  # the kernel writes a domain of 4 digits
+    try:
+        local = _expand((devices / name / "local_cpulist").read_text().strip())
+    except (OSError, ValueError):
+        return unknown(check, "the kernel does not tell which cores are near")
+    near = len(cpus & local)
+    if near or not local:
+        return good(check, f"{near} of {len(cpus)} CPUs are near")
+    return Finding(
+        check,
+        "warn",
+        f"none of the {len(cpus)} CPUs of the rank is near its GPU",
+        "CPUs of the same socket",
+        "Set site.distribution=block:block and site.cpu_bind=cores.",
+    )
+
+
+def _expand(text: str) -> set[int]:
+    """Return the numbers of a list of the kernel, such as `0-3,8`."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

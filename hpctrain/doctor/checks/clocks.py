@@ -1,0 +1,34 @@
+"""The clocks of hosts against each other and against a file server."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from hpctrain.doctor.finding import Finding, good
+
+_WARN_S, _FAIL_S = 2.0, 60.0
+
+
+def skew(check: str, seconds: float) -> Finding:
+    """Judge the difference of two clocks in seconds."""
+    found = f"{round(seconds, 1) + 0.0:+.1f} s"
+    if abs(seconds) < _WARN_S:
+        return good(check, found)
+    return Finding(
+        check,
+        "fail" if abs(seconds) >= _FAIL_S else "warn",
+        found,
+        f"within {_WARN_S:g} s",
+        "Ask the administrators to let the clock be set by NTP (`chronyc tracking`): times of "
+        "files and logs cannot be compared.",
+    )
+
+
+def compared(times: dict[str, float]) -> dict[str, Finding]:
+    """Judge the clock of each host against the median.
+
+    Args:
+        times: The time of each host at the same moment, in seconds since 1970.
+    """
+    middle = median(times.values())
+    return {host: skew("clock", seconds - middle) for host, seconds in times.items()}

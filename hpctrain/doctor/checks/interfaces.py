@@ -1,0 +1,99 @@
+"""Names, addresses, network interfaces, and the port of rank 0."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hpctrain.distributed.port import listen
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.doctor.finding import Finding, good
+from hpctrain.errors import DistributedError
+
+_NET = Path("/sys/class/net")
+_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def host_name(ranks: RankInfo) -> Finding:
+    """Check that the other nodes' names, and that of rank 0, have addresses here."""
+    own = socket.gethostname()
+    names = dict.fromkeys([own, *ranks.hosts, ranks.master_addr])
+    lost = [name for name in names if not _addresses(name)]
+    if lost:
+        cure = "Ask the administrators to add the names to DNS or /etc/hosts of this node."
+        found = f"no address for {', '.join(lost[:5])}"
+        return Finding("host names", "fail", found, "an address for each node", cure)
+    loops = all(ipaddress.ip_address(each).is_loopback for each in _addresses(own))
+    if loops and ranks.num_nodes > 1:
+        return Finding(
+            "host names",
+            "warn",
+            f"{own} is {', '.join(sorted(_addresses(own)))} here",
+            "an address that other nodes reach",
+            "Set network.interface, by which gloo and NCCL then find the address.",
+        )
+    return good("host names", f"{own} is {', '.join(sorted(_addresses(own)))}")
+
+
+def _addresses(name: str) -> set[str]:
+    """Return the addresses of a host name; none if it has none."""
+    try:
+        return {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
+
+
+def interface(
+    chosen: str | None, env: Mapping[str, str] = os.environ, net: Path = _NET
+) -> Iterator[Finding]:
+    """Check that the interfaces exist, and are up, which NCCL and gloo are told to use.
+
+    Args:
+        chosen: The config key `network.interface`.
+        env: The environment, whose variables have precedence over the key.
+        net: The folder of the kernel with the interfaces.
+    """
+    there = sorted(path.name for path in net.iterdir()) if net.is_dir() else []
+    up = [name for name in there if _state(net / name) != "down"]
+    asked = {name: env.get(name) or chosen for name in _VARIABLES}
+    for variable, text in asked.items():
+        if not text or text[0] == "^":  # NCCL's word for all but these
+            continue
+        exact = text[0] == "="
+        for name in text.lstrip("=").split(","):
+            # NCCL compares only the beginnings of names, unless there is a `=`.
+            fits = [one for one in up if one == name or (not exact and one.startswith(name))]
+            if not fits:
+                yield Finding(
+                    f"interface {name} ({variable})",
+                    "fail",
+                    f"there are {', '.join(up)}",
+                    name,
+                    "Set network.interface to one that all nodes have, or to null.",
+                )
+                return
+    named = ", ".join(sorted({text for text in asked.values() if text}))
+    yield good(
+        "network interfaces", named or f"the choice is left to NCCL and gloo: {', '.join(up)}"
+    )
+
+
+def _state(path: Path) -> str:
+    try:
+        return (path / "operstate").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def port(host: str, number: int, only_here: bool) -> Finding:
+    """Check, on the node of rank 0 and before the ranks meet, that its port is free."""
+    check = "port of rank 0"
+    try:
+        listen(host, number, only_here).close()
+    except DistributedError as error:
+        cure = "Set MASTER_PORT to a free port (site.env.MASTER_PORT), or end what listens there."
+        return Finding(check, "fail", str(error), "free", cure)
+    return good(check, f"{number} is free")

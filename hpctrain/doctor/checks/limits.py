@@ -1,0 +1,73 @@
+"""Limits of the operating system: locked memory, open files, and shared memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from hpctrain.doctor.finding import Finding, Verdict, bounded, good
+
+_MIB = 2**20
+# NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB.
+_FAIL_SHM, _WARN_SHM = 32 * _MIB, 64 * _MIB
+_FAIL_FILES, _WARN_FILES = 512, 1024
+_LOCKED = 64 * _MIB
+_INFINIBAND = Path("/sys/class/infiniband")
+
+
+def checked(shm: Path = Path("/dev/shm")) -> Iterator[Finding]:
+    """Check the limits of this process."""
+    facts = os.statvfs(shm)
+    yield shared_memory(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize)
+    yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    has_infiniband = _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir())
+    yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_infiniband)
+
+
+def shared_memory(size: int, free: int) -> Finding:
+    """Judge /dev/shm by its free bytes."""
+    return bounded(
+        "/dev/shm",
+        free,
+        f"{decimal(free)} free of {decimal(size)}",
+        fail_below=_FAIL_SHM,
+        warn_below=_WARN_SHM,
+        expected=f"{decimal(_WARN_SHM)} free",
+        cure="Start the container with more (`--shm-size=1g`, `--ipc=host`), or let the "
+        "administrators delete files that jobs have left there.",
+    )
+
+
+def open_files(soft: int, hard: int) -> Finding:
+    """Judge `ulimit -n`."""
+    count = float("inf") if soft == resource.RLIM_INFINITY else soft
+    most = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+    return bounded(
+        "open files (ulimit -n)",
+        count,
+        f"{count:,}",
+        fail_below=_FAIL_FILES,
+        warn_below=_WARN_FILES,
+        expected=f"at least {_WARN_FILES:,}",
+        cure=f"Add `ulimit -n {_WARN_FILES}` to site.setup (at most {most} here).",
+    )
+
+
+def locked_memory(soft: int, has_infiniband: bool) -> Finding:
+    """Judge `ulimit -l`, which InfiniBand needs for the memory that it reads and writes."""
+    check = "locked memory (ulimit -l)"
+    if soft == resource.RLIM_INFINITY:
+        return good(check, "unlimited")
+    found = decimal(soft)
+    if not has_infiniband:
+        return good(check, f"{found}; there is no InfiniBand here, which would need more")
+    cure = (
+        "Let slurmd start with LimitMEMLOCK=infinity (administrators), and submit from a shell "
+        "whose own limit is not lower (PropagateResourceLimits)."
+    )
+    verdict: Verdict = "fail" if soft < _LOCKED else "warn"
+    return Finding(check, verdict, found, "unlimited, because there is InfiniBand", cure)

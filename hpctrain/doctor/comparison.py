@@ -1,0 +1,171 @@
+"""Compare what the ranks of a job have seen; the result has the findings of each host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from statistics import median
+
+from hpctrain.doctor import against_hardware
+from hpctrain.doctor.checks import clocks
+from hpctrain.doctor.checks.gpu_health import GpuFacts
+from hpctrain.doctor.finding import Finding, Verdict, bounded, good
+from hpctrain.doctor.look import Look
+
+Places = dict[str, list[Finding]]
+_SAME = {
+    "torch": "Start all nodes from one environment or container: other versions of torch or NCCL "
+    "cannot communicate, or give other numbers.",
+    "code": "Let all nodes see the same file system, or submit with launch.snapshot=git.",
+}
+# A new version of these does not change numbers; administrators update node by node.
+_MAY_DIFFER = ("system",)
+# What a figure of one rank may lose against the median of all ranks.
+_FAIL_PART, _WARN_PART = 0.5, 0.8
+_FAIL_LINK, _WARN_LINK = 0.5, 0.7
+_LOSES = {
+    "matmul_tflops": "computes more slowly than the others: look for heat, a power limit, or other "
+    "processes on it, and exclude the node until then.",
+    "memory_gb_s": "has slower memory than the others: look for other processes on it.",
+    "read_mb_s": "reads the data more slowly than the others: look at its network and its mounts.",
+    "to_gpu_gb_s": "has a slower link to its GPU than the others: look at PCIe.",
+}
+
+
+def compared(looks: Sequence[Look]) -> Places:
+    """Return the findings of each host: its own, and what differs from the other hosts."""
+    places: Places = {}
+    for each in sorted(looks, key=lambda one: one.rank):
+        own = places.setdefault(each.host, [])
+        own += [finding for finding in each.findings if finding not in own]
+    for host, finding in (
+        *_versions(looks),
+        *_gpus(looks),
+        *_figures(looks),
+        *against_hardware.compared(looks),
+    ):
+        places[host].append(finding)
+    times = {each.host: each.time for each in looks if each.time and each.local_rank == 0}
+    if len(times) > 1:
+        for host, finding in clocks.compared(times).items():
+            places[host].append(finding)
+    for host, finding in links(_pairs(looks)).items():
+        places[host].append(finding)
+    return places
+
+
+def _versions(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
+    by_host = {each.host: each.versions for each in looks if each.versions}
+    usual = {
+        name: Counter(each.get(name, "missing") for each in by_host.values()).most_common(1)[0][0]
+        for name in {name: None for each in by_host.values() for name in each}
+    }
+    for host, versions in by_host.items():
+        others = {n: v for n, v in usual.items() if versions.get(n, "missing") != v}
+        for name, value in others.items():
+            verdict: Verdict = "warn" if name in _MAY_DIFFER else "fail"
+            cure = _SAME.get(name, "Start all nodes from one environment or container.")
+            found, expected = versions.get(name, "missing"), f"{value}, as on most nodes"
+            yield host, Finding(f"same {name}", verdict, found, expected, cure)
+        if not others:
+            shown = f"torch {versions.get('torch', '')}, code {versions.get('code', '')}"
+            yield host, good("same versions", shown)
+
+
+def _gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
+    all_gpus = [gpu for each in looks for gpu in each.gpus]
+    if not all_gpus:
+        return
+    for name in (one.name for one in fields(GpuFacts)):
+        usual, _ = Counter(getattr(gpu, name) for gpu in all_gpus).most_common(1)[0]
+        for each in looks:
+            for value in {getattr(gpu, name) for gpu in each.gpus} - {usual}:
+                verdict: Verdict = "fail" if name in ("name", "driver", "memory_bytes") else "warn"
+                cure = (
+                    "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
+                    "(site.sbatch.exclude): the slowest GPU sets the pace."
+                )
+                expected = f"{usual}, as most GPUs"
+                yield (
+                    each.host,
+                    Finding(f"same GPUs: {name}", verdict, f"{value}", expected, cure),
+                )
+
+
+def _figures(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
+    for name, loss in _LOSES.items():
+        values = [each.figures[name] for each in looks if name in each.figures]
+        if not values:
+            continue
+        middle = median(values)
+        for each in looks:
+            if (value := each.figures.get(name)) is None:
+                continue
+            yield (
+                each.host,
+                bounded(
+                    f"rank {each.rank}: {name}",
+                    value,
+                    f"{value:.4g}",
+                    fail_below=_FAIL_PART * middle if each.gpus else None,
+                    warn_below=(_WARN_PART if each.gpus else _FAIL_PART) * middle,
+                    expected=f"the median, {middle:.4g}",
+                    cure=f"This rank {loss}",
+                ),
+            )
+
+
+def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:
+    """Judge the link of each node: it is slow if even its fastest pair is slow.
+
+    Args:
+        speeds: 1e6 bytes per second of each pair of nodes.
+
+    Returns:
+        One finding by node. Of two nodes it cannot be told which is slow.
+    """
+    found: dict[str, Finding] = {}
+    for node in sorted({name for pair in speeds for name in pair}):
+        own = max(speed for pair, speed in speeds.items() if node in pair)
+        others = [speed for pair, speed in speeds.items() if node not in pair]
+        shown = f"{own:,.0f} MB/s with its best partner"
+        if not others:
+            found[node] = good("link to other nodes", shown)
+            continue
+        middle = median(others)
+        found[node] = bounded(
+            "link to other nodes",
+            own,
+            shown,
+            fail_below=_FAIL_LINK * middle,
+            warn_below=_WARN_LINK * middle,
+            expected=f"the median of the other nodes, {middle:,.0f} MB/s",
+            cure="Ask the administrators to look at cable, port and adapter of this node.",
+        )
+    return found
+
+
+def _pairs(looks: Sequence[Look]) -> dict[tuple[str, str], float]:
+    """Return the speed of each pair of hosts: the slower of what both have measured."""
+    hosts = list(dict.fromkeys(each.host for each in sorted(looks, key=lambda one: one.rank)))
+    speeds: dict[tuple[str, str], float] = {}
+    for each in looks:
+        for number, host in enumerate(hosts):
+            if (value := each.figures.get(f"pair_{number}_mb_s")) is not None:
+                pair = (min(each.host, host), max(each.host, host))
+                speeds[pair] = min(value, speeds.get(pair, value))
+    return speeds
+
+
+def figures(looks: Sequence[Look]) -> dict[str, dict[str, float]]:
+    """Return the median of each figure over the ranks of a host."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for each in looks:
+        own = values.setdefault(each.host, {})
+        for name, value in each.figures.items():
+            own.setdefault(name, []).append(value)
+    return {
+        host: {name: median(found) for name, found in by_name.items()}
+        for host, by_name in values.items()
+    }

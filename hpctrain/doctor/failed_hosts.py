@@ -1,0 +1,49 @@
+"""Which hosts a check excludes from new jobs.
+
+A failure excludes a host if it is the fault of the host. That all hosts share one, such as a full
+file system, or that the ranks cannot meet, is no fault of a single host.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hpctrain.doctor.comparison import Places
+from hpctrain.doctor.finding import Finding
+from hpctrain.runs import excluded_hosts
+
+# The beginnings of checks that are not about the host.
+_NOT_OF_HOST = ("communication", "port of rank 0", "output_dir", "data.path", "interface ")
+
+
+def of(places: Places) -> dict[str, Finding]:
+    """Return the hosts that have failed by their own fault, each with its first failure."""
+    failures = {
+        host: [one for one in findings if one.verdict == "fail"]
+        for host, findings in places.items()
+    }
+    often = Counter(check for found in failures.values() for check in {one.check for one in found})
+    found: dict[str, Finding] = {}
+    for host, each in failures.items():
+        for one in each:
+            shared = len(places) > 1 and often[one.check] == len(places)
+            if not shared and not one.check.startswith(_NOT_OF_HOST):
+                found.setdefault(host, one)
+    return found
+
+
+def exclude(output_dir: str, places: Places) -> dict[str, Finding]:
+    """Exclude the hosts that have failed, and end the exclusion of those that have not.
+
+    Returns:
+        The hosts that are excluded now because of these findings.
+    """
+    failed = of(places)
+    reasons = {host: f"{one.check}: {one.found}" for host, one in failed.items()}
+    passed = [
+        host
+        for host, findings in places.items()
+        if not any(one.verdict == "fail" for one in findings)
+    ]
+    excluded_hosts.change(output_dir, reasons, passed)
+    return failed

@@ -1,0 +1,143 @@
+"""What one rank sees of its node: facts, which are compared over the ranks, and findings.
+
+every rank          its GPU, its cores, its versions
+one rank of a node  limits, host names, interfaces, disks, the number of GPUs
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from hpctrain.config.schema import Config
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.doctor.checks import affinity, file_systems, gpu_health, installed, interfaces, limits
+from hpctrain.doctor.checks.gpu_health import GpuFacts
+from hpctrain.doctor.finding import Finding, unknown
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a job asks for, and where it reads and writes; all of it is JSON.
+
+    Attributes:
+        gpus_per_node: `launch.gpus_per_node`.
+        cpus_per_task: `launch.cpus_per_task`.
+        device: `parallel.device`.
+        backend: `parallel.backend`.
+        interface: `network.interface`.
+        output_dir: `output_dir`.
+        scratch: `data.stage_dir`, or the folder for temporary files.
+        data: The data set and the split that are read, or "".
+        split: The split of the data set.
+    """
+
+    gpus_per_node: int
+    cpus_per_task: int
+    device: str
+    backend: str
+    interface: str | None
+    output_dir: str
+    scratch: str
+    data: str
+    split: str
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return what a config asks for."""
+        launch, parallel, data = config.launch, config.parallel, config.data
+        return cls(
+            launch.gpus_per_node,
+            launch.cpus_per_task,
+            parallel.device,
+            parallel.backend,
+            config.network.interface,
+            config.output_dir,
+            data.stage_dir or "",
+            data.path,
+            data.train_split,
+        )
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one rank has seen.
+
+    Attributes:
+        host: The name of its node.
+        rank: The rank.
+        local_rank: Its number on the node.
+        versions: What is installed, by name; only the first rank of a node looks.
+        gpus: Its GPUs.
+        findings: What was found.
+        time: The time of its clock after all ranks had met; 0 if they have not.
+        figures: What was measured, by name, in the unit that the name says.
+    """
+
+    host: str
+    rank: int
+    local_rank: int
+    versions: dict[str, str]
+    gpus: list[GpuFacts]
+    findings: list[Finding]
+    time: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the look as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, facts: dict[str, Any]) -> Self:
+        """Return the look that `to_json` has written."""
+        gpus = [GpuFacts(**each) for each in facts["gpus"]]
+        findings = [Finding(**each) for each in facts["findings"]]
+        return cls(**{**facts, "gpus": gpus, "findings": findings})
+
+
+def look(asked: Asked, ranks: RankInfo, uuids: list[str], *, disks: bool, nvml: Any = None) -> Look:
+    """Return what this rank sees.
+
+    Args:
+        asked: What the job asks for.
+        ranks: The rank.
+        uuids: The UUIDs of the GPUs that torch sees.
+        disks: Whether probes are written, which takes a second or more on a slow disk.
+        nvml: The module `pynvml`, or one with the same functions.
+    """
+    own = _own(uuids, ranks)
+    gpus, findings = gpu_health.checked([uuids[each] for each in own], nvml, min(own, default=0))
+    findings.append(affinity.checked(asked.cpus_per_task))
+    if ranks.local_rank == 0:
+        findings += _of_node(asked, ranks, uuids, disks)
+    versions = installed.versions() if ranks.local_rank == 0 else {}
+    return Look(socket.gethostname(), ranks.rank, ranks.local_rank, versions, gpus, findings)
+
+
+def _own(uuids: list[str], ranks: RankInfo) -> list[int]:
+    """Return the numbers of the GPUs that this rank looks at: together the ranks see each once."""
+    if len(uuids) < ranks.local_world_size:  # each rank sees GPUs of its own
+        return list(range(len(uuids)))
+    return list(range(ranks.local_rank, len(uuids), ranks.local_world_size))
+
+
+def _of_node(asked: Asked, ranks: RankInfo, uuids: list[str], disks: bool) -> Iterator[Finding]:
+    yield from limits.checked()
+    yield interfaces.host_name(ranks)
+    yield from interfaces.interface(asked.interface)
+    given = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0) or asked.gpus_per_node
+    shared = len(uuids) >= ranks.local_world_size
+    if asked.device != "cpu" and given and shared:
+        yield gpu_health.count(len(uuids), given)
+    if given and not uuids and asked.device == "cpu":
+        yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
+    yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
+    scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+    yield from file_systems.checked("scratch", scratch, speed=disks)
+    if asked.data and "://" not in asked.data:
+        yield from file_systems.readable("data.path", Path(asked.data), speed=disks)

@@ -1,0 +1,38 @@
+"""The speed of reading a data set, through the reader of the trainings."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from hpctrain.data.sources.reader import Reader
+from hpctrain.shards.ragged import Ragged
+
+_SECONDS, _ROWS = 1.0, 64
+
+
+def measured(path: str, split: str, rank: int, ranks: int) -> float:
+    """Return 1e6 bytes per second of samples, read in blocks at random places.
+
+    What the system has in its cache comes from there, as in a training's second epoch.
+
+    Args:
+        path: The folder of the data set, or its URL.
+        split: The split.
+        rank: The rank, which reads other samples than the other ranks.
+        ranks: The number of ranks.
+
+    Raises:
+        DataError: It is no data set, or it is damaged.
+    """
+    reader = Reader(path, split, None)
+    random, count, end = np.random.default_rng(rank), 0, time.perf_counter() + _SECONDS
+    rows = min(_ROWS, len(reader))
+    begin = time.perf_counter()
+    while time.perf_counter() < end:
+        first = int(random.integers(0, len(reader) - rows + 1))
+        samples = reader.read(np.arange(first, first + rows))
+        values = (each.values if isinstance(each, Ragged) else each for each in samples.values())
+        count += sum(each.nbytes for each in values)
+    return count / (time.perf_counter() - begin) / 1e6

@@ -1,0 +1,133 @@
+"""What each rank of a check does: look, meet the others, measure.
+
+`look` needs no other rank, so that its findings are there even if the ranks cannot meet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.schema import ParallelConfig
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.doctor.checks import interfaces
+from hpctrain.doctor.finding import Finding
+from hpctrain.doctor.look import Asked, Look, look
+from hpctrain.errors import HpctrainError
+
+_TIMEOUT_S = 60
+# The job of a function has these for torch; the launcher's own variables tell more.
+_OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return what this rank has seen and measured, as JSON; a rank of `doctor --nodes` calls it.
+
+    Args:
+        asked: An `Asked`, as JSON.
+        folder: The folder for the secret of the ranks, which exists.
+    """
+    given = Asked(**asked)
+    ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
+    import torch
+
+    uuids = visible_gpus(given)
+    seen = look(given, ranks, uuids, disks=True)
+    if ranks.local_rank == 0:
+        seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
+        if torch.cuda.is_available():
+            seen.versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    if ranks.is_main and ranks.world_size > 1:
+        free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
+        seen.findings.append(free)
+        if free.verdict == "fail":
+            return seen.to_json()
+    return _measured(given, ranks, Path(folder), seen).to_json()
+
+
+def visible_gpus(asked: Asked) -> list[str]:
+    """Return the UUIDs of the GPUs that torch sees; none if the job uses CPUs."""
+    import torch
+
+    if asked.device == "cpu" or not torch.cuda.is_available():
+        return []
+    count = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+
+
+def _measured(asked: Asked, ranks: RankInfo, folder: Path, seen: Look) -> Look:
+    from hpctrain.distributed.group import process_group
+
+    parallel = ParallelConfig(device=asked.device, backend=asked.backend, timeout_s=_TIMEOUT_S)
+    try:
+        with process_group(
+            ranks, parallel, asked.cpus_per_task, folder, gpus_per_node=asked.gpus_per_node
+        ) as device:
+            return measured(asked, ranks, device, seen)
+    except (HpctrainError, RuntimeError) as error:
+        cure = (
+            "Look at the other findings first; then choose the interface (network.interface), and "
+            "see whether the nodes reach each other."
+        )
+        found = " ".join(str(error).split())[:300]
+        seen.findings.append(Finding("communication", "fail", found, "the ranks meet", cure))
+        return seen
+
+
+def measured(asked: Asked, ranks: RankInfo, device: Any, seen: Look) -> Look:
+    """Measure with all ranks of the process group, and return the look with the figures.
+
+    Args:
+        asked: What the job asks for.
+        ranks: The rank.
+        device: The device of the rank.
+        seen: What it has seen until now; its `figures` grow.
+    """
+    import torch.distributed as dist
+
+    from hpctrain.doctor.measures import all_reduce, pairs, reading, speed
+
+    figures = seen.figures
+    # One rank of the node after the other: on CPUs they would share caches and memory.
+    figures |= _in_turn(ranks, lambda: speed.measured(device))
+    if asked.data:
+        figures["read_mb_s"] = reading.measured(
+            asked.data, asked.split, ranks.rank, ranks.world_size
+        )
+    if ranks.world_size > 1:
+        _add(figures, "all_reduce", all_reduce.measured(device))
+    if 1 < ranks.local_world_size < ranks.world_size:
+        own, _ = dist.new_subgroups(ranks.local_world_size)
+        _add(figures, "all_reduce_in_node", all_reduce.measured(device, own))
+    if ranks.num_nodes > 1:
+        found = pairs.measured(device, ranks)
+        figures |= {f"pair_{node}_mb_s": value for node, value in found.items()}
+    return meet(seen)
+
+
+def meet(seen: Look) -> Look:
+    """Return the look with the time at which all ranks have met."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    return Look(**{**vars(seen), "time": time.time()})
+
+
+def _add(figures: dict[str, float], name: str, rows: list[Any]) -> None:
+    figures[f"{name}_latency_us"] = 1e6 * rows[0].seconds
+    for row in rows[1:]:
+        figures[f"{name}_{row.size}_bus_gb_s"] = row.bus_gb_s
+
+
+def _in_turn(ranks: RankInfo, work: Callable[[], dict[str, float]]) -> dict[str, float]:
+    import torch.distributed as dist
+
+    found: dict[str, float] = {}
+    for turn in range(ranks.local_world_size):
+        if turn == ranks.local_rank:
+            found = work()
+        dist.barrier()
+    return found

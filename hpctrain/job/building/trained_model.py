@@ -1,0 +1,61 @@
+"""Builds the plain model of a run on one process, with the weights of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.matching import renames
+from hpctrain.checkpoint.starting_point import start_from
+from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.checkpoint.weights import load_weights
+from hpctrain.config.schema import Config
+from hpctrain.errors import StorageError
+from hpctrain.job.building.make import make
+from hpctrain.models.lora import add_adapters, freeze_base
+from hpctrain.runs.weights_digest import verified
+
+
+def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.Module:
+    """Return the model of a run, in training mode, on the CPU.
+
+    A run with adapters (LoRA) has checkpoints of these only; the other weights come from
+    `checkpoint.init_from`.
+
+    Args:
+        config: The frozen config of the run.
+        checkpoint: The folder of one of its checkpoints.
+        ema: Take the moving average of the parameters (`train.ema`).
+
+    Raises:
+        ConfigError: The model cannot be built.
+        StorageError: The checkpoint is damaged, or the weights of its adapters are not those any
+            more that it was trained with.
+    """
+    model: nn.Module = make("model", config.model)
+    lora = config.train.lora
+    if lora.patterns:
+        check_base(config, checkpoint)
+        add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
+        freeze_base(model, lora.also)
+        start = config.checkpoint
+        weights = open_weights(verified(config))
+        start_from(model, weights, renames(start.init_rename), start.init_skip)
+    load_weights(model, checkpoint, ema=ema, trained_only=bool(lora.patterns))
+    return model
+
+
+def check_base(config: Config, checkpoint: Path) -> None:
+    """Check that the adapters of a checkpoint belong to the weights of the config.
+
+    Raises:
+        StorageError: They belong to others.
+    """
+    base = Manifest.read(checkpoint).base
+    if base != config.checkpoint.init_digest:
+        raise StorageError(
+            f"{checkpoint} has adapters of other weights ({base or 'none'}) than those of "
+            f"checkpoint.init_digest={config.checkpoint.init_digest}"
+        )

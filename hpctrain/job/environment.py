@@ -1,0 +1,94 @@
+"""What a run trains with on this host: versions of libraries, drivers and Slurm, and the image.
+
+It is recorded with each attempt, so that a difference between two of them is seen. The monitor of
+each node records the GPUs, the driver and the kernel of its own node.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from hpctrain import __version__
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def environment(image: str | None = None) -> dict[str, str]:
+    """Return the facts by name; what is not there has no name.
+
+    Args:
+        image: The container's image in the config; None looks whether this process is in one.
+    """
+    found = {
+        "hpctrain": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or torch.version.hip or "",
+        "cudnn": _version_of(torch.backends.cudnn.version()) if torch.version.cuda else "",
+        "nccl": _nccl(),
+        "kernel": platform.release(),
+        "driver": _driver(),
+        "slurm": _slurm() if "SLURM_JOB_ID" in os.environ else "",
+        "image": image or _image(),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return what differs between two attempts: `driver 550.90 -> 570.1`."""
+    return [
+        f"{name} {before.get(name, 'none')} -> {now.get(name, 'none')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _nccl() -> str:
+    if not torch.version.cuda:
+        return ""
+    with suppress(Exception):  # a build without NCCL
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    return ""
+
+
+def _version_of(number: int | None) -> str:
+    """Return cuDNN's version: 90100 is 9.1.0, and before version 9 8902 was 8.9.2."""
+    if number is None:
+        return ""
+    major = number // 10_000 if number >= 90_000 else number // 1000
+    rest = number - major * (10_000 if number >= 90_000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _driver() -> str:
+    with suppress(OSError):
+        if found := re.search(r"Kernel Module\D*?\s([\d.]+)", _DRIVER.read_text()):
+            return found[1]
+    return ""
+
+
+def _slurm() -> str:
+    if (program := shutil.which("srun")) is None:  # in a container
+        return ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=5, check=False
+        )
+        return done.stdout.strip().removeprefix("slurm ")
+    return ""
+
+
+def _image() -> str:
+    for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_IMAGE"):
+        if found := os.environ.get(name):
+            return found
+    return ""

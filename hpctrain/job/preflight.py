@@ -1,0 +1,113 @@
+"""`launch.preflight`: check the nodes of a job before it trains.
+
+all ranks   look, compare ── no failure ── train
+rank 0      remembers what was found
+            a node has failed ── it is excluded, the job is requeued ── all ranks end
+
+A job is requeued without the node while it finds other bad nodes, three times in a row at most. A
+failure that is not the fault of one node, such as a full file system, ends the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import torch
+
+from hpctrain.config.schema import Config
+from hpctrain.distributed import objects
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.doctor import at_start, failed_hosts, history
+from hpctrain.doctor.comparison import Places
+from hpctrain.doctor.look import Asked
+from hpctrain.errors import NodeError
+from hpctrain.job.requeue import requeue_from_rank
+from hpctrain.launch.slurm.queue import ask
+from hpctrain.launch.slurm.sbatch_options import joined_hosts
+from hpctrain.runs import excluded_hosts
+from hpctrain.runs.run_dir import RunDir
+
+log = logging.getLogger(__name__)
+_MOST_IN_A_ROW = 3
+
+
+def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device) -> None:
+    """Check the nodes of this job; all ranks call it, in their process group.
+
+    Raises:
+        NodeError: A node has failed. All ranks raise it.
+    """
+    mode = config.launch.preflight
+    # A process that was started by hand is looked at only on demand.
+    if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
+        return
+    begin = time.monotonic()
+    places, figures = at_start.checked(Asked.of(config), ranks, device, full=mode == "full")
+    requeued = _remember(config, run, ranks, places, figures) if ranks.is_main else False
+    if ranks.is_main:
+        seconds = time.monotonic() - begin
+        nodes = f"{len(places)} node{'s' * (len(places) > 1)}"
+        log.info("launch.preflight=%s: %s checked in %.1f s", mode, nodes, seconds)
+    failed = [
+        f"{host}: {one.check}: {one.found}" + (f" (expected: {one.expected})" * bool(one.expected))
+        for host, findings in places.items()
+        for one in findings
+        if one.verdict == "fail"
+    ]
+    if not failed:
+        return
+    error = NodeError(
+        f"launch.preflight={mode}: {'; '.join(failed[:5])}"
+        + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")
+        + "; launch.preflight=off trains all the same"
+    )
+    error.requeued = bool(objects.broadcast(requeued))
+    raise error
+
+
+def _remember(
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    places: Places,
+    figures: dict[str, dict[str, float]],
+) -> bool:
+    """Log and store what was found; return whether the job goes on without the failed nodes."""
+    for host, findings in places.items():
+        for one in findings:
+            if one.verdict in ("warn", "fail"):
+                level = logging.WARNING if one.verdict == "warn" else logging.ERROR
+                log.log(level, "%s: %s: %s. %s", host, one.check, one.found, one.cure)
+    failed: Iterable[str] = ()
+    with suppress(OSError):  # a full disk, which is among the findings
+        history.add(config.output_dir, run.name, places, figures)
+        failed = failed_hosts.exclude(config.output_dir, places)
+    whole = [host for host, each in places.items() if any(one.verdict == "fail" for one in each)]
+    again = int(run.read().get("preflight_requeues", 0))
+    if not whole:
+        if again:
+            run.update(preflight_requeues=0)
+        return False
+    # Another try would find the same, unless all failures are those of single nodes.
+    if set(whole) != set(failed) or ranks.launcher != "slurm":
+        return False
+    if again >= _MOST_IN_A_ROW:
+        log.error("%d restarts in a row have met bad nodes: not requeued", again)
+        return False
+    run.update(preflight_requeues=again + 1)
+    return _requeue_elsewhere(config, ranks.job_id)
+
+
+def _requeue_elsewhere(config: Config, job_id: str) -> bool:
+    """Requeue the job, and let it avoid the excluded hosts; return whether it is requeued."""
+    if not requeue_from_rank(job_id):
+        return False
+    own = str(config.site.sbatch.get("exclude") or "")
+    hosts = joined_hosts(own, *sorted(excluded_hosts.read(config.output_dir)))
+    # Slurm changes this of a job that waits, so after the requeue. In a container there is no
+    # scontrol: there only new submissions avoid the host.
+    ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={hosts}")
+    return True

@@ -1,0 +1,120 @@
+"""What a run says of itself on its page in MLflow: tags, a description, params and data sets."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain import __version__
+from hpctrain.config.chosen import chosen, override_key
+from hpctrain.config.schema import Config
+from hpctrain.data.places.origin import load_index
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.runs.code import provenance
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.shards.index import Index
+
+
+def params(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the params: values that somebody has chosen.
+
+    Args:
+        config: The config.
+        record: The content of run.json.
+    """
+    return chosen(config, [*record.get("overrides", ()), *record.get("swept", ())])
+
+
+def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags, with the description.
+
+    Args:
+        run: The run directory.
+        ranks: The rank of this process.
+        facts: What `environment` has found.
+    """
+    record = run.read()
+    job_ids = dict.fromkeys(a.get("job_id", "") for a in record.get("attempts", ()))
+    return {
+        # MLflow shows the commit only beside a source.
+        "mlflow.source.name": provenance.source(run.provenance),
+        "mlflow.source.type": "JOB" if ranks.job_id else "LOCAL",
+        "mlflow.source.git.commit": provenance.commit(run.provenance),
+        "mlflow.note.content": _note(run, record),
+        "hpctrain.version": __version__,
+        "hpctrain.run": str(run.path),
+        "hpctrain.launcher": ranks.launcher,
+        "hpctrain.job_id": " ".join(filter(None, job_ids)),
+        "hpctrain.hosts": ",".join(ranks.hosts),
+        "hpctrain.world_size": str(ranks.world_size),
+        "hpctrain.command": " ".join(sys.argv),
+        **{f"hpctrain.parent_{key}": str(v) for key, v in (record.get("parent") or {}).items()},
+        **{f"hpctrain.env.{name}": value for name, value in facts.items()},
+    }
+
+
+def data_sets(config: Config) -> list[dict[str, Any]]:
+    """Return the facts of each data set, as `Tracker.log_dataset` takes them."""
+    data = config.data
+    parts = data.mixture or [{"path": data.path, "split": data.train_split}]
+    found = {}
+    for part in parts:
+        path = str(part.get("path", data.path))
+        found[path] = _facts(load_index(path), path, "training")
+    if data.path not in found and data.val_split is not None:
+        found[data.path] = _facts(load_index(data.path), data.path, "evaluation")
+    return list(found.values())
+
+
+def plots(path: str) -> list[Path]:
+    """Return the plots that `data_prep stats --plot` has put beside a data set."""
+    folder = Path(path)
+    if "://" in path or not folder.is_dir():
+        return []
+    found = [*sorted(folder.glob("*.png")), *sorted(folder.glob("*.html"))]
+    return [file for file in found if file.is_file() and file.stat().st_size <= 8 << 20][:8]
+
+
+def _facts(index: Index, path: str, context: str) -> dict[str, Any]:
+    return {
+        "name": path.rstrip("/").rpartition("/")[2] or path,
+        "digest": index.digest,
+        "source": path,
+        "context": context,
+        "samples": {name: index.split(name).count for name in index.splits},
+        "fields": {
+            name: {"dtype": field.dtype, "shape": list(field.shape)}
+            for name, field in index.fields.items()
+        },
+    }
+
+
+def _note(run: RunDir, record: Mapping[str, Any]) -> str:
+    """Return the description in Markdown: what was asked for, and how to go on."""
+    path = shlex.quote(str(run.path))
+    overrides = [str(text) for text in record.get("overrides", ())]
+    lines = [f"**{run.name}**", ""]
+    if overrides:
+        lines += ["| key | value |", "| --- | --- |"]
+        for text in overrides:
+            value = text.partition("=")[2].replace("|", "\\|")
+            lines.append(f"| `{override_key(text)}` | `{value}` |")
+        lines.append("")
+    submitted = record.get("submission")
+    again = f"python -m hpctrain resume {path}"
+    if not submitted:
+        again = f"python -m hpctrain {shlex.join(overrides)}" if overrides else ""
+        again = again or f"python -m hpctrain run {path}"
+    lines += [
+        "Resume, status and logs:",
+        "",
+        "```bash",
+        again,
+        f"python -m hpctrain status {path}",
+        f"python -m hpctrain logs {path}",
+        "```",
+    ]
+    return "\n".join(lines)

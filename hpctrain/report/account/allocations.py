@@ -1,0 +1,71 @@
+"""The allocations of runs, as Slurm's accounting has them: queue time, start and end.
+
+A job that was requeued has one allocation for each time that it ran (`sacct --duplicates`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from hpctrain.launch.slurm.queue import ask
+
+_FIELDS = ("JobID", "Submit", "Start", "End", "State", "NNodes")
+_AT_ONCE = 500  # job ids of one call of sacct
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One time that a job ran or waited.
+
+    Attributes:
+        submitted: When the job was submitted or requeued, in seconds since the epoch.
+        start: When it was given its nodes; None while it waits, or if it never was.
+        end: When it gave them back; None while it has them.
+        state: Slurm's state.
+        nodes: The number of nodes.
+    """
+
+    submitted: float
+    start: float | None
+    end: float | None
+    state: str
+    nodes: int
+
+
+def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
+    """Return the allocations of jobs by job id, in the order of their submission.
+
+    Args:
+        job_ids: Such as `12_3`; with none, nothing is called.
+
+    Returns:
+        The allocations; None without an accounting database.
+    """
+    ids = sorted(set(job_ids))
+    found: dict[str, list[Allocation]] = defaultdict(list)
+    for begin in range(0, len(ids), _AT_ONCE):
+        some = ",".join(ids[begin : begin + _AT_ONCE])
+        answer = ask(
+            *("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2"),
+            *(f"--jobs={some}", f"--format={','.join(_FIELDS)}"),
+            quiet=True,
+        )
+        if answer is None:
+            return None
+        for line in answer.splitlines():
+            job, submitted, start, end, state, nodes = line.split("|")
+            since = _time(submitted)
+            if since is not None and nodes.isdecimal():
+                found[job].append(Allocation(since, _time(start), _time(end), state, int(nodes)))
+    return {job: sorted(each, key=lambda one: one.submitted) for job, each in found.items()}
+
+
+def _time(text: str) -> float | None:
+    """Return seconds since the epoch for an ISO local time; None for `Unknown` and `None`."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None

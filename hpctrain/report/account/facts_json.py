@@ -1,0 +1,77 @@
+"""The account of a run as JSON: what `report --json` prints, one object for each run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hpctrain.report.account.advice import notes
+from hpctrain.report.account.run_account import RunAccount
+
+
+def as_json(account: RunAccount) -> dict[str, Any]:
+    """Return the account in JSON types; None where a figure is not known.
+
+    Seconds are those of the allocations, and the parts of `time` add up to `allocated`.
+    """
+    cost = account.cost
+    idle_percent = float(account.value("monitor.idle_percent", 5.0))
+    usage = account.usage
+    return {
+        "run": account.name,
+        "path": str(account.facts.path),
+        "state": account.state.name,
+        "reason": account.state.reason,
+        "as_of": account.now,
+        "in_progress": bool(account.spans and account.spans[-1].runs),
+        "swept": account.swept,
+        "step": account.step,
+        "samples": account.step * int(account.value("train.global_batch_size", 0) or 0),
+        "time": {name: round(seconds, 3) for name, seconds in account.time.items()},
+        "attempts": [
+            {
+                "attempt": span.number,
+                "begin": span.begin,
+                "seconds": round(span.seconds, 3),
+                "first_step": span.first_step,
+                "reached": span.reached,
+                "state": span.facts.get("state", "running" if span.runs else "killed"),
+                "hosts": span.facts.get("hosts", []),
+                "world_size": span.facts.get("world_size"),
+                "job_id": span.facts.get("job_id", ""),
+                "time": {name: round(value, 3) for name, value in span.parts.items()},
+            }
+            for span in account.spans
+        ],
+        "queue_s": account.queue_s,
+        "goodput": account.goodput,
+        "gpu_hours": account.gpu_hours,
+        "idle_gpu_hours": usage.idle_gpu_hours(idle_percent),
+        "core_hours": account.core_hours,
+        "kwh": usage.kwh(),
+        "cost": None if cost is None else cost[0],
+        "currency": None if cost is None else cost[1],
+        "per": account.per,
+        "gpu_memory_gib": account.gpu_memory_gib,
+        "gpu_utilization_percent": usage.mean(usage.of_gpus("utilization_percentage").values()),
+        "memory_gb": _gigabytes(
+            usage.peak(usage.of_nodes("system_memory_usage_megabytes").values())
+        ),
+        "best": _finite(account.best),
+        "metrics": {
+            name: series.last() if math.isfinite(series.last()) else None
+            for name, series in sorted(account.history.metrics.items())
+        },
+        "notes": notes(account),
+        "left_out": account.left_out,
+    }
+
+
+def _gigabytes(megabytes: float | None) -> float | None:
+    return None if megabytes is None else megabytes / 1000
+
+
+def _finite(best: dict[str, Any] | None) -> dict[str, Any] | None:
+    if best is None or not math.isfinite(float(best["value"])):
+        return None
+    return best

@@ -1,0 +1,301 @@
+"""The account of one run: all that `report` says about it, as numbers.
+
+run.json ── attempts ─┐
+journal ── where time went, metrics ─┼── RunAccount ── JSON, terminal, page
+monitor/ ── energy, use ─────────────┤
+sacct ── queue, allocations ─────────┘
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpctrain import hardware
+from hpctrain.commands.observations import Facts, gather
+from hpctrain.commands.state import UNDER_WAY, State, judge
+from hpctrain.config.rules.metrics import better
+from hpctrain.disk import open_regular
+from hpctrain.errors import ConfigError
+from hpctrain.report.account.allocations import Allocation, allocations
+from hpctrain.report.account.history import History
+from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
+from hpctrain.report.account.usage import Usage
+
+_POINT = 0.01  # "a point" of a metric
+
+
+@dataclass
+class RunAccount:
+    """What is known about a run.
+
+    Attributes:
+        facts: Its directory and its place in the queue.
+        state: Its state.
+        config: The frozen config, as plain values.
+        history: The journal.
+        usage: The samples of the sensors.
+        spans: The attempts, with the parts of their time.
+        queue_s: Seconds in the queue; None if they are not known.
+        unused_s: Seconds of allocations in which no attempt has begun.
+        now: The time as of which all this is true, in seconds since the epoch.
+        left_out: What is not said, and why.
+    """
+
+    facts: Facts
+    state: State
+    config: dict[str, Any]
+    history: History
+    usage: Usage
+    spans: list[Span]
+    queue_s: float | None
+    unused_s: float
+    now: float
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return self.facts.name
+
+    @property
+    def swept(self) -> dict[str, str]:
+        """The overrides that distinguish the run from the others of its sweep."""
+        texts = self.facts.record.get("swept") or []
+        return dict(str(text).partition("=")[::2] for text in texts)
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Return a value of the config by its dotted name."""
+        node: Any = self.config
+        for part in key.split("."):
+            if not isinstance(node, dict) or part not in node:
+                return default
+            node = node[part]
+        return node
+
+    @property
+    def time(self) -> dict[str, float]:
+        """Seconds of the allocations: `allocated`, and its parts, which add up to it."""
+        parts = {name: sum(span.parts[name] for span in self.spans) for name in PARTS}
+        parts["idle"] += self.unused_s
+        return {"allocated": sum(parts.values()), **parts}
+
+    @property
+    def goodput(self) -> float | None:
+        """The part of the allocated time in which steps were made that count; None if unknown."""
+        parts = self.time
+        if not parts["allocated"] or any(not span.records for span in self.spans):
+            return None
+        return sum(parts[name] for name in USEFUL) / parts["allocated"]
+
+    def gpus(self, span: Span) -> int:
+        """Return the GPUs that an attempt had: those that its launch asked for, or has seen."""
+        nodes = int(span.facts.get("nodes", 1))
+        asked = int(self.value("launch.gpus_per_node", 0) or 0)
+        if asked and span.facts.get("launcher") == "slurm":
+            return asked * nodes
+        if not self.usage.gpus:
+            return 0
+        return min(len(self.usage.gpus), int(span.facts.get("world_size", 1)))
+
+    @property
+    def gpu_hours(self) -> float:
+        """The allocated hours, times GPUs; 0 without GPUs."""
+        return sum(self.gpus(span) * span.seconds for span in self.spans) / 3600 + (
+            self.unused_s / 3600 * self.gpus(self.spans[-1]) if self.spans else 0.0
+        )
+
+    @property
+    def core_hours(self) -> float:
+        """The allocated hours, times the cores that the launch asked for."""
+        cores = int(self.value("launch.cpus_per_task", 1) or 1)
+        ranks = ((int(span.facts.get("world_size", 1)), span.seconds) for span in self.spans)
+        return sum(count * cores * seconds for count, seconds in ranks) / 3600
+
+    @property
+    def hardware(self) -> hardware.Hardware | None:
+        """The hardware that the config names, or that the GPUs of the run are; None if unknown."""
+        if section := self.config.get("hardware"):
+            try:
+                return hardware.of_section(section)
+            except ConfigError:
+                return None
+        titles = {title for title in self.usage.gpus.values() if title}
+        return hardware.of_device(next(iter(titles))) if len(titles) == 1 else None
+
+    @property
+    def cost(self) -> tuple[float, str] | None:
+        """The amount and the currency of the GPU-hours; None without a price or without GPUs."""
+        price = self.hardware.price_per_hour if self.hardware else None
+        if price is None or not self.gpu_hours:
+            return None
+        return price.amount * self.gpu_hours, price.currency
+
+    @property
+    def step(self) -> int:
+        """The last step that counts."""
+        if not self.spans:
+            return 0
+        result = self.facts.record.get("result") or {}
+        return int(result.get("step", self.spans[-1].reached))
+
+    @property
+    def metric(self) -> str:
+        """The main metric: the one of the config if the run has it, or another evaluation's."""
+        wanted = str(self.config.get("metric") or "val/accuracy")
+        names = (wanted, "val/accuracy", "val/loss", "train/loss")
+        known = [*self.history.metrics, *(self.facts.record.get("result") or {})]
+        return next((name for name in names if name in known), wanted)
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """Metric, value and step of the best value; None if the name tells no direction."""
+        kept = self.facts.record.get("best")
+        if isinstance(kept, dict):
+            return kept
+        direction, series = better(self.metric), self.history.series(self.metric)
+        found = [
+            (value, step)
+            for value, step in zip(series.values, series.steps, strict=True)
+            if math.isfinite(value)
+        ]
+        if direction is None or not found:
+            return None
+        choose = min if direction == "lower" else max
+        value, step = choose(found, key=lambda each: each[0])
+        return {"metric": self.metric, "value": value, "step": step}
+
+    @property
+    def per(self) -> dict[str, dict[str, float]]:
+        """Seconds, GPU-hours, kWh and cost for a step, a sample and a point of the metric.
+
+        A point is a hundredth of the metric between its first value and its best one.
+        """
+        costs = {"seconds": self.time["allocated"], "gpu_hours": self.gpu_hours}
+        if (energy := self.usage.kwh()) is not None:
+            costs["kwh"] = energy
+        if self.cost is not None:
+            costs["cost"] = self.cost[0]
+        samples = self.step * float(self.value("train.global_batch_size", 0) or 0)
+        amounts = {"step": float(self.step), "sample": samples, "point": self._points()}
+        return {
+            name: {key: value / amount for key, value in costs.items()}
+            for name, amount in amounts.items()
+            if amount > 0
+        }
+
+    def _points(self) -> float:
+        best, values = self.best, self.history.series(self.metric).finite()
+        if best is None or best.get("metric") != self.metric or not values:
+            return 0.0
+        return abs(float(best["value"]) - values[0]) / _POINT
+
+    @property
+    def gpu_memory_gib(self) -> float | None:
+        """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
+        most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)
+        if most:
+            return most
+        peak = self.usage.peak(self.usage.of_gpus("memory_usage_megabytes").values())
+        return None if peak is None else peak * 1e6 / 2**30
+
+
+def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:
+    """Read the accounts of runs. `squeue` and `sacct` are called once for all of them.
+
+    Args:
+        paths: The run directories.
+        now: The time; None takes that of this machine.
+    """
+    now = time.time() if now is None else now
+    gathered = gather(paths)
+    jobs = {job for facts in gathered for job in _jobs(facts)}
+    booked = allocations(jobs) if jobs else {}
+    return [_account(facts, booked, now) for facts in gathered]
+
+
+def _jobs(facts: Facts) -> list[str]:
+    attempts = facts.record.get("attempts") or []
+    used = [str(each.get("job_id", "")) for each in attempts if each.get("launcher") == "slurm"]
+    return [job for job in [*used, facts.job_id] if job]
+
+
+def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: float) -> RunAccount:
+    state, history, usage = judge(facts, now), History.read(facts.path), Usage.read(facts.path)
+    attempts = facts.record.get("attempts") or []
+    running = state.name in UNDER_WAY
+    heard = [*usage.times(), *_heartbeat(facts)]
+    found = spans(attempts, history, heard, running=running, now=now)
+    divide(found, history)
+    jobs = dict.fromkeys(_jobs(facts))
+    own = {job: booked[job] for job in jobs if booked and job in booked}
+    unused = allocate(found, own, now)
+    queue, why = _queue(facts, own, found, now)
+    account = RunAccount(
+        *(facts, state, _config(facts.path), history, usage, found, queue, unused, now)
+    )
+    account.left_out += _left_out(account, why)
+    return account
+
+
+def _heartbeat(facts: Facts) -> Iterable[float]:
+    beat = facts.progress.get("time")
+    return [float(beat)] if isinstance(beat, int | float) else []
+
+
+def _queue(
+    facts: Facts, own: dict[str, list[Allocation]], found: list[Span], now: float
+) -> tuple[float | None, str]:
+    """Return the seconds in the queue, and why they are not known."""
+    if own:
+        waits = [(each.start or now) - each.submitted for some in own.values() for each in some]
+        return sum(max(0.0, wait) for wait in waits), ""
+    if not _jobs(facts):
+        return 0.0, ""
+    submitted = facts.submission.get("time")
+    after = [span.begin for span in found if submitted and span.begin >= float(submitted)]
+    if after and len(found) == len(after) == 1:
+        return after[0] - float(submitted or 0.0), ""
+    return None, "queue time: there is no accounting database (sacct) that knows the jobs"
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """Return the frozen config; empty if it cannot be read."""
+    try:
+        with open_regular(path / "config.yaml") as file:
+            loaded = yaml.load(file.read(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:
+    """Return what the account cannot say, each with its reason."""
+    found = [why_no_queue] if why_no_queue else []
+    without = [str(span.number) for span in account.spans if not span.records]
+    if without:
+        found.append(
+            f"time of attempt {', '.join(without)} by part, and goodput: the journal has no record "
+            "of it (tracking.enabled=false, an attempt that ended early, or an older version)"
+        )
+    if account.history.damaged:
+        found.append(f"{account.history.damaged} damaged places in the journal")
+    if account.gpu_hours and account.usage.kwh() is None:
+        found.append("energy: not every GPU tells its energy or its power")
+    if account.gpu_hours and account.cost is None:
+        machine = account.hardware
+        if machine is None:
+            found.append("cost: the hardware is not known; hardware=NAME names it")
+        else:
+            found.append(
+                f"cost: {machine.name} has no price; hardware.price.own='1.20 EUR' sets it"
+            )
+    elif account.spans and not account.gpu_hours:
+        found.append("GPU-hours, energy and cost: the run has no GPUs")
+    return found

@@ -1,0 +1,231 @@
+"""Where the time of a run went: every second of its allocations is in exactly one part.
+
+    allocation   ├ startup ┼ compute, data_wait, checkpoint ... ┼── lost ──┼ shutdown ┤
+    records              the first ...        last kept step ┘   └ the end of what was repeated
+
+What the training has recorded is taken as it is (`time` in the journal). What comes before its
+process is start-up, what comes after is shutdown. Steps that a later attempt has made again are
+lost, with all that was done for them. Seconds of which no record tells are `unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from hpctrain.report.account.allocations import Allocation
+from hpctrain.report.account.history import History, TimeRecord
+
+PARTS = (
+    *("compute", "communication", "data_wait", "checkpoint", "evaluation", "startup", "compile"),
+    *("restart", "lost", "idle", "shutdown", "other", "unknown"),
+)
+USEFUL = ("compute", "communication")
+_ROUNDING_S = 2.0  # sacct counts whole seconds
+
+
+@dataclass
+class Span:
+    """One attempt on the clock, in seconds since the epoch.
+
+    Attributes:
+        number: The number of the attempt, from 1.
+        facts: The attempt in run.json.
+        begin: When its process began.
+        end: When it ended; now, while it runs.
+        first_step: The global step from which it went on.
+        killed: Whether it could not note its end.
+        runs: Whether it runs now.
+        records: Its records of where time went.
+        reached: The last step that it is known to have made.
+        parts: The seconds by part, with those of its allocation before and after.
+    """
+
+    number: int
+    facts: dict[str, Any]
+    begin: float
+    end: float
+    first_step: int
+    killed: bool
+    runs: bool
+    records: list[TimeRecord] = field(default_factory=list)
+    reached: int = 0
+    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    @property
+    def seconds(self) -> float:
+        """All seconds that are accounted for."""
+        return sum(self.parts.values())
+
+
+def spans(
+    attempts: Sequence[dict[str, Any]],
+    history: History,
+    heard: Iterable[float],
+    *,
+    running: bool,
+    now: float,
+) -> list[Span]:
+    """Return the attempts of a run on the clock.
+
+    Args:
+        attempts: The attempts in run.json.
+        history: The journal.
+        heard: Other times at which the run was alive, such as those of sensors.
+        running: Whether the last attempt runs.
+        now: The time, in seconds since the epoch.
+    """
+    found: list[Span] = []
+    begun = [each for each in attempts if isinstance(each.get("started"), int | float)]
+    heard = sorted([*heard, *(time for time, _ in history.reported)])
+    for index, facts in enumerate(begun):
+        started, last = float(facts["started"]), index == len(begun) - 1
+        following = float("inf") if last else float(begun[index + 1]["started"])
+        records = [each for each in history.times if started <= each.time < following]
+        begin = started
+        if records:
+            begin = min(begin, records[0].time - records[0].total)
+        if found:
+            begin = max(begin, found[-1].end if not found[-1].killed else begin)
+        runs = running and last and "ended" not in facts
+        alive = [time for time in heard if started <= time < following]
+        alive += [each.time for each in records]
+        end = now if runs else float(facts.get("ended", max(alive, default=started)))
+        span = Span(
+            number=index + 1,
+            facts=dict(facts),
+            begin=begin,
+            end=max(begin, min(end, following)),
+            first_step=int(facts.get("first_step", 0)),
+            killed="ended" not in facts and not runs,
+            runs=runs,
+            records=records,
+        )
+        steps = [step for time, step in history.reported if started <= time < following]
+        span.reached = max([*steps, *(each.step for each in records), span.first_step])
+        found.append(span)
+    return found
+
+
+def divide(found: list[Span], history: History) -> None:
+    """Divide the time of each attempt into its parts, in place."""
+    for index, span in enumerate(found):
+        # Any later attempt that went on from an earlier step has made all later steps again.
+        kept = min((each.first_step for each in found[index + 1 :]), default=None)
+        rewinds = [(each.time, each.step) for each in history.rewinds]
+        inside = [(time, step) for time, step in rewinds if span.begin < time <= span.end]
+        _divide(span, kept, [each for each in inside if span.first_step <= each[1]])
+        if index:
+            span.parts["restart"] += span.parts["startup"]
+            span.parts["startup"] = 0.0
+
+
+def _divide(span: Span, kept: int | None, rewinds: list[tuple[float, int]]) -> None:
+    parts = span.parts
+    repeats = kept is not None and kept < span.reached
+    if not span.records:
+        parts["unknown"] += span.end - span.begin
+        return
+    first, last = span.records[0], span.records[-1]
+    began = last.time - last.total
+    parts["startup"] += max(0.0, began - span.begin)
+    base = TimeRecord(began, span.first_step, _before_the_loop(first))
+    for name, value in base.seconds.items():
+        _add(parts, name, value)
+    begin = base
+    for records, limit in _segments(span.records, kept, rewinds):
+        end = records[-1]
+        counts = _at([begin, *records], limit) if limit is not None else end.seconds
+        for name in end.seconds:
+            before = begin.seconds.get(name, 0.0)
+            _add(parts, name, counts.get(name, 0.0) - before)
+            parts["lost"] += end.seconds[name] - counts.get(name, 0.0)
+        begin = end
+    tail = max(0.0, span.end - last.time)
+    if span.killed:
+        parts["lost" if repeats else "unknown"] += tail
+    else:
+        parts["unknown" if span.runs else "shutdown"] += tail
+
+
+def _before_the_loop(first: TimeRecord) -> dict[str, float]:
+    """Return the parts that no step can lose again: a compiled step stays compiled."""
+    return {name: first.seconds[name] for name in ("startup", "compile") if name in first.seconds}
+
+
+def _segments(
+    records: list[TimeRecord], kept: int | None, rewinds: list[tuple[float, int]]
+) -> list[tuple[list[TimeRecord], int | None]]:
+    """Return the records between rewinds, each with the last step of them that counts.
+
+    None means that all steps count.
+    """
+    found: list[tuple[list[TimeRecord], int | None]] = []
+    for index in range(len(rewinds) + 1):
+        since = rewinds[index - 1][0] if index else float("-inf")
+        until = rewinds[index][0] if index < len(rewinds) else float("inf")
+        some = [each for each in records if since <= each.time < until]
+        limits = [step for _, step in rewinds[index:]] + ([] if kept is None else [kept])
+        if some:
+            found.append((some, min(limits, default=None)))
+    return found
+
+
+def _at(records: list[TimeRecord], step: int) -> dict[str, float]:
+    """Return the parts when a step was made; between two records, in proportion to the steps."""
+    before = records[0]
+    for record in records[1:]:
+        if record.step > step:
+            share = (step - before.step) / (record.step - before.step)
+            share = min(1.0, max(0.0, share))
+            return {
+                name: before.seconds.get(name, 0.0) * (1 - share) + value * share
+                for name, value in record.seconds.items()
+            }
+        before = record
+    return before.seconds
+
+
+def _add(parts: dict[str, float], name: str, value: float) -> None:
+    parts[name if name in parts else "other"] += value
+
+
+def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: float) -> float:
+    """Add the time of the allocations before, between and after the attempts, in place.
+
+    Args:
+        found: The attempts, already divided.
+        allocations: Those of the run, by job id.
+        now: The end of an allocation that lasts.
+
+    Returns:
+        The seconds of allocations in which no attempt has begun.
+    """
+    unused = 0.0
+    for job, each in allocations.items():
+        for one in each:
+            if one.start is None:
+                continue
+            end = now if one.end is None else one.end
+            inside = [
+                span
+                for span in found
+                if span.facts.get("job_id") == job
+                and one.start - _ROUNDING_S <= float(span.facts["started"]) <= end + _ROUNDING_S
+            ]
+            if not inside:
+                unused += end - one.start
+                continue
+            first, last = inside[0], inside[-1]
+            part = "startup" if first.number == 1 else "restart"
+            first.parts[part] += max(0.0, first.begin - one.start)
+            for before, after in pairwise(inside):
+                before.parts["idle"] += max(0.0, after.begin - before.end)
+            rest = max(0.0, end - last.end)
+            if last.killed:
+                last.parts["lost" if last is not found[-1] else "unknown"] += rest
+            else:
+                last.parts["shutdown"] += rest
+    return unused

@@ -1,0 +1,139 @@
+"""What the sensors of a run's nodes say: energy, use, memory, and GPUs that did nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from hpctrain.tracking import samples
+
+_GPU = re.compile(r"(gpu_\d+)_(.+)")
+_GAP = 3.0  # times the usual time between two samples; a longer gap was no measurement
+_JOULES = 3.6e6  # in a kWh
+
+
+@dataclass
+class Sensor:
+    """One value of a node over time: seconds since the epoch, and the values."""
+
+    times: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, time: float, value: float) -> None:
+        """Add a sample."""
+        self.times.append(time)
+        self.values.append(value)
+
+    def mean(self) -> float | None:
+        """Return the mean of the samples; None without one."""
+        return sum(self.values) / len(self.values) if self.values else None
+
+    def durations(self) -> list[float]:
+        """Return the seconds for which each sample stands: until the next, at most the usual."""
+        steps = [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+        if not steps:
+            return [0.0] * len(self.times)
+        usual = median(steps)
+        return [min(max(step, 0.0), _GAP * usual) for step in steps] + [usual]
+
+
+@dataclass
+class Usage:
+    """The samples of all nodes of a run.
+
+    Attributes:
+        nodes: The sensors by name, by node.
+        gpus: The titles of the GPUs by node and number, such as `("n1", "gpu_0")`.
+    """
+
+    nodes: dict[str, dict[str, Sensor]] = field(default_factory=dict)
+    gpus: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Usage:
+        """Read the samples of a run; damaged lines are left out."""
+        usage = cls()
+        for node, path in samples.files(run_dir).items():
+            sensors: dict[str, Sensor] = defaultdict(Sensor)
+            for sample in samples.read(path):
+                for name, value in sample.metrics.items():
+                    sensors[name].add(sample.time, value)
+                for name, title in sample.facts.items():
+                    if name.startswith("gpu_") and name[4:].isdecimal():
+                        usage.gpus[node, name] = title
+            for name in sensors:
+                if found := _GPU.fullmatch(name):
+                    usage.gpus.setdefault((node, found[1]), "")
+            usage.nodes[node] = dict(sensors)
+        return usage
+
+    def times(self) -> list[float]:
+        """Return the first and the last time of the samples of each node."""
+        found = []
+        for sensors in self.nodes.values():
+            every = [time for each in sensors.values() for time in (each.times[0], each.times[-1])]
+            found += [min(every), max(every)] if every else []
+        return found
+
+    def of_gpus(self, name: str) -> dict[tuple[str, str], Sensor]:
+        """Return a sensor of every GPU that has it, such as `utilization_percentage`."""
+        return {
+            (node, gpu): sensor
+            for node, gpu in sorted(self.gpus)
+            if (sensor := self.nodes[node].get(f"{gpu}_{name}"))
+        }
+
+    def of_nodes(self, name: str) -> dict[str, Sensor]:
+        """Return a sensor of every node that has it."""
+        return {node: each[name] for node, each in self.nodes.items() if name in each}
+
+    def kwh(self) -> float | None:
+        """Return the energy of the GPUs; None unless every GPU of the run tells it.
+
+        A GPU that does not count its energy has it from its power, held until the next sample.
+        """
+        counted, power = self.of_gpus("energy_joules"), self.of_gpus("power_usage_watts")
+        joules = 0.0
+        for gpu in self.gpus:
+            if gpu in counted:
+                joules += _rises(counted[gpu].values)
+            elif gpu in power:
+                sensor = power[gpu]
+                pairs = zip(sensor.values, sensor.durations(), strict=True)
+                joules += sum(watts * seconds for watts, seconds in pairs)
+            else:
+                return None
+        return joules / _JOULES if self.gpus else None
+
+    def idle_gpu_hours(self, idle_percent: float) -> float | None:
+        """Return the hours, times GPUs, in which a GPU was used less than `idle_percent`."""
+        sensors = self.of_gpus("utilization_percentage")
+        if not sensors:
+            return None
+        seconds = 0.0
+        for each in sensors.values():
+            pairs = zip(each.values, each.durations(), strict=True)
+            seconds += sum(duration for value, duration in pairs if value < idle_percent)
+        return seconds / 3600
+
+    def mean(self, sensors: Iterable[Sensor]) -> float | None:
+        """Return the mean of all samples of several sensors."""
+        values = [value for each in sensors for value in each.values]
+        return sum(values) / len(values) if values else None
+
+    def peak(self, sensors: Iterable[Sensor]) -> float | None:
+        """Return the largest sample of several sensors."""
+        return max((value for each in sensors for value in each.values), default=None)
+
+
+def _rises(values: list[float]) -> float:
+    """Return what a counter has counted; it begins at 0 again when the driver is loaded again."""
+    total, before = 0.0, 0.0
+    for value in values:
+        total += value - before if value >= before else value
+        before = value
+    return total

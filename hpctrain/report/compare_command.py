@@ -1,0 +1,113 @@
+"""`python -m hpctrain compare`: what differs between two runs, and the first step they part."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hpctrain.commands.select import select
+from hpctrain.console import Cell, Console
+from hpctrain.errors import ConfigError
+from hpctrain.report.account.run_account import RunAccount, read
+from hpctrain.report.differences import Differences, differences
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what differs between two runs; return the exit code.
+
+    Raises:
+        ConfigError: The names are not those of two runs.
+        StorageError: There is no such folder.
+    """
+    options = _parse(argv)
+    paths = [path for name in options.runs for path in select(options.dir, [name])]
+    if len(paths) != 2 or paths[0] == paths[1]:
+        names = ", ".join(dict.fromkeys(path.name for path in paths))
+        raise ConfigError(f"compare {' '.join(options.runs)}: it takes two runs, and got {names}")
+    left, right = read(paths)
+    for account in (left, right):
+        if account.facts.damage:
+            raise ConfigError(f"{account.name} cannot be compared: {account.facts.damage}")
+    found = differences(left, right)
+    if options.json:
+        print(json.dumps(_plain(asdict(found) | {"runs": [left.name, right.name]})))
+    else:
+        _show(left, right, found)
+    return 0
+
+
+def _plain(node: Any) -> Any:
+    """Return the value in JSON types: a number that is not finite becomes None."""
+    if isinstance(node, dict):
+        return {key: _plain(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_plain(value) for value in node]
+    return None if isinstance(node, float) and not math.isfinite(node) else node
+
+
+def _show(left: RunAccount, right: RunAccount, found: Differences) -> None:
+    console = Console(soft_wrap=True)
+    names = [left.name, right.name]
+    _table(console, "Config", names, found.config, "the same")
+    for title, lines in (("Code", found.code), ("Data", found.data)):
+        console.print(title, style="bold")
+        for line in lines or ["the same"]:
+            console.print("  ", Cell(line), sep="")
+        console.print()
+    _table(console, "Packages", names, found.packages, "the same")
+    rows: dict[str, tuple[Any, Any]] = {
+        name: (f"{a:.6g}", f"{b:.6g}") for name, (a, b) in found.metrics.items()
+    }
+    _table(console, "Metrics at the end", names, rows, "none that both have")
+    for line in found.left_out:
+        console.print("left out: ", Cell(line), sep="")
+    console.print(_parting(found), highlight=False)
+
+
+def _parting(found: Differences) -> str:
+    first = found.parting
+    if first is not None:
+        return (
+            f"The runs part at step {first.step:,}: {first.metric} is {first.left:.9g} "
+            f"and {first.right:.9g}."
+        )
+    if not found.shared:
+        return "It is not known where the runs part: they have no step in common."
+    return f"The runs do not part: all metrics are equal at the {found.shared:,} common steps."
+
+
+def _table(
+    console: Console, title: str, names: list[str], rows: dict[str, tuple[Any, Any]], empty: str
+) -> None:
+    console.print(title, style="bold")
+    if not rows:
+        console.print(f"  {empty}\n")
+        return
+    table = Table(box=None, padding=(0, 2), header_style="")
+    for heading in ("", *names):
+        table.add_column(Cell(heading))
+    for name, values in rows.items():
+        table.add_row(Cell(name), *(Cell("-" if v is None else str(v)) for v in values))
+    console.print(table)
+    console.print()
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain compare",
+        description="Show what differs between two runs, and the first step at which they part.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs=2, metavar="RUN", help="a directory, or the start of a name")
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    return parser.parse_args(argv)

@@ -1,0 +1,124 @@
+"""`python -m hpctrain report`: where the time, the GPUs and the energy of runs went.
+
+report RUN           bars, figures and notes        --json      all numbers, a list of runs
+report SWEEP         best runs, what mattered       --html FILE one page without network access
+report SWEEP --over seed   mean and interval        --png FILE  the charts
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.commands import select
+from hpctrain.console import Cell, Console
+from hpctrain.disk import write_atomically
+from hpctrain.errors import ConfigError
+from hpctrain.report.account.facts_json import as_json
+from hpctrain.report.account.run_account import RunAccount, read
+from hpctrain.report.views import terminal_view
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the reports of runs; return the exit code.
+
+    Raises:
+        ConfigError: A run is unknown, or options do not fit together.
+        StorageError: There is no such folder.
+    """
+    options = _parse(argv)
+    for file in filter(None, (options.html, options.png)):
+        if not file.resolve().parent.is_dir() or file.is_dir():
+            raise ConfigError(f"{file}: no file can be written there")
+    paths = select.select(options.dir, options.runs, several=True)
+    if not paths:
+        raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
+    accounts = read(paths)
+    if options.json:
+        print(json.dumps([as_json(account) for account in accounts]))
+    elif len(accounts) == 1 and not options.over:
+        Console(soft_wrap=True).print(terminal_view.show(accounts[0]))
+    if len(accounts) == 1 and not options.over:
+        _write_run(accounts[0], options)
+    else:
+        _several(accounts, options)
+    return 0
+
+
+def _write_run(account: RunAccount, options: argparse.Namespace) -> None:
+    if not (options.html or options.png):
+        return
+    # matplotlib takes a second to import.
+    from hpctrain.report.views import charts, html_view, run_charts
+
+    drawn = run_charts.run_charts(account)
+    if options.html:
+        _write(options.html, html_view.run_page(account, drawn))
+    if options.png:
+        charts.write_png(drawn, account.name, options.png)
+
+
+def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> None:
+    from hpctrain.report.sweeps import parameters, scaling_fit, seeds
+    from hpctrain.report.views import sweep_view
+
+    sweep = parameters.Sweep.of(accounts, options.metric[0] if options.metric else None)
+    metrics = options.metric or [sweep.metric]
+    found = seeds.settings(accounts, options.over, metrics) if options.over else []
+    scaling = scaling_fit.Scaling.of(accounts)
+    lines = scaling.lines() if scaling else []
+    if options.latex:
+        print(seeds.as_latex(found), end="")
+    elif options.csv:
+        print(seeds.as_csv(found), end="")
+    elif not options.json:
+        shown = sweep_view.show_settings(found, options.over) if found else None
+        console = Console(soft_wrap=True)
+        console.print(shown or sweep_view.show_sweep(accounts, sweep))
+        for line in lines:
+            console.print(Cell(line))
+    if not (options.html or options.png):
+        return
+    from hpctrain.report.views import charts, html_view, scaling_charts, sweep_charts
+
+    drawn = scaling_charts.scaling_charts(scaling) if scaling else []
+    drawn += sweep_charts.settings_charts(found, metrics) if found else []
+    drawn += sweep_charts.sweep_charts(sweep)
+    if options.html:
+        _write(options.html, html_view.sweep_page(accounts, sweep, found, drawn, lines))
+    if options.png:
+        charts.write_png(drawn, f"{len(accounts)} runs by {sweep.metric}", options.png)
+
+
+def _write(file: Path, text: str) -> None:
+    write_atomically(file, text)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain report",
+        description="Show where the time of runs went, what they cost, and what to change.",
+        allow_abbrev=False,
+    )
+    select.add_arguments(parser, "all runs if none is named")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="write the charts as a picture")
+    parser.add_argument(
+        "--metric",
+        action="append",
+        metavar="NAME",
+        help="compare runs by this metric (default: the one of their config); with --over several",
+    )
+    parser.add_argument(
+        "--over", metavar="KEY", help="mean and interval over the values of a key, such as seed"
+    )
+    parser.add_argument("--latex", action="store_true", help="with --over: a table for LaTeX")
+    parser.add_argument("--csv", action="store_true", help="with --over: all digits as CSV")
+    options = parser.parse_args(argv)
+    if (options.latex or options.csv) and not options.over:
+        raise ConfigError(f"--{'latex' if options.latex else 'csv'}: needs --over KEY, as seed")
+    if options.latex + options.csv + options.json > 1:
+        raise ConfigError("--json, --latex and --csv exclude each other")
+    return options

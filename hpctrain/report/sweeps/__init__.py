@@ -1,0 +1,1 @@
+"""What several runs say together: parameters against the metric, seeds, scaling."""

@@ -1,0 +1,126 @@
+"""The parameters of a sweep against its metric: which runs are best, and what mattered.
+
+The importance of a parameter is the part of the variance of the metric that its values explain
+alone: the correlation ratio of Fisher (Statistical Methods for Research Workers, 1925), the first
+order of a functional ANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014). For a parameter whose values
+hardly repeat, as in a random search, it is the square of Spearman's rank correlation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from hpctrain.config.rules.metrics import better
+from hpctrain.report.account.run_account import RunAccount
+
+_LEAST_RUNS = 3  # fewer say nothing about importance
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs that were made with the same config but for some values.
+
+    Attributes:
+        metric: The metric by which they are compared.
+        finished: The runs with a finite value of it, best first.
+        others: The runs without: failed, not begun, in progress, not finite.
+        keys: The keys whose values differ.
+    """
+
+    metric: str
+    finished: list[RunAccount]
+    others: list[RunAccount]
+    keys: list[str]
+
+    @classmethod
+    def of(cls, accounts: Sequence[RunAccount], metric: str | None = None) -> Sweep:
+        """Sort the runs.
+
+        Args:
+            accounts: The runs.
+            metric: The metric; None takes the main metric of the most runs.
+        """
+        names = [account.metric for account in accounts]
+        metric = metric or max(names, key=names.count)
+        good = [
+            account
+            for account in accounts
+            if account.state.name == "finished" and math.isfinite(final(account, metric))
+        ]
+        sign = 1 if better(metric) == "lower" else -1
+        good.sort(key=lambda account: sign * final(account, metric))
+        bad = [account for account in accounts if account not in good]
+        found: dict[str, set[str]] = defaultdict(set)
+        for account in accounts:
+            for key, value in account.swept.items():
+                found[key].add(value)
+        return cls(metric, good, bad, [key for key, values in found.items() if len(values) > 1])
+
+    def importance(self) -> dict[str, float]:
+        """Return how much of the variance each key explains alone, from 0 to 1, largest first.
+
+        It is empty with less than three finished runs, or if they are all equally good.
+        """
+        if len(self.finished) < _LEAST_RUNS:
+            return {}
+        scores = [final(account, self.metric) for account in self.finished]
+        if max(scores) == min(scores):
+            return {}
+        found = {}
+        for key in self.keys:
+            values = [account.swept.get(key, "") for account in self.finished]
+            if len(set(values)) > 1:
+                found[key] = _explained(values, scores)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def final(account: RunAccount, metric: str) -> float:
+    """Return the last value of a metric of a run; NaN if it has none."""
+    result = account.facts.record.get("result") or {}
+    value = result.get(metric, account.history.series(metric).last())
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def cause(account: RunAccount) -> str:
+    """Return in one line why a run has no result."""
+    if account.state.name == "finished":
+        return "its metric is not there or not finite"
+    text = account.state.reason or str(account.facts.attempt.get("error", ""))
+    return f"{account.state.name}: {text}" if text else account.state.name
+
+
+def _explained(values: list[str], scores: list[float]) -> float:
+    if len(set(values)) > len(values) / 2 and all(map(_is_number, values)):
+        return _correlation(_ranks([float(value) for value in values]), _ranks(scores)) ** 2
+    groups: dict[str, list[float]] = defaultdict(list)
+    for value, score in zip(values, scores, strict=True):
+        groups[value].append(score)
+    mean = fmean(scores)
+    total = sum((score - mean) ** 2 for score in scores)
+    between = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups.values())
+    return between / total
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of each value; equal values share the mean of their ranks."""
+    order = sorted(values)
+    first = {value: order.index(value) for value in set(values)}
+    return [first[value] + (order.count(value) - 1) / 2 for value in values]
+
+
+def _correlation(left: Sequence[float], right: Sequence[float]) -> float:
+    a, b = fmean(left), fmean(right)
+    product = sum((x - a) * (y - b) for x, y in zip(left, right, strict=True))
+    spread = sum((x - a) ** 2 for x in left) * sum((y - b) ** 2 for y in right)
+    return product / math.sqrt(spread) if spread else 0.0

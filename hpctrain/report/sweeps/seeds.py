@@ -1,0 +1,175 @@
+r"""Seeds to a paper's table: mean, confidence interval and number of the runs of each setting.
+
+    lr=0.1 seed=0,1,2   0.97 0.98 0.96 ──► lr=0.1   0.970 ± 0.025   n=3
+    lr=0.2 seed=0,1,2   0.95 failed 0.94 ─► lr=0.2  0.945 ± 0.064   n=2, failed: digits-3fa
+
+The interval is that of Student's t distribution for the mean: t(0.975, n-1) s / sqrt(n).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy.special import stdtrit
+
+from hpctrain.errors import ConfigError
+from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.sweeps.parameters import cause, final
+
+_LEVEL = 0.95
+_SPECIAL = re.compile(r"([&%$#_{}])")
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """What several runs say about a metric.
+
+    Attributes:
+        mean: The mean; NaN without a run.
+        half: Half of the width of the 95% confidence interval; None with less than two runs.
+        deviation: The standard deviation of the runs; None with less than two.
+        n: The number of runs.
+    """
+
+    mean: float
+    half: float | None
+    deviation: float | None
+    n: int
+
+    def text(self, sign: str = "±") -> str:
+        """Return `mean ± half`, with two digits of the interval."""
+        if not self.n:
+            return "-"
+        if self.half is None:
+            return f"{self.mean:.4g}"
+        digits = _digits(self.half)
+        return f"{self.mean:.{digits}f} {sign} {self.half:.{digits}f}"
+
+
+def estimate(values: Sequence[float]) -> _Estimate:
+    """Return mean and confidence interval of the mean of independent values."""
+    count = len(values)
+    if count < 2:
+        return _Estimate(values[0] if values else math.nan, None, None, count)
+    deviation = stdev(values)
+    factor = float(stdtrit(count - 1, (1 + _LEVEL) / 2))
+    return _Estimate(fmean(values), factor * deviation / math.sqrt(count), deviation, count)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The runs that differ in the seed only.
+
+    Attributes:
+        values: What distinguishes the setting from the others, by key.
+        runs: The finished runs.
+        missing: The other runs, with the reason.
+        estimates: The estimate of each metric.
+    """
+
+    values: dict[str, str]
+    runs: list[RunAccount]
+    missing: dict[str, str]
+    estimates: dict[str, _Estimate]
+
+    @property
+    def label(self) -> str:
+        """The values as a short text."""
+        parts = (f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items())
+        return " ".join(parts) or "all runs"
+
+
+def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:
+    """Put the runs of each setting together.
+
+    Args:
+        accounts: The runs.
+        over: The key that tells the runs of a setting apart, such as `seed`.
+        metrics: The metrics of the table.
+
+    Raises:
+        ConfigError: No run was swept over this key, or no run has a metric.
+    """
+    keys = {key for account in accounts for key in account.swept}
+    found = sorted(key for key in keys if key == over or key.rpartition(".")[2] == over)
+    if len(found) != 1:
+        known = ", ".join(sorted(keys)) or "none, as these runs are of no sweep"
+        which = "is ambiguous" if found else "was not swept"
+        raise ConfigError(f"--over {over}: this key {which}; the swept keys are {known}")
+    groups: dict[tuple[tuple[str, str], ...], list[RunAccount]] = defaultdict(list)
+    for account in accounts:
+        rest = {key: value for key, value in account.swept.items() if key != found[0]}
+        groups[tuple(sorted(rest.items()))].append(account)
+    for metric in metrics:
+        if not any(math.isfinite(final(account, metric)) for account in accounts):
+            names = sorted({name for account in accounts for name in account.history.metrics})
+            raise ConfigError(
+                f"--metric {metric}: no run has a value of it; they have {', '.join(names)}"
+            )
+    return [_setting(dict(values), group, metrics) for values, group in groups.items()]
+
+
+def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> Setting:
+    done = [
+        account
+        for account in group
+        if account.state.name == "finished"
+        and all(math.isfinite(final(account, metric)) for metric in metrics)
+    ]
+    missing = {account.name: cause(account) for account in group if account not in done}
+    estimates = {m: estimate([final(account, m) for account in done]) for m in metrics}
+    return Setting(values, done, missing, estimates)
+
+
+def as_csv(found: Sequence[Setting]) -> str:
+    """Return a line for each setting and metric, with all digits."""
+    keys = list(dict.fromkeys(key for setting in found for key in setting.values))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*keys, "metric", "mean", "ci95", "std", "n", "missing"])
+    for setting in found:
+        for metric, each in setting.estimates.items():
+            row = [setting.values.get(key, "") for key in keys]
+            numbers = [each.mean, each.half, each.deviation]
+            shown = ["" if v is None or math.isnan(v) else repr(v) for v in numbers]
+            writer.writerow([*row, metric, *shown, each.n, " ".join(setting.missing)])
+    return text.getvalue()
+
+
+def as_latex(found: Sequence[Setting]) -> str:
+    """Return a table for LaTeX with the package booktabs; failed runs are named below it."""
+    keys = list(dict.fromkeys(key for setting in found for key in setting.values))
+    metrics = list(found[0].estimates) if found else []
+    heads = [_latex(key.rpartition(".")[2]) for key in keys] + [_latex(name) for name in metrics]
+    lines = [
+        "% requires \\usepackage{booktabs}; mean and 95% confidence interval of the mean (t)",
+        f"\\begin{{tabular}}{{{'l' * len(keys)}{'r' * len(metrics)}r}}",
+        "\\toprule",
+        " & ".join([*heads, "$n$"]) + " \\\\",
+        "\\midrule",
+    ]
+    for setting in found:
+        cells = [_latex(setting.values.get(key, "")) for key in keys]
+        cells += [f"${setting.estimates[name].text(chr(92) + 'pm')}$" for name in metrics]
+        lines.append(" & ".join([*cells, str(len(setting.runs))]) + " \\\\")
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    for setting in found:
+        for name, why in setting.missing.items():
+            lines.append(f"% without {name} ({' '.join(why.split())})")
+    return "\n".join(lines) + "\n"
+
+
+def _digits(half: float) -> int:
+    """Return the decimals that show two digits of the interval."""
+    return max(0, min(12, 1 - math.floor(math.log10(half)))) if half > 0 else 4
+
+
+def _latex(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text.replace("\\", "/"))

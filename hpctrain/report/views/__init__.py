@@ -1,0 +1,1 @@
+"""How reports are shown: on the terminal, as one page, as a picture."""

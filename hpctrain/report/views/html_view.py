@@ -1,0 +1,221 @@
+"""The report as one page: a single HTML file without scripts, which loads nothing from elsewhere.
+
+It is legible in the light and in the dark, on a phone, and on paper. Texts of runs are escaped, and
+a policy in the page forbids scripts and connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from html import escape
+
+from hpctrain.commands.state import duration
+from hpctrain.report.account.advice import notes
+from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.account.time_parts import PARTS
+from hpctrain.report.sweeps.parameters import Sweep, cause, final
+from hpctrain.report.sweeps.seeds import Setting
+from hpctrain.report.views.charts import Chart, svg
+from hpctrain.report.views.terminal_view import TITLES, figures
+
+_MOST_ROWS = 200
+_STYLE = """
+:root{color-scheme:light dark;--text:#1a1a1a;--soft:#5a5a5a;--back:#fff;--card:#f6f7f9;
+--grid:#d8dade;--s0:#0072b2;--s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#2c86b8;
+--s6:#6b6b6b}
+@media(prefers-color-scheme:dark){:root{--text:#e8e8e8;--soft:#a9adb3;--back:#15171a;
+--card:#1e2125;--grid:#3a3f45;--s0:#56b4e9;--s1:#ff9352;--s2:#3cd0a0;--s3:#e49cc6;--s4:#f0b942;
+--s5:#8fd0f5;--s6:#b0b0b0}}
+*{box-sizing:border-box}body{margin:0 auto;max-width:1440px;padding:1rem;background:var(--back);
+color:var(--text);font:15px/1.5 system-ui,sans-serif}
+h1{font-size:1.3rem;overflow-wrap:anywhere}h2{font-size:1.05rem;margin:1.6rem 0 .5rem}
+.soft{color:var(--soft)}.bar{display:flex;height:1.6rem;border-radius:4px;overflow:hidden;
+background:var(--card)}.bar span{height:100%}.key{display:flex;flex-wrap:wrap;gap:.3rem 1.1rem;
+margin:.6rem 0;padding:0;list-style:none}.key i{display:inline-block;width:.8em;height:.8em;
+margin-right:.4em;border-radius:2px}.charts{display:grid;gap:1rem;
+grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr))}
+figure{margin:0;background:var(--card);border-radius:6px;padding:.4rem;break-inside:avoid}
+figure svg{width:100%;height:auto;display:block}.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--grid);
+vertical-align:top}th{font-weight:600}code{background:var(--card);padding:0 .25em;
+border-radius:3px;overflow-wrap:anywhere}
+@media print{:root{--text:#000;--back:#fff;--card:#fff;--grid:#bbb;--soft:#444;--s0:#0072b2;
+--s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#2c86b8;--s6:#6b6b6b}
+body{font-size:11px;max-width:none}.bar{print-color-adjust:exact}.key i{print-color-adjust:exact}
+.charts{grid-template-columns:1fr 1fr}}
+"""
+_HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width,initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{title}</title><style>{style}</style></head><body>
+"""
+
+
+def run_page(account: RunAccount, charts: Sequence[Chart]) -> str:
+    """Return the page of one run."""
+    parts = [
+        f"<p>{escape(account.state.name)}"
+        + (f": {escape(account.state.reason)}" if account.state.reason else "")
+        + f' <span class="soft">as of {_date(account.now)}</span></p>',
+        *(_time_bar(account) if account.spans else []),
+        *_listed("Notes", notes(account)),
+        "<h2>Figures</h2>" + _table([], figures(account)) if account.spans else "",
+        *_attempts(account),
+        _drawn(charts),
+        *_listed("Left out", account.left_out),
+    ]
+    return _page(account.name, parts)
+
+
+def sweep_page(
+    accounts: Sequence[RunAccount],
+    sweep: Sweep,
+    settings: Sequence[Setting],
+    charts: Sequence[Chart],
+    more: Iterable[str] = (),
+) -> str:
+    """Return the page of several runs.
+
+    Args:
+        accounts: The runs.
+        sweep: The runs, sorted by their metric.
+        settings: The estimates over seeds; empty without `--over`.
+        charts: The charts.
+        more: Lines about the runs together, such as those about scaling.
+    """
+    hours = sum(account.gpu_hours for account in accounts)
+    seconds = sum(account.time["allocated"] for account in accounts)
+    total = f"{len(accounts)} runs, {duration(seconds)} allocated"
+    parts = [
+        f"<p>{total}{f', {hours:.3g} GPU-hours' if hours else ''}</p>",
+        *_listed("Scaling", list(more)),
+        *_estimates(settings),
+        _drawn(charts),
+        *_best(sweep),
+        *_listed("Without a result", [f"{each.name}: {cause(each)}" for each in sweep.others]),
+    ]
+    return _page(f"{len(accounts)} runs by {sweep.metric}", parts)
+
+
+def _page(title: str, parts: Iterable[str]) -> str:
+    head = _HEAD.format(title=escape(title), style=_STYLE)
+    return head + f"<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _time_bar(account: RunAccount) -> Iterable[str]:
+    time = account.time
+    there = [name for name in PARTS if time[name] >= 0.0005]
+    colors = {name: f"var(--s{PARTS.index(name) % 7})" for name in there}
+    shares = {name: 100 * time[name] / time["allocated"] for name in there}
+    yield "<h2>Where the time went</h2>"
+    yield (
+        '<div class="bar">'
+        + "".join(
+            f'<span style="width:{shares[name]:.3f}%;background:{colors[name]};'
+            f'opacity:{1 if PARTS.index(name) < 7 else 0.55}" title="{TITLES[name]}"></span>'
+            for name in there
+        )
+        + "</div>"
+    )
+    yield (
+        '<ul class="key">'
+        + "".join(
+            f'<li><i style="background:{colors[name]};'
+            f'opacity:{1 if PARTS.index(name) < 7 else 0.55}"></i>'
+            f"{TITLES[name]} {shares[name]:.1f}% ({duration(time[name])})</li>"
+            for name in there
+        )
+        + "</ul>"
+    )
+
+
+def _attempts(account: RunAccount) -> Iterable[str]:
+    if len(account.spans) < 2:
+        return
+    rows = [
+        (
+            str(span.number),
+            str(span.facts.get("state") or ("running" if span.runs else "killed")),
+            f"{span.first_step:,}-{span.reached:,}",
+            duration(span.seconds),
+            duration(span.parts["lost"]),
+            ", ".join(map(str, span.facts.get("hosts", []))),
+        )
+        for span in account.spans
+    ]
+    yield "<h2>Attempts</h2>"
+    yield _table(["attempt", "state", "steps", "time", "lost", "hosts"], rows)
+
+
+def _estimates(settings: Sequence[Setting]) -> Iterable[str]:
+    if not settings:
+        return
+    keys = list(dict.fromkeys(key for setting in settings for key in setting.values))
+    metrics = list(settings[0].estimates)
+    rows = [
+        [
+            *(setting.values.get(key, "") for key in keys),
+            *(setting.estimates[metric].text() for metric in metrics),
+            str(len(setting.runs)),
+            "; ".join(f"{name}: {why}" for name, why in setting.missing.items()),
+        ]
+        for setting in settings
+    ]
+    yield "<h2>Mean and 95% confidence interval of the mean (t)</h2>"
+    yield _table([*keys, *metrics, "n", "without"], rows)
+
+
+def _best(sweep: Sweep) -> Iterable[str]:
+    if not sweep.finished:
+        yield f"<p>No run has a value of {escape(sweep.metric)}.</p>"
+        return
+    rows = []
+    for account in sweep.finished[:_MOST_ROWS]:
+        share = account.goodput
+        rows.append(
+            [
+                account.name,
+                f"{final(account, sweep.metric):.5g}",
+                *(account.swept.get(key, "") for key in sweep.keys),
+                duration(account.time["allocated"]),
+                "" if share is None else f"{100 * share:.0f}%",
+            ]
+        )
+    yield "<h2>Runs, best first</h2>"
+    yield _table(["run", sweep.metric, *sweep.keys, "time", "goodput"], rows)
+    if len(sweep.finished) > _MOST_ROWS:
+        yield f'<p class="soft">{len(sweep.finished) - _MOST_ROWS} more: --json has all.</p>'
+
+
+def _drawn(charts: Sequence[Chart]) -> str:
+    figures = "\n".join(f"<figure>{svg(chart)}</figure>" for chart in charts)
+    return f'<h2>Curves</h2><div class="charts">{figures}</div>' if charts else ""
+
+
+def _listed(title: str, lines: Sequence[str]) -> Iterable[str]:
+    if lines:
+        yield f"<h2>{escape(title)}</h2>"
+        items = "".join(f"<li>{_with_code(line)}</li>" for line in lines[:_MOST_ROWS])
+        yield f"<ul>{items}</ul>"
+
+
+def _with_code(line: str) -> str:
+    """Return the text with what is between backquotes as code."""
+    pieces = escape(line).split("`")
+    return "".join(f"<code>{each}</code>" if n % 2 else each for n, each in enumerate(pieces))
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _date(time: float) -> str:
+    return datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M %Z")

@@ -1,0 +1,142 @@
+"""The charts of several runs: parameters against the metric, and curves of seeds with bands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from hpctrain.config.rules.metrics import better
+from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.sweeps.parameters import Sweep, final
+from hpctrain.report.sweeps.seeds import Setting, estimate
+from hpctrain.report.views.charts import Chart, Colors, line
+
+_MOST_KEYS, _MOST_LINES = 6, 7
+
+
+def sweep_charts(sweep: Sweep) -> list[Chart]:
+    """Return the charts of a sweep: parallel coordinates, importance, and each parameter."""
+    if not sweep.finished:
+        return []
+    charts = [_curves(sweep)]
+    importance = sweep.importance()
+    keys = [*importance, *(key for key in sweep.keys if key not in importance)][:_MOST_KEYS]
+    if len(keys) > 1 and len(sweep.finished) > 1:
+        charts.append(_parallel(sweep, keys))
+    if importance:
+        charts.append(_importance(sweep.metric, importance))
+    return charts + [_scatter(sweep, key) for key in keys]
+
+
+def settings_charts(found: Sequence[Setting], metrics: Sequence[str]) -> list[Chart]:
+    """Return a chart for each metric: the mean of the seeds over the steps, with its interval."""
+    return [_bands(found, metric) for metric in metrics]
+
+
+def _curves(sweep: Sweep) -> Chart:
+    best = sweep.finished[:_MOST_LINES]
+
+    def draw(axes: Axes, colors: Colors) -> None:
+        for number, account in enumerate(best):
+            series = account.history.series(sweep.metric)
+            label = " ".join(f"{k.rpartition('.')[2]}={v}" for k, v in account.swept.items())
+            line(axes, series.steps, series.values, label or account.name, colors.series[number])
+        axes.set_xlabel("step")
+
+    return Chart(f"best runs: {sweep.metric}", draw)
+
+
+def _positions(accounts: Sequence[RunAccount], key: str) -> tuple[list[float], dict[float, str]]:
+    """Return the position of each run on the axis of a key, and the texts of its ticks.
+
+    Numbers keep their order, and equal distances: the values of a grid often span decades.
+    """
+    values = [account.swept.get(key, "") for account in accounts]
+    try:
+        order = sorted(set(values), key=float)
+    except ValueError:
+        order = sorted(set(values))
+    place = {value: float(index) for index, value in enumerate(order)}
+    step = max(1, len(order) // 5)
+    ticks = {place[value]: value[:14] for value in order[::step]}
+    return [place[value] for value in values], ticks
+
+
+def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
+    accounts = sweep.finished[::-1]  # the best are drawn last, above the others
+    scores = [final(account, sweep.metric) for account in accounts]
+    low, high = min(scores), max(scores)
+
+    def draw(axes: Axes, colors: Colors) -> None:
+        columns = []
+        for number, key in enumerate(keys):
+            positions, ticks = _positions(accounts, key)
+            most = max(1.0, max(positions))
+            columns.append([position / most for position in positions])
+            for position, text in ticks.items():
+                axes.text(number, position / most, f" {text}", fontsize=7, va="center")
+        columns.append([(each - low) / (high - low or 1) for each in scores])
+        axes.text(len(keys), 0, f" {low:.4g}", fontsize=7)
+        axes.text(len(keys), 1, f" {high:.4g}", fontsize=7, va="top")
+        best = max(1, len(accounts) // 10)
+        for number, row in enumerate(zip(*columns, strict=True)):
+            good = number >= len(accounts) - best
+            color = colors.series[1] if good else colors.series[0]
+            axes.plot(range(len(row)), row, color=color, alpha=1 if good else 0.35, linewidth=0.9)
+        names = [key.rpartition(".")[2] for key in keys]
+        axes.set_xticks(range(len(keys) + 1), [*names, sweep.metric])
+        axes.set_yticks([])
+        axes.set_xlim(-0.1, len(keys) + 0.4)
+
+    return Chart("parameters and metric (the best 10% in another colour)", draw)
+
+
+def _importance(metric: str, importance: dict[str, float]) -> Chart:
+    shown = list(importance.items())[:_MOST_KEYS][::-1]
+
+    def draw(axes: Axes, colors: Colors) -> None:
+        names = [key.rpartition(".")[2] for key, _ in shown]
+        axes.barh(names, [100 * share for _, share in shown], color=colors.series[0])
+        axes.set_xlim(0, 100)
+        axes.set_xlabel(f"% of the variance of {metric} explained alone")
+
+    return Chart("importance", draw)
+
+
+def _scatter(sweep: Sweep, key: str) -> Chart:
+    def draw(axes: Axes, colors: Colors) -> None:
+        positions, ticks = _positions(sweep.finished, key)
+        scores = [final(account, sweep.metric) for account in sweep.finished]
+        axes.scatter(positions, scores, color=colors.series[0], s=14, alpha=0.7)
+        axes.set_xticks(list(ticks), list(ticks.values()))
+        axes.set_xlabel(key)
+        direction = better(sweep.metric)
+        axes.set_ylabel(sweep.metric + (f" ({direction} is better)" if direction else ""))
+
+    return Chart(f"{sweep.metric} against {key.rpartition('.')[2]}", draw)
+
+
+def _bands(found: Sequence[Setting], metric: str) -> Chart:
+    shown = found[:_MOST_LINES]
+
+    def draw(axes: Axes, colors: Colors) -> None:
+        for number, setting in enumerate(shown):
+            curves = [
+                dict(zip(series.steps, series.values, strict=True))
+                for series in (account.history.series(metric) for account in setting.runs)
+            ]
+            steps = sorted(set.intersection(*map(set, curves))) if curves else []
+            if not steps:
+                continue
+            estimates = [estimate([curve[step] for curve in curves]) for step in steps]
+            color = colors.series[number % len(colors.series)]
+            line(axes, steps, [each.mean for each in estimates], setting.label, color)
+            if len(curves) > 1:
+                low = [each.mean - (each.half or 0) for each in estimates]
+                high = [each.mean + (each.half or 0) for each in estimates]
+                axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+        axes.set_xlabel("step")
+
+    more = f" (the first {len(shown)} of {len(found)})" if len(found) > len(shown) else ""
+    return Chart(f"{metric}: mean and 95% interval{more}", draw)

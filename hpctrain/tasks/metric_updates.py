@@ -1,0 +1,115 @@
+"""Metrics of torchmetrics in an evaluation: those that are no sum over samples, such as AUROC.
+
+    begin (reset) ── for each batch { task.sums, task.measured ── update } ── states of all ranks
+                                                                              └── merged ── compute
+
+Each metric says itself how its states are merged (`dist_reduce_fx`), and
+`hpctrain.parallel.reducing.metric_states` does it. An evaluation that is stopped midway begins
+anew, so no state has to be saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Batch
+from hpctrain.tasks.outputs import described
+from hpctrain.tasks.task import SplitTask, Sums, Task
+
+_NEEDED = ("update", "compute", "reset", "to", "modules")
+
+
+class _Measuring(SplitTask):
+    """A task that also remembers what its metrics are to be updated with.
+
+    A pipeline may compute the sums of a micro-batch twice, once to learn shapes. So the last
+    arguments of each micro-batch are kept until `update`.
+
+    Args:
+        task: A task with `metrics`.
+        device: Where the states are.
+
+    Raises:
+        ConfigError: A metric is none of torchmetrics.
+    """
+
+    def __init__(self, task: SplitTask, device: torch.device) -> None:
+        self.metrics = {name: _moved(name, metric, device) for name, metric in task.metrics.items()}
+        self.loss_parallel = task.loss_parallel
+        self._task = task
+        self._waiting: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """See `SplitTask`."""
+        return self._task.inputs(batch)
+
+    def sums(self, outputs: Any, batch: Batch) -> Sums:
+        """See `SplitTask`."""
+        counted, arguments = batch["mask"].bool(), self._task.measured(outputs, batch)
+        self._waiting[id(batch)] = tuple(each.detach()[counted] for each in arguments)
+        return self._task.sums(outputs, batch)
+
+    def begin(self) -> None:
+        """Begin an evaluation."""
+        self._waiting.clear()
+        for metric in self.metrics.values():
+            metric.reset()
+
+    def update(self, counted: bool) -> None:
+        """Update the metrics after a batch.
+
+        Args:
+            counted: Whether the samples of this rank count; other ranks may have the same ones.
+
+        Raises:
+            ConfigError: A metric refuses what the task gives it.
+        """
+        waiting, self._waiting = self._waiting, {}
+        for arguments in waiting.values():
+            if not counted or not len(arguments[0]):
+                continue
+            for name, metric in self.metrics.items():
+                try:
+                    metric.update(*arguments)
+                except (ValueError, RuntimeError, TypeError) as error:
+                    given = ", ".join(map(described, arguments))
+                    raise ConfigError(
+                        f"task.metrics.{name}={type(metric).__name__} got {given}, and refuses it: "
+                        f"{' '.join(str(error).split())}"
+                    ) from error
+
+
+def measuring(task: Task, device: torch.device) -> _Measuring | None:
+    """Return the task with its metrics, None if it has none.
+
+    Raises:
+        ConfigError: The task has metrics, but is no `SplitTask`.
+    """
+    if not getattr(task, "metrics", None):
+        return None
+    if not isinstance(task, SplitTask):
+        kind = type(task)
+        raise ConfigError(
+            f"task._target_={kind.__module__}.{kind.__qualname__} has metrics, but is no "
+            "hpctrain.tasks.SplitTask, whose `measured` says what they get"
+        )
+    return _Measuring(task, device)
+
+
+def _moved(name: str, metric: Any, device: torch.device) -> Any:
+    if not all(callable(getattr(metric, each, None)) for each in _NEEDED):
+        raise ConfigError(
+            f"task.metrics.{name} is {described(metric)}; it must be a metric of torchmetrics, "
+            "such as {_target_: torchmetrics.AUROC, task: multiclass, num_classes: 10}"
+        )
+    for part in metric.modules():  # a metric may have others inside
+        # Otherwise `compute` would gather from all ranks, also from those with the same samples.
+        part.distributed_available_fn = _alone
+    return metric.to(device)
+
+
+def _alone() -> bool:
+    return False

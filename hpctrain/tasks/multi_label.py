@@ -1,0 +1,112 @@
+"""Multi-label classification: any number of labels of each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Batch
+from hpctrain.tasks.outputs import described, prediction
+from hpctrain.tasks.task import SplitTask, Sums, field
+
+
+class MultiLabel(SplitTask):
+    """Binary cross-entropy of each label; also for one label, yes or no.
+
+    The sums are `loss`, and over all labels together (micro averages) `accuracy`, `precision`,
+    `recall` and `f1`. A label is predicted when its probability is above the threshold.
+
+    Args:
+        input: Field of the samples, any numeric dtype, shape (batch, ...).
+        target: Field of the labels, 0 or 1, any dtype, shape (batch, labels) or (batch,).
+        scale: Factor from stored values to the model's input.
+        positive_weights: A weight of each label where it is 1, for labels that are rare: the number
+            of samples without it divided by the number of samples with it balances both.
+        threshold: The threshold, above 0 and below 1.
+        metrics: Metrics of torchmetrics by name, for the evaluation. They get the probabilities,
+            float32, and the labels, int64, both in the shape of the target.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        input: str = "image",
+        target: str = "label",
+        scale: float = 1.0,
+        positive_weights: Sequence[float] | None = None,
+        threshold: float = 0.5,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold={threshold}: it is above 0 and below 1")
+        if positive_weights is not None and not all(weight > 0 for weight in positive_weights):
+            raise ValueError(f"positive_weights={[*positive_weights]}: each is above 0")
+        self.input, self.target, self.scale, self.threshold = input, target, scale, threshold
+        self.metrics = metrics or {}
+        self._weights = None if positive_weights is None else torch.tensor(positive_weights)
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the scaled samples, float32 (batch, ...); see `SplitTask`."""
+        field(batch, self.target, "task.target")  # before the model has worked in vain
+        return (field(batch, self.input, "task.input").float() * self.scale,)
+
+    def sums(self, outputs: Any, batch: Batch) -> Sums:
+        """Return the sums of a `Task`; samples whose mask is False do not count.
+
+        Args:
+            outputs: Logits, a floating dtype, in the shape of the target; (batch, 1) for (batch,).
+            batch: The batch.
+
+        Raises:
+            ConfigError: Logits and labels do not fit.
+        """
+        logits, labels = self._read(outputs, batch)
+        weights = self._on(logits)
+        losses = F.binary_cross_entropy_with_logits(
+            logits, labels.float(), reduction="none", pos_weight=weights
+        )
+        counted = batch["mask"].view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        found, there = (logits.sigmoid() > self.threshold) & counted, (labels > 0) & counted
+        right, found_sum, there_sum = (found & there).sum(), found.sum(), there.sum()
+        count = counted.sum()
+        return {
+            "loss": ((losses * counted).sum(), count),
+            "accuracy": (((found == there) & counted).sum(), count),
+            "precision": (right, found_sum),
+            "recall": (right, there_sum),
+            "f1": (2 * right, found_sum + there_sum),
+        }
+
+    def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the probabilities, float32, and the labels, int64."""
+        logits, labels = self._read(outputs, batch)
+        return logits.sigmoid(), labels.long()
+
+    def _read(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = prediction(outputs, "logits (batch, labels)")
+        labels = field(batch, self.target, "task.target")
+        shaped = logits.squeeze(-1) if labels.dim() == 1 and logits.dim() == 2 else logits
+        if shaped.shape != labels.shape:
+            raise ConfigError(
+                f"the model returned {described(logits)} for task.target={self.target}, which is "
+                f"{described(labels)}: a logit for each label is needed"
+            )
+        return shaped.float(), labels
+
+    def _on(self, logits: torch.Tensor) -> torch.Tensor | None:
+        if self._weights is None:
+            return None
+        labels = logits.shape[1] if logits.dim() > 1 else 1
+        if len(self._weights) != labels:
+            raise ConfigError(
+                f"task.positive_weights has {len(self._weights)} numbers, but there are {labels} "
+                "labels: give one for each label"
+            )
+        self._weights = self._weights.to(logits.device)
+        return self._weights

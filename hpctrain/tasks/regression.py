@@ -1,0 +1,177 @@
+"""Regression on tables and fields: numbers for each sample, or for each point of a grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Batch
+from hpctrain.tasks.outputs import described, prediction
+from hpctrain.tasks.task import SplitTask, Sums, field
+
+_LOSSES = ("mse", "l1", "relative_l2")
+
+
+class Regression(SplitTask):
+    """The error of predicted numbers, overall and for each channel.
+
+        table    input (batch, features)         target (batch,) or (batch, outputs)
+        field    input (batch, channels, H, W)   target (batch, channels, H, W)
+        columns  input [age, height]             target [weight]: each field is one channel
+
+    A channel is an element of the second axis. The sums are `loss`, and `mse`, `mae` and
+    `relative_l2` without weights: the mean over samples of |prediction - target| / |target|, where
+    |x| is the L2 norm over all channels and points of a sample (Li et al. 2021, "Fourier Neural
+    Operator for Parametric Partial Differential Equations"). Channels with names have `mse/NAME`,
+    too. `derived` adds `rmse`.
+
+    Args:
+        input: Field of the samples, any numeric dtype. With a list, the fields become the channels
+            of one input, in this order; they have the same shape.
+        target: Field of the targets, or a list, as for `input`.
+        loss: What is minimised: "mse", "l1", or "relative_l2".
+        channels: Names of the channels of the target; a list of targets has its own.
+        weights: Weight of each channel in the loss, by name; 1 for those that are not named. The
+            errors of mse and l1 are means with these weights; in relative_l2, both norms have them.
+        scale: Factor from stored values to the model's input.
+        metrics: Metrics of torchmetrics by name, for the evaluation. They get predictions and
+            targets, float32, in the shape of the target.
+
+    Raises:
+        ValueError: The loss is unknown, or a weight is negative or of an unknown channel.
+    """
+
+    def __init__(
+        self,
+        input: str | Sequence[str] = "x",
+        target: str | Sequence[str] = "y",
+        loss: str = "mse",
+        channels: Sequence[str] | None = None,
+        weights: Mapping[str, float] | None = None,
+        scale: float = 1.0,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        if loss not in _LOSSES:
+            raise ValueError(f"loss={loss}: it is {', '.join(_LOSSES)}")
+        named = () if isinstance(target, str) else tuple(target)
+        self.channels = tuple(channels or named)
+        if named and self.channels != named:
+            raise ValueError(f"channels={[*self.channels]}: the targets {[*named]} are their names")
+        if unknown := (weights or {}).keys() - {*self.channels}:
+            raise ValueError(
+                f"weights={dict(weights or {})}: the channels are {[*self.channels]}, without "
+                f"{', '.join(sorted(unknown))}; name them in channels"
+            )
+        given = [(weights or {}).get(name, 1.0) for name in self.channels]
+        if any(not 0 <= weight < math.inf for weight in given) or (given and not any(given)):
+            raise ValueError(f"weights={dict(weights or {})}: 0 or more, and one of them above 0")
+        self.input, self.target, self.loss, self.scale = input, target, loss, scale
+        self.metrics = metrics or {}
+        # With a mean of 1, equal weights are the same as none.
+        total = sum(given) / max(len(given), 1)
+        self._weights = torch.tensor([weight / total for weight in given]) if weights else None
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the scaled input, float32 (batch, ...); see `SplitTask`."""
+        _stacked(batch, self.target, "task.target")  # before the model has worked in vain
+        return (_stacked(batch, self.input, "task.input") * self.scale,)
+
+    def sums(self, outputs: Any, batch: Batch) -> Sums:
+        """Return the sums of a `Task`; samples whose mask is False do not count.
+
+        Args:
+            outputs: Predictions, a floating dtype, in the shape of the target.
+            batch: The batch.
+
+        Raises:
+            ConfigError: The predictions have another shape, or the channels are not those named.
+        """
+        found, target = self.measured(outputs, batch)
+        error, mask = found - target, batch["mask"]
+        weights = self._for(target)
+        samples, known = mask.sum(), error.detach()
+        if self.loss == "relative_l2":
+            loss = (relative_l2(error, target, weights) * mask).sum()
+        else:
+            errors = error.square() if self.loss == "mse" else error.abs()
+            loss = _means(errors if weights is None else errors * weights, mask)
+        sums = {
+            "loss": (loss, samples),
+            "mse": (_means(known.square(), mask), samples),
+            "mae": (_means(known.abs(), mask), samples),
+            "relative_l2": ((relative_l2(known, target) * mask).sum(), samples),
+        }
+        for number, name in enumerate(self.channels):
+            part = known if known.dim() == 1 else known[:, number]
+            sums[f"mse/{name}"] = (_means(part.square(), mask), samples)
+        return sums
+
+    def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return predictions and targets, float32, in the shape of the target."""
+        found = prediction(outputs, "predictions in the shape of the target")
+        target = _stacked(batch, self.target, "task.target")
+        # A table's last layer has one output for a target without an axis for it, or the reverse.
+        if found.numel() == target.numel() and {found.dim(), target.dim()} == {1, 2}:
+            found = found.view_as(target)
+        if found.shape != target.shape:
+            raise ConfigError(
+                f"the model returned {described(found)} for task.target={self.target}, which is "
+                f"{described(target)}: a prediction has the shape of its target"
+            )
+        return found.float(), target
+
+    def derived(self, means: dict[str, float]) -> dict[str, float]:
+        """Return the root of the mean square error over all samples."""
+        return {"rmse": math.sqrt(means["mse"]) if means["mse"] >= 0 else math.nan}
+
+    def _for(self, target: torch.Tensor) -> torch.Tensor | None:
+        """Return the weights in a shape that multiplies the target; check the channels."""
+        channels = target.shape[1] if target.dim() > 1 else 1
+        if self.channels and len(self.channels) != channels:
+            raise ConfigError(
+                f"task.channels={[*self.channels]}: task.target={self.target} is "
+                f"{described(target)}, with {channels} channels along its second axis"
+            )
+        if self._weights is None:
+            return None
+        self._weights = self._weights.to(target.device)
+        return self._weights.view(-1, *[1] * max(target.dim() - 2, 0))
+
+
+def relative_l2(
+    error: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return |error| / |target| of each sample, float32 (batch,), with L2 norms.
+
+    Args:
+        error: float32 (batch, ...).
+        target: The same shape. A target of zeros counts with the smallest norm above 0, so that
+            its error is large but finite.
+        weights: Factors of the squares, in a shape that multiplies them.
+    """
+    squares = [x.square() if weights is None else x.square() * weights for x in (error, target)]
+    above, below = (x.flatten(1).sum(1) if x.dim() > 1 else x for x in squares)
+    # The gradient of a root is infinite at 0, where a prediction is exactly right.
+    smallest = torch.finfo(above.dtype).tiny
+    return (above.clamp(min=smallest) / below.clamp(min=1e-12)).sqrt()
+
+
+def _means(errors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the samples that count of the mean over each sample."""
+    each = errors.flatten(1).mean(1) if errors.dim() > 1 else errors
+    return (each * mask).sum()
+
+
+def _stacked(batch: Batch, names: str | Sequence[str], key: str) -> torch.Tensor:
+    """Return a field as float32, or several as the channels of one tensor."""
+    if isinstance(names, str):
+        return field(batch, names, key).float()
+    fields = [field(batch, name, key).float() for name in names]
+    if len({each.shape for each in fields}) > 1:
+        shapes = ", ".join(f"{n} {tuple(f.shape)}" for n, f in zip(names, fields, strict=True))
+        raise ConfigError(f"{key}={[*names]}: the fields of a list have one shape; here {shapes}")
+    return torch.stack(fields, 1)

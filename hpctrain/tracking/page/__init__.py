@@ -1,0 +1,1 @@
+"""What people read on the page of a run in MLflow, beside its numbers."""

@@ -1,0 +1,58 @@
+"""The addresses of MLflow's pages, for people to open.
+
+A fresh browser shows an experiment as a list of traces of language models. With the workflow in the
+address it shows the training runs; a tag of the experiment does not do that.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hpctrain.secrets import mask
+from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.store import is_server
+
+_UI = "http://127.0.0.1:5000"  # where `mlflow ui` serves a local store
+
+
+def experiment_page(uri: str, experiment_id: str) -> str:
+    """Return the address of an experiment's table of runs.
+
+    Args:
+        uri: The store. For a SQLite store this is the address that `mlflow ui` has.
+        experiment_id: MLflow's id of the experiment.
+    """
+    return f"{_root(uri)}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+
+
+def run_page(uri: str, experiment_id: str, run_id: str) -> str:
+    """Return the address of the page of a run."""
+    return f"{_root(uri)}/#/experiments/{experiment_id}/runs/{run_id}"
+
+
+def known_pages(run_dir: Path) -> tuple[str, str] | None:
+    """Return the pages of a run and of its experiment, from what its uploader has noted.
+
+    Returns:
+        None while nothing of the run is in MLflow, or if it is now meant for another store.
+    """
+    note = Uploaded.read(run_dir)
+    if note is None or not _are_ids(note.experiment_id, note.run_id):
+        return None
+    meta = Meta.read(run_dir)
+    if (note.uri, note.uid) != (meta.uri, meta.uid):
+        return None
+    return (
+        run_page(note.uri, note.experiment_id, note.run_id),
+        experiment_page(note.uri, note.experiment_id),
+    )
+
+
+def _root(uri: str) -> str:
+    return mask(uri.rstrip("/")) if is_server(uri) else _UI
+
+
+def _are_ids(*ids: str) -> bool:
+    """Return whether these are ids of MLflow: a file of somebody else could hold anything."""
+    return all(re.fullmatch(r"\w{1,64}", each) for each in ids)

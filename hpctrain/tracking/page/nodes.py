@@ -1,0 +1,95 @@
+"""Tags about the nodes of a run, from what their monitors have written.
+
+hpctrain.node.n01      driver=570.1, gpu_0=NVIDIA H100, kernel=6.8.0
+hpctrain.nodes_differ  driver: 570.1 on n01; 550.9 on n02
+hpctrain.idle          n01: gpu_0 below 5% for 30 minutes
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpctrain.disk import open_regular
+from hpctrain.secrets import mask
+from hpctrain.tracking import samples
+
+_MOST_NODES = 64
+_MOST_BYTES = 4096
+Facts = Mapping[str, str]
+
+
+class Nodes:
+    """The nodes of a run.
+
+    Args:
+        run_dir: The run directory.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._facts: dict[str, list[Facts]] = {}
+        self._read: dict[str, int] = {}
+        self._tags: dict[str, str] = {}
+
+    def new_tags(self) -> dict[str, str]:
+        """Return the tags that this object has not returned before, with these values."""
+        for node, path in samples.files(self._run_dir).items():
+            for sample in samples.read(path, self._read.get(node, 0)):
+                self._read[node] = sample.end
+                if sample.facts:
+                    self._facts.setdefault(node, []).append(sample.facts)
+        found = {
+            f"hpctrain.node.{node}": ", ".join(f"{name}={facts[-1][name]}" for name in facts[-1])
+            for node, facts in [*self._facts.items()][:_MOST_NODES]
+        }
+        if differences := _differing(self._facts):
+            found["hpctrain.nodes_differ"] = "; ".join(differences)
+        if idle := _idle(self._run_dir):
+            found["hpctrain.idle"] = idle
+        found = {key: mask(value) for key, value in found.items()}
+        new = {key: value for key, value in found.items() if self._tags.get(key) != value}
+        self._tags |= new
+        return new
+
+
+def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
+    """Return what is not the same on all nodes, and what has changed on a node.
+
+    Args:
+        known: The facts of each node, the oldest first.
+    """
+    found = []
+    newest = {node: facts[-1] for node, facts in known.items()}
+    for key in sorted({key for facts in newest.values() for key in facts}):
+        nodes: dict[str, list[str]] = {}
+        for node, facts in newest.items():
+            if key in facts:  # a node whose GPUs are not known yet lacks some
+                nodes.setdefault(facts[key], []).append(node)
+        if len(nodes) > 1:
+            values = (f"{value} on {_short(names)}" for value, names in nodes.items())
+            found.append(f"{key}: {', '.join(values)}")
+    for node, facts_of_node in known.items():
+        for before, after in itertools.pairwise(facts_of_node):
+            found += [
+                f"{node} had {key}={before[key]} before, now {after[key]}"
+                for key in before.keys() & after.keys()
+                if before[key] != after[key]
+            ]
+    return found
+
+
+def _short(names: list[str]) -> str:
+    return " ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _idle(run_dir: Path) -> str:
+    texts = []
+    for path in sorted(samples.folder(run_dir).glob("*.idle")):
+        try:
+            with open_regular(path) as file:
+                texts.append(file.read(_MOST_BYTES).decode(errors="replace").strip())
+        except OSError:
+            continue
+    return "; ".join(texts)

@@ -1,0 +1,137 @@
+"""Put on the page of a run in MLflow what is neither a metric, a param nor a tag.
+
+    artifact   a file of the run directory: an image, a figure
+    dataset    the data that the run trains on, as MLflow's dataset input
+    model      the trained model with its signature (`tracking.log_model`)
+    status     the texts of `run_files`: config, logs, checkpoints
+
+All of this can be sent twice without a trace: a file replaces itself, and MLflow knows an input
+by its name and digest. What MLflow refuses is named in the log and costs only itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hpctrain.tracking.client import nature
+from hpctrain.tracking.mlrun import MlflowRun
+from hpctrain.tracking.page import run_files
+from hpctrain.tracking.uploader_process import python_module
+
+log = logging.getLogger(__name__)
+
+_LONGEST_DIGEST = 36  # characters: MLflow's limit
+_MODEL_S = 600.0
+KINDS = ("artifact", "dataset", "model", "status")
+
+
+def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
+    """Publish what belongs to one record of the journal.
+
+    Args:
+        run: The run in MLflow.
+        run_dir: The run directory.
+        body: The record, of one of the `KINDS`.
+    """
+    match body["kind"]:
+        case "artifact":
+            _tolerant(body["file"], lambda: _artifact(run, run_dir, body))
+        case "dataset":
+            _tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
+        case "model":
+            _tolerant("the model", lambda: _model(run, run_dir))
+        case "status":
+            status = body["status"]
+            texts = (
+                run_files.at_start(run_dir)
+                if status == "RUNNING"
+                else run_files.at_end(run_dir, failed=status != "FINISHED")
+            )
+            for name, content in texts:
+                _tolerant(name, lambda: run.call("log_text", content, name))  # noqa: B023
+
+
+def _tolerant(what: str, send: Callable[[], Any]) -> None:
+    """Call `send`; log what is wrong with this artifact alone, as everything else goes on."""
+    try:
+        send()
+    except Exception as error:
+        if not _is_of_the_artifact(error):
+            raise
+        log.error("%s is not in MLflow: %s", what, " ".join(str(error).split())[:500])
+
+
+def _is_of_the_artifact(error: Exception) -> bool:
+    """Return whether an error is of the file or its place: other calls can still succeed."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None:
+        return 400 <= int(status) < 500
+    if isinstance(error, OSError):  # of the file, or a store of artifacts that is not mounted here
+        return error.errno is not None
+    return isinstance(error, (ValueError, LookupError, TypeError)) or (
+        hasattr(error, "error_code") and nature(error) == "rejected"
+    )
+
+
+def _artifact(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
+    root = run_dir.resolve()
+    file = (root / str(body["file"])).resolve()
+    if not file.is_relative_to(root):  # the journal of somebody else could name any file
+        raise ValueError("it is not in the run directory")
+    if not file.is_file():
+        raise FileNotFoundError(2, "it has vanished from the run directory", str(file))
+    run.call("log_artifact", str(file), str(body["to"]))
+    if body["to"] == "images":
+        run.call("set_tag", "mlflow.loggedImages", "true")
+
+
+def _dataset(run: MlflowRun, body: Mapping[str, Any]) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    fields = [
+        {
+            "name": str(name),
+            "type": "tensor",
+            "tensor-spec": {"dtype": str(field["dtype"]), "shape": [-1, *field["shape"]]},
+        }
+        for name, field in body["fields"].items()
+    ]
+    data = Dataset(
+        name=str(body["name"]),
+        digest=str(body["digest"]).rpartition(":")[2][:_LONGEST_DIGEST],
+        source_type="local",
+        source=json.dumps({"uri": str(body["source"])}),
+        schema=json.dumps({"mlflow_tensorspec": {"features": json.dumps(fields)}}),
+        profile=json.dumps(dict(body["samples"])),
+    )
+    context = InputTag("mlflow.data.context", str(body["context"]))
+    run.call("log_inputs", datasets=[DatasetInput(data, [context])])
+
+
+def _model(run: MlflowRun, run_dir: Path) -> None:
+    """Write the model in a process of its own, which imports torch, and publish its folder."""
+    with TemporaryDirectory() as folder:
+        out = Path(folder, "model")
+        command, env = python_module("hpctrain.job.mlflow_model", str(run_dir), str(out))
+        try:
+            done = subprocess.run(
+                command,
+                env=env,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_MODEL_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ValueError(f"not written within {_MODEL_S:g} s") from error
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            raise ValueError(lines[-1] if lines else f"exit code {done.returncode}")
+        run.call("log_artifacts", str(out), "model")

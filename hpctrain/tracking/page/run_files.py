@@ -1,0 +1,104 @@
+"""The files of a run directory that MLflow shows beside the run, as texts without secrets.
+
+    at the start of an attempt   config.yaml, provenance/*, plots of the data set
+    at its end                   the tails of logs, checkpoints.json
+
+The texts are made when the uploader comes to the record of the start or the end, so they are there
+also for a run that was killed, and for one that `hpctrain sync` uploads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpctrain.disk import open_regular, parse_json
+from hpctrain.secrets import mask
+
+_MOST_BYTES = 1 << 20  # of a text
+_TAIL = 64 << 10  # bytes of a log
+_MOST_LOGS = 8
+_LOG = re.compile(r"(?P<job>.+?)(\.rank|_)(?P<rank>\d+)(\.log|_log\.out)$")
+_ERROR = re.compile(r"^(Traceback \(most|error: |\[rank\d+\]: Traceback|Fatal Python)", re.M)
+
+
+class Text(NamedTuple):
+    """A text that becomes an artifact."""
+
+    name: str
+    content: str
+
+
+def at_start(run_dir: Path) -> Iterator[Text]:
+    """Yield the config, and where code and packages are from."""
+    for path in (run_dir / "config.yaml", *sorted((run_dir / "provenance").glob("*"))):
+        content = _end_of(path, _MOST_BYTES)
+        if content:
+            yield Text(str(path.relative_to(run_dir)), content)
+
+
+def at_end(run_dir: Path, failed: bool) -> Iterator[Text]:
+    """Yield the ends of the logs, and the references of the checkpoints.
+
+    Args:
+        run_dir: The run directory.
+        failed: Whether the attempt has failed; then logs of other ranks that have an error are
+            there as well.
+    """
+    for path in _logs(run_dir / "logs", failed):
+        yield Text(f"logs/{path.name}", _end_of(path, _TAIL))
+    if found := checkpoints(run_dir):
+        yield Text("checkpoints.json", json.dumps(found, indent=1) + "\n")
+
+
+def checkpoints(run_dir: Path) -> list[dict[str, Any]]:
+    """Return step, path, size and digest of the checkpoints of a run, in the order of steps.
+
+    The manifest has the digest of every file, and its own digest covers these.
+    """
+    found = []
+    for path in sorted(run_dir.glob("checkpoints/step-????????")):
+        try:
+            with open_regular(path / "manifest.json") as file:
+                manifest = parse_json(file.read())
+            sizes = [int(facts["bytes"]) for facts in manifest["files"].values()]
+            digest, healthy = str(manifest["digest"]), bool(manifest["healthy"])
+            step = int(manifest["step"])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # it is being removed, or it is damaged
+        facts = {"path": str(path), "bytes": sum(sizes), "digest": digest, "healthy": healthy}
+        found.append({"step": step, **facts})
+    return found
+
+
+def _logs(folder: Path, failed: bool) -> list[Path]:
+    """Return the logs to show: that of rank 0, and after a failure those that have an error."""
+    dated = [
+        (path.stat().st_mtime, int(match["rank"]), path)
+        for path in folder.glob("*")
+        if (match := _LOG.match(path.name)) and path.is_file()
+    ]
+    dated.sort(reverse=True)
+    main = [path for _, rank, path in dated if rank == 0][:1]
+    if not failed:
+        return main
+    others = (path for _, rank, path in dated if rank)
+    wrong = [path for path in others if _ERROR.search(_end_of(path, _TAIL))]
+    return main + wrong[: _MOST_LOGS - len(main)]
+
+
+def _end_of(path: Path, size: int) -> str:
+    """Return the end of a text file without secrets; "" if it is no regular file."""
+    try:
+        with open_regular(path) as file:
+            whole = file.seek(0, 2)
+            file.seek(max(0, whole - size))
+            content = file.read(size).decode(errors="replace")
+    except OSError:
+        return ""
+    if whole > size:
+        content = f"... (only the last {size >> 10} KiB)\n{content.partition(chr(10))[2]}"
+    return mask(content)

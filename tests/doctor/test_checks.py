@@ -1,0 +1,162 @@
+"""Tests of the checks of a node: each planted fault is found, and a healthy node has none.
+
+There is no GPU here: NVML is the stand-in of tests/monitor/nvml.py.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.doctor.checks import affinity, clocks, gpu_health, interfaces, limits, links
+from hpctrain.doctor.finding import Finding, worst
+from tests.monitor.nvml import Nvml
+
+GPU = "GPU-a"
+ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+
+
+def healthy(nvml: Nvml) -> None:
+    nvml.ecc = (3, 0)
+
+
+def bad(findings: list[Finding]) -> dict[str, str]:
+    return {one.check: one.verdict for one in findings if one.verdict in ("warn", "fail")}
+
+
+def set_to(**values: Any) -> Callable[[Nvml], None]:
+    return lambda nvml: vars(nvml).update(values)
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        (healthy, {}),
+        (set_to(ecc=(0, 2)), {"GPU 0: ECC": "fail"}),
+        (set_to(ecc=(20_000, 0)), {"GPU 0: ECC": "warn"}),
+        (set_to(remapped=[1, 1, 1, 0]), {"GPU 0: retired memory": "warn"}),
+        (set_to(remapped=[8, 9, 0, 1]), {"GPU 0: retired memory": "fail"}),
+        (set_to(reasons=0x40), {"GPU 0: throttling": "fail"}),
+        (set_to(reasons=0x20), {"GPU 0: throttling": "warn"}),
+        (set_to(reasons=0x01), {}),  # nothing runs
+        (set_to(mig=1), {"GPU 0: MIG": "warn"}),
+        (set_to(limit=350), {"GPU 0: power limit": "warn"}),
+        (set_to(pcie=((1, 16), (5, 16))), {}),  # at rest
+        (set_to(pcie=((5, 4), (5, 16))), {"GPU 0: PCIe": "fail"}),
+        (set_to(nvlinks=[1] * 17 + [0]), {"GPU 0: NVLink": "fail"}),
+        (set_to(nvlinks=[]), {}),
+        (set_to(lost={GPU}), {"GPU 0": "fail"}),
+    ],
+)
+def test_a_gpu(plant: Callable[[Nvml], None], expected: dict[str, str]) -> None:
+    nvml = Nvml()
+    healthy(nvml)
+    plant(nvml)
+    _, findings = gpu_health.checked([GPU], nvml)
+    assert bad(findings) == expected
+    assert all(one.cure for one in findings if one.verdict in ("warn", "fail"))
+    # The kernel does not know the PCI address of a GPU that is not there, and says so.
+    assert GPU in nvml.lost or "GPU 0: NUMA" in {
+        one.check for one in findings if one.verdict == "unknown"
+    }
+
+
+def test_processes_of_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml()
+    nvml.processes = [os.getpid()]
+    assert not bad(gpu_health.checked([GPU], nvml)[1])
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # now this process is another user's
+    found = gpu_health.checked([GPU], nvml)[1]
+    assert bad(found) == {"GPU 0: other processes": "fail"}
+    nvml.processes = [2**22 + 1]  # in another container
+    assert not bad(gpu_health.checked([GPU], nvml)[1])
+
+
+def test_what_nvml_does_not_tell_is_said() -> None:
+    """A GPU for games has no ECC, and a MIG instance has no health of its own."""
+    _, findings = gpu_health.checked([GPU], Nvml())
+    assert "GPU 0: ECC" in {one.check for one in findings if one.verdict == "unknown"}
+    _, findings = gpu_health.checked(["MIG-c"], Nvml())
+    assert [one.verdict for one in findings] == ["unknown"]
+    facts, findings = gpu_health.checked(["GPU-x"], Nvml())
+    assert (facts, bad(findings)) == ([], {"GPU 0": "fail"})
+    assert gpu_health.count(3, 4).verdict == "fail"
+    assert gpu_health.count(4, 4).verdict == "pass"
+
+
+def test_pcie_is_judged_by_its_bandwidth() -> None:
+    assert links.pcie_bandwidth(4, 8) == pytest.approx(links.pcie_bandwidth(3, 16), rel=0.01)
+    assert links.pcie("GPU 0", (3, 8), (3, 16)).verdict == "warn"
+    assert links.nvlink("GPU 0", 0, 4).verdict == "warn"
+
+
+def test_limits() -> None:
+    mib = 2**20
+    sizes = (1, 48, 1024)
+    assert [limits.shared_memory(n * mib, n * mib).verdict for n in sizes] == [
+        *("fail", "warn", "pass")
+    ]
+    assert [limits.open_files(n, 4096).verdict for n in (256, 600, 1024)] == [
+        "fail",
+        "warn",
+        "pass",
+    ]
+    assert limits.locked_memory(8 * mib, has_infiniband=False).verdict == "pass"
+    assert limits.locked_memory(8 * mib, has_infiniband=True).verdict == "fail"
+    assert limits.locked_memory(-1, has_infiniband=True).verdict == "pass"
+    assert worst(limits.checked()) == "pass"  # this machine
+
+
+def test_clocks() -> None:
+    found = clocks.compared({"a": 1000.0, "b": 1000.3, "c": 1100.0})
+    assert {host: one.verdict for host, one in found.items()} == {
+        "a": "pass",
+        "b": "pass",
+        "c": "fail",
+    }
+
+
+def test_interfaces(tmp_path: Path) -> None:
+    for name, state in (("lo", "unknown"), ("ib0", "up"), ("eth0", "down")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text(state + "\n")
+
+    def verdict(chosen: str | None, **env: str) -> str:
+        return worst(interfaces.interface(chosen, env, tmp_path))
+
+    assert verdict(None) == verdict("ib0") == verdict("ib") == "pass"
+    assert verdict("eth0") == verdict("=ib") == verdict("ib0", NCCL_SOCKET_IFNAME="en0") == "fail"
+    assert verdict("ib0", NCCL_SOCKET_IFNAME="^docker0") == "pass"
+
+
+def test_a_port_in_use() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        number = other.getsockname()[1]
+        found = interfaces.port("127.0.0.1", number, only_here=True)
+    assert found.verdict == "fail"
+    assert str(number) in found.found
+    assert interfaces.port("127.0.0.1", number, only_here=True).verdict == "pass"
+
+
+def test_host_names() -> None:
+    assert interfaces.host_name(ALONE).verdict == "pass"
+    several = RankInfo("slurm", 0, 0, 0, 2, 1, 2, "no-such-host.invalid", 1, ("a.invalid", "b"))
+    found = interfaces.host_name(several)
+    assert found.verdict == "fail"
+    assert "a.invalid" in found.found
+
+
+def test_cores(tmp_path: Path) -> None:
+    assert affinity.enough(cpus=2, real=1, asked=4).verdict == "fail"
+    assert affinity.enough(cpus=8, real=4, asked=4).verdict == "pass"
+    device = tmp_path / "0000:17:00.0"
+    device.mkdir()
+    (device / "local_cpulist").write_text("0-3,8\n")
+    near = [affinity.near_gpu("GPU 0", "00000000:17:00.0", cpus, tmp_path) for cpus in ({8}, {5})]
+    assert [one.verdict for one in near] == ["pass", "warn"]

@@ -1,0 +1,162 @@
+"""Tests of what is compared over ranks and nodes, and of what is remembered of hosts."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from hpctrain.doctor import comparison, failed_hosts, history
+from hpctrain.doctor.checks.gpu_health import GpuFacts
+from hpctrain.doctor.finding import Finding, good, worst
+from hpctrain.doctor.look import Look
+from hpctrain.doctor.measures import all_reduce, pairs
+from hpctrain.doctor.settings import settings
+from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.runs import excluded_hosts
+
+GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
+H100 = replace(GPU, name="NVIDIA H100 80GB HBM3", power_w=350.0)
+VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}
+
+
+def look(node: int, **changes: object) -> Look:
+    figures = {"matmul_tflops": 700.0, "memory_gb_s": 3000.0}
+    seen = Look(f"node{node}", node, 0, VERSIONS, [GPU], [], 1000.0, figures)
+    return replace(seen, **changes)  # type: ignore[arg-type]
+
+
+def verdicts(looks: list[Look]) -> dict[str, list[tuple[str, str]]]:
+    return {
+        host: [(one.check, one.verdict) for one in findings if one.verdict != "pass"]
+        for host, findings in comparison.compared(looks).items()
+    }
+
+
+def test_healthy_nodes_are_alike() -> None:
+    assert verdicts([look(n) for n in range(4)]) == {f"node{n}": [] for n in range(4)}
+
+
+def test_the_node_is_named_that_differs() -> None:
+    slow = {"matmul_tflops": 300.0, "memory_gb_s": 2100.0}
+    looks = [
+        look(0),
+        look(1, versions=VERSIONS | {"torch": "2.6.0"}),
+        look(2, gpus=[replace(GPU, power_w=350.0)], figures=slow),
+        look(3, time=1100.0),
+        look(4, versions=VERSIONS | {"system": "Linux-5.15"}),
+        look(5, gpus=[replace(GPU, name="NVIDIA A100")]),
+    ]
+    found = verdicts(looks)
+    assert found == {
+        "node0": [],
+        "node1": [("same torch", "fail")],
+        "node2": [
+            ("same GPUs: power_w", "warn"),
+            ("rank 2: matmul_tflops", "fail"),
+            ("rank 2: memory_gb_s", "warn"),
+        ],
+        "node3": [("clock", "fail")],
+        "node4": [("same system", "warn")],
+        "node5": [("same GPUs: name", "fail")],
+    }
+
+
+def test_what_was_measured_is_compared_with_the_file_of_the_hardware() -> None:
+    """700 of 989 TFLOP/s in bfloat16 is usual for an H100; nothing is said of an unknown GPU."""
+    weak = {"matmul_tflops": 300.0, "memory_gb_s": 1000.0, "all_reduce_268435456_bus_gb_s": 20.0}
+    known = look(0, gpus=[H100], figures=weak)
+    assert verdicts([known]) == {
+        "node0": [
+            ("rank 0: power limit", "warn"),
+            ("rank 0: matmul against the hardware", "warn"),
+            ("rank 0: memory against the hardware", "warn"),
+            ("all-reduce against the hardware", "warn"),
+        ]
+    }
+    assert verdicts([replace(known, gpus=[GPU])]) == {"node0": []}
+
+
+def test_a_look_comes_back_from_json() -> None:
+    seen = look(1, findings=[good("x", "y")])
+    assert Look.of_json(seen.to_json()) == seen
+
+
+def test_every_pair_of_nodes_meets_once() -> None:
+    for count in (2, 3, 4, 5, 8):
+        played = [pair for one in pairs.rounds(count) for pair in one]
+        assert sorted(played) == [(a, b) for a in range(count) for b in range(a + 1, count)]
+        for one in pairs.rounds(count):
+            players = [player for pair in one for player in pair]
+            assert len(players) == len(set(players))
+
+
+def test_the_slow_node_is_found_by_its_pairs() -> None:
+    names = [f"node{n}" for n in range(4)]
+    speeds = {(a, b): 1000.0 for a in names for b in names if a < b}
+    assert worst(comparison.links(speeds).values()) == "pass"
+    slow = {pair: 20.0 if "node2" in pair else speed for pair, speed in speeds.items()}
+    found = comparison.links(slow)
+    assert {host: one.verdict for host, one in found.items()} == {
+        "node0": "pass",
+        "node1": "pass",
+        "node2": "fail",
+        "node3": "pass",
+    }
+    # Of two nodes nobody can tell which is slow.
+    assert worst(comparison.links({("a", "b"): 1.0}).values()) == "pass"
+
+
+def test_the_formula_of_nccl_tests() -> None:
+    """A sum over 8 ranks moves 7/4 of the bytes over each link."""
+    assert all_reduce.bus_bandwidth(10**9, 0.01, 8) == 175.0
+    assert all_reduce.bus_bandwidth(10**9, 0.01, 2) == 100.0
+
+
+def test_the_history_of_hosts(tmp_path: Path) -> None:
+    """Several jobs write at once, and a line that is damaged is left out."""
+    bad = Finding("GPU 0: ECC", "fail", "2", "0", "Replace it.")
+
+    def write(name: str) -> None:
+        for _ in range(20):
+            history.add(str(tmp_path), name, {"node1": [good("x", "y"), bad]}, {"node1": {"f": 1}})
+
+    threads = [threading.Thread(target=write, args=[f"run{n}"]) for n in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    with (tmp_path / "doctor" / "history.jsonl").open("a") as file:
+        file.write('{"time": 1, "ho')
+    entries = history.read(str(tmp_path))
+    assert len(entries) == 80
+    assert entries[0]["verdict"] == "fail"
+    assert [one["check"] for one in entries[0]["findings"]] == ["GPU 0: ECC"]
+    assert entries[0]["figures"] == {"f": 1}
+
+
+def test_an_exclusion_ends_with_a_passed_check(tmp_path: Path) -> None:
+    where = str(tmp_path)
+    bad = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
+    warned = Finding("scratch", "warn", "5 GB", "10 GB", "Delete.")
+    assert failed_hosts.exclude(where, {"node1": [good("x", "y")]}) == {}
+    assert not (tmp_path / "doctor").exists()
+    found = failed_hosts.exclude(where, {"node1": [bad], "node2": [bad], "node3": [warned]})
+    assert found == {"node1": bad, "node2": bad}
+    assert excluded_hosts.read(where)["node1"]["why"] == "GPU 0: ECC: 2 errors"
+    assert failed_hosts.exclude(where, {"node1": [warned]}) == {}
+    assert list(excluded_hosts.read(where)) == ["node2"]
+
+
+def test_what_all_nodes_share_excludes_none_of_them(tmp_path: Path) -> None:
+    full = Finding("scratch: free space", "fail", "0 GB", "10 GB", "Delete.")
+    apart = Finding("communication", "fail", "timed out", "the ranks meet", "Look.")
+    assert failed_hosts.of({"a": [full], "b": [full]}) == {}
+    assert failed_hosts.of({"a": [full, apart], "b": [apart]}) == {"a": full}
+    assert failed_hosts.of({"a": [full]}) == {"a": full}
+
+
+def test_jobs_avoid_excluded_hosts(tmp_path: Path) -> None:
+    config, _ = settings(["+site.sbatch.exclude='node[7-8]'", f"output_dir={tmp_path}"])
+    folder = tmp_path / "array"
+    assert "--exclude=node" not in sbatch_script(settings([])[0], folder, 1)
+    text = sbatch_script(config, folder, 1, exclude=["node2", "node3"])
+    assert '#SBATCH --exclude="node[7-8],node2,node3"' in text

@@ -1,0 +1,125 @@
+"""What a training puts on its page in MLflow, and the cause of its end if rank 1 failed first."""
+
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hpctrain.config.schema import Config
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.job.environment import changes
+from hpctrain.job.run_page import tags
+from hpctrain.runs import failure
+from hpctrain.runs.run_dir import RunDir
+from tests import forkserver
+from tests.conftest import Completed, run_json, runs
+
+Train = Callable[..., Completed]
+HOOK = """\
+from hpctrain.training import Hook
+
+class Draw(Hook):
+    def after_evaluation(self, state):
+        from matplotlib.figure import Figure
+        figure = Figure()
+        figure.add_subplot().plot([1, 2])
+        state.tracker.log_figure("curve", figure, state.step)
+"""
+FAILING = """\
+import os
+from hpctrain.tasks import Classification
+
+class Failing(Classification):
+    def inputs(self, batch):
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("this rank has failed first")
+        return super().inputs(batch)
+"""
+
+
+def test_the_description_tells_how_to_go_on(tmp_path: Path) -> None:
+    config = Config(output_dir=str(tmp_path / "my runs"))
+    run = RunDir.of(config, "xxh3_128:00")
+    run.freeze(config, overrides=["experiment=digits", "hooks=[a|b]"])
+    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+    found = tags(run, alone, {"torch": "2.13"})
+    note = found["mlflow.note.content"]
+    assert "| `hooks` | `[a\\|b]` |" in note
+    assert "python -m hpctrain experiment=digits 'hooks=[a|b]'" in note
+    assert f"python -m hpctrain logs '{run.path}'" in note
+    assert found["hpctrain.env.torch"] == "2.13"
+    run.update(submission={"script": "job.sh"}, attempts=[{"job_id": "7_1"}, {"job_id": "8_1"}])
+    found = tags(run, alone, {})
+    assert f"python -m hpctrain resume '{run.path}'" in found["mlflow.note.content"]
+    assert found["hpctrain.job_id"] == "7_1 8_1"
+
+
+def test_changes_of_the_environment() -> None:
+    before, now = {"driver": "550", "torch": "2.13"}, {"torch": "2.13", "cuda": "13.0"}
+    assert changes(before, now) == ["cuda none -> 13.0", "driver 550 -> none"]
+
+
+def test_a_failure_of_an_earlier_start_is_not_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="now"), failure.recorded(tmp_path, "", 0):
+        raise ValueError("now")
+    assert failure.read(tmp_path, "", 0) == "ValueError: now"
+    content = json.loads(failure.path(tmp_path).read_text())
+    failure.path(tmp_path).write_text(json.dumps({**content, "time": content["time"] - 1e6}))
+    assert failure.read(tmp_path, "", 0) is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("store")
+def test_the_page_of_a_training(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "draw.py").write_text(HOOK)
+    done = train(
+        "train.max_epochs=1",
+        "optimizer.lr=1e-2",
+        "hooks=[{_target_: draw.Draw}]",
+        "tracking.log_model=true",
+        "tracking.drain_s=200",
+        PYTHONPATH=str(tmp_path),
+    )
+    (run,) = runs(tmp_path / "runs")
+    with closing(sqlite3.connect(tmp_path / "runs" / "mlflow.db")) as store:
+        ((place,),) = store.execute("SELECT artifact_uri FROM runs")
+    root = Path(place.removeprefix("file://"))
+    names = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    images = {name for name in names if name.startswith("images/curve+step+22+")}
+    assert len(images) == 2
+    assert {"config.yaml", "checkpoints.json", "logs/terminal_1.rank0.log"} <= names
+    assert {"model/MLmodel", "model/data/model.pt2"} <= names
+    assert '"dtype": "float32"' in (root / "model" / "MLmodel").read_text()
+    with closing(sqlite3.connect(tmp_path / "runs" / "mlflow.db")) as store:
+        params = dict(store.execute("SELECT key, value FROM params"))
+        ((run_id, status),) = store.execute("SELECT run_uuid, status FROM runs")
+        ((digest,),) = store.execute("SELECT digest FROM datasets")
+    assert status == "FINISHED"
+    assert run_json(run)["data_digest"].endswith(digest)
+    assert params["optimizer.lr"] == "0.01"
+    assert "train.accumulate" not in params
+    assert f"/runs/{run_id}" in done.stdout
+    assert "runs?workflowType=machine_learning" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_rank_that_failed_first_is_the_cause(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking.upload=false"]
+    training = ["experiment=digits", "task._target_=failing.Failing", *where]
+    command = [sys.executable, *launch, "-m", "hpctrain", *training]
+    done = forkserver.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1, done.stderr
+    (run,) = runs(tmp_path / "runs")
+    cause = "RuntimeError: this rank has failed first"
+    assert run_json(run)["attempts"][-1]["error"] == cause
+    journal = (run / "journal" / "events.jsonl").read_text().splitlines()
+    assert json.loads(journal[-1])["reason"] == cause

@@ -1,0 +1,205 @@
+"""Adapters (LoRA): the numbers of one process in every layout, checkpoints, and what is refused."""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from hpctrain import load_run
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.tensor_reader import Reader
+from hpctrain.config.rules import starting_weights
+from hpctrain.config.schema import Config
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.models import Transformer
+from hpctrain.models.lora import Adapted, add_adapters, freeze_base, is_adapter
+from tests.conftest import Completed, run_json, runs
+from tests.parallel.parity import TOLERANCE, Cell, Result, build, difference, train, whole
+from tests.ranks import run_ranks
+
+Train = Callable[..., Completed]
+LORA: dict[str, Any] = {
+    "train.lora.match": ("*.query", "*.value", "*.out", "*.down"),
+    "train.lora.rank": 4,
+}
+ZERO3: dict[str, Any] = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
+COVERING: dict[str, tuple[int, dict[str, Any]]] = {
+    "zero3": (2, ZERO3),
+    "tp": (2, {"parallel.tp": 2}),
+    "pp": (2, {"parallel.pp": 2, "train.accumulate": 2}),
+}
+MORE: dict[str, tuple[int, dict[str, Any]]] = {
+    "ddp": (2, {}),
+    "cp": (2, {"parallel.cp": 2}),
+    "zbv": (
+        2,
+        {"parallel.pp": 2, "train.accumulate": 4, "parallel.pipeline.schedule": "zbv"},
+    ),
+    "whole sequence": (2, {"parallel.tp": 2, "parallel.sequence_parallel": False}),
+    "checkpointing": (2, ZERO3 | {"train.activation_checkpointing": "full"}),
+    "offload": (2, ZERO3 | {"parallel.fsdp.offload": True}),
+    "tp, zero3": (4, {"parallel.tp": 2, "parallel.dp_replicate": 1, "parallel.dp_shard": 2}),
+    "pp, tp": (4, {"parallel.pp": 2, "parallel.tp": 2, "train.accumulate": 2}),
+}
+
+
+def cell(layout: str, model: str = "untied") -> Cell:
+    ranks, keys = (COVERING | MORE | {"single": (1, {})})[layout]
+    return Cell(model, ranks, tuple((LORA | keys).items()))
+
+
+def saver(training: Any, folder: Path) -> Checkpointer:
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
+    return Checkpointer(folder, 2, ranks, training.model, training.step.optimizer, base="abc")
+
+
+def trained(cells: list[Cell], folder: Path) -> list[tuple[Result, Result]]:
+    """Train each cell, and once more from a checkpoint of the cell before it after two steps."""
+    ends = []
+    for i, made in enumerate(cells):
+        training = build(made)
+        training.run(made, 2)
+        saver(training, folder / str(i)).save(2, {"step": 2})
+        training.run(made, made.steps - 2)
+        undisturbed = Result(training.losses, training.norms, whole(training.model))
+        again = build(made)
+        assert saver(again, folder / str(max(0, i - 1))).load_latest() == {"step": 2}
+        again.seen = 2
+        again.run(made, made.steps - 2)
+        ends.append((undisturbed, Result(again.losses, again.norms, whole(again.model))))
+    return ends
+
+
+@functools.cache
+def alone() -> Result:
+    (result,) = run_ranks(train, 1, cell("single"))
+    return result  # type: ignore[no-any-return]
+
+
+def check(layouts: dict[str, tuple[int, dict[str, Any]]], folder: Path) -> None:
+    expected = alone()
+    start = Transformer(64, 32, 4, 4, 2)
+    moved = [name for name in expected.parameters if is_adapter(name)]
+    assert len(moved) == 4 * 4 * 2
+    assert len(expected.parameters) == len(start.state_dict()) + len(moved)
+    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
+    for size in {ranks for ranks, _ in layouts.values()}:
+        cells = [cell(name) for name, (ranks, _) in layouts.items() if ranks == size]
+        for answer in run_ranks(trained, size, cells, folder / str(size)):
+            for undisturbed, resumed in answer:
+                assert max(difference(undisturbed, expected)) < TOLERANCE
+                assert max(difference(resumed, rest)) < TOLERANCE
+        made = Reader(folder / str(size) / "0" / "step-00000002").saved
+        assert all(is_adapter(name) for name in made if name.startswith("model."))
+
+
+def test_every_layout_trains_and_resumes_as_one_process(tmp_path: Path) -> None:
+    check(COVERING, tmp_path)
+
+
+@pytest.mark.slow
+def test_more_layouts_train_and_resume_as_one_process(tmp_path: Path) -> None:
+    check(MORE, tmp_path)
+
+
+def test_the_model_begins_as_it_was_and_only_adapters_are_trained() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    x = torch.randn(5, 4)
+    before = model(x)
+    add_adapters(model, ["0"], 2, 4.0)
+    freeze_base(model, ["2.bias"])
+    assert torch.equal(model(x), before)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trained == ["0.lora_A", "0.lora_B", "2.bias"]
+    layer = model[0]
+    assert isinstance(layer, Adapted)
+    assert isinstance(layer, nn.Linear)
+    nn.init.normal_(layer.lora_B)
+    merged = layer.weight + layer.change()
+    torch.testing.assert_close(layer(x), nn.functional.linear(x, merged, layer.bias))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("*.qeury", "no module has such a name; linear layers are *.query"),
+        ("layers.0", "layers.0 is a Layer; adapters belong to linear layers, such as"),
+        ("embed", "embed is a Embedding; adapters belong to linear layers"),
+    ],
+)
+def test_patterns_that_fit_no_linear_layer(pattern: str, message: str) -> None:
+    with torch.device("meta"):
+        model = Transformer(64, 32, 2, 4, 2)
+    with pytest.raises(ConfigError) as caught:
+        add_adapters(model, [pattern], 4, 8.0)
+    assert message in str(caught.value)
+    with pytest.raises(ConfigError, match="rank=99: a matched layer has 32 inputs"):
+        add_adapters(model, ["*.query"], 99, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"checkpoint.init_from": None}, "needs checkpoint.init_from: the weights that the"),
+        ({"precision.compute": "fp8"}, "with precision.compute=fp8: its layers have no adapters"),
+        ({"parallel.ep": 2}, "train.lora with parallel.ep=2"),
+        ({"train.lora.dropout": 0.1, "parallel.tp": 2}, "would draw different masks; use 0"),
+        ({"train.lora.match": None, "train.lora.also": ["head"]}, "needs train.lora.match"),
+    ],
+)
+def test_what_does_not_go_together(keys: dict[str, Any], message: str) -> None:
+    config = Config()
+    for key, value in ({"checkpoint.init_from": "/x", "train.lora.match": "*"} | keys).items():
+        section, _, name = key.rpartition(".")
+        setattr(functools.reduce(getattr, section.split("."), config), name, value)
+    assert message in "\n".join(starting_weights.problems(config))
+
+
+def test_a_run_trains_adapters_of_another_run(train: Train, tmp_path: Path) -> None:
+    quick = ("monitor.enabled=false", "tracking=off", "train.max_steps=6")
+    train(*quick)
+    (first,) = runs(tmp_path / "runs")
+    lora = "train.lora={match: '[13]', rank: 4, alpha: 8, also: ['5.*']}"
+    given = (*quick, lora, f"checkpoint.init_from={first.name}", "checkpoint.every_steps=2")
+    train(*given)
+    (second,) = set(runs(tmp_path / "runs")) - {first}
+    checkpoint = second / "checkpoints" / "step-00000006"
+    saved = [n for n in Reader(checkpoint).saved if n.startswith("model.")]
+    assert sorted(saved) == [
+        *("model.1.lora_A", "model.1.lora_B", "model.3.lora_A", "model.3.lora_B"),
+        *("model.5.bias", "model.5.weight"),
+    ]
+    base = load_run(first).model().state_dict()
+    found = load_run(second).model().state_dict()
+    assert all(torch.equal(found[name], base[name]) for name in ("1.weight", "3.bias"))
+    assert not torch.equal(found["5.weight"], base["5.weight"])
+    assert found["1.lora_B"].any()
+    # Resumed from the middle, the run ends with the same bits.
+    expected = journal_result(second)
+    checkpoint.rename(tmp_path / checkpoint.name)
+    (second / "run.json").write_text(json.dumps(run_json(second) | {"state": "interrupted"}))
+    train(*given)
+    assert journal_result(second) == expected
+    # As a start for others, and with other weights below them, adapters alone are refused.
+    told = train(*quick, f"checkpoint.init_from={second.name}", code=2).stderr
+    assert "has only adapters (LoRA) of the weights xxh3_128:" in told
+    # Adapters of other weights are refused, whoever loads them.
+    facts = Manifest.read(checkpoint)
+    replace(facts, base="xxh3_128:other").write(checkpoint)
+    with pytest.raises(StorageError, match="has adapters of other weights"):
+        load_run(second).model()
+
+
+def journal_result(run: Path) -> dict[str, float]:
+    result = run_json(run)["result"]
+    return {name: value for name, value in result.items() if not name.startswith("perf/")}

@@ -1,0 +1,259 @@
+"""The account of one run: parts of time, energy, cost, notes, and what is left out."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.report import report_command
+from hpctrain.report.account import run_account
+from hpctrain.report.account.advice import notes
+from hpctrain.report.account.allocations import Allocation
+from hpctrain.report.account.facts_json import as_json
+from hpctrain.runs.run_dir import RunDir
+from tests.conftest import Completed
+from tests.report.accounts import BEGIN, account, attempt, metrics, spent, write_run
+
+Train = Callable[..., Completed]
+
+
+@pytest.fixture
+def resumed(tmp_path: Path) -> Path:
+    """A run that was killed at step 30 after 42 s, and resumed from step 20 at 50 s."""
+    return write_run(
+        tmp_path / "runs" / "digits-1",
+        [attempt(2), attempt(52, 75, first_step=20)],
+        [
+            spent(1, 20, 10, startup=10, compute=8, data_wait=2),
+            metrics(1, 20, 10, train_loss=1.0, val_accuracy=0.5),
+            spent(1, 32, 20, startup=10, compute=16, data_wait=4, checkpoint=2),
+            metrics(1, 32, 20, train_loss=0.5, val_accuracy=0.6),
+            spent(1, 40, 28, startup=10, compute=22, data_wait=6, checkpoint=2),
+            metrics(1, 42, 30, train_loss=0.1, val_accuracy=0.99),
+            {"kind": "superseded", "attempt": 2, "time": BEGIN + 56, "from": 4},
+            spent(2, 70, 40, startup=5, compute=12, evaluation=3),
+            metrics(2, 70, 40, train_loss=0.4, val_accuracy=0.7),
+        ],
+        result={"step": 40},
+    )
+
+
+def test_parts_add_up_and_repeated_steps_are_lost(resumed: Path) -> None:
+    found = account(resumed)
+    time = found.time
+    # 0 to 42 s (the last sign of life), and 50 to 75 s.
+    assert time.pop("allocated") == pytest.approx(42 + 25)
+    assert sum(time.values()) == pytest.approx(67)
+    assert time["startup"] == 10
+    assert time["restart"] == 5
+    assert (time["compute"], time["data_wait"]) == (16 + 12, 4)
+    assert time["lost"] == 8 + 2  # what followed step 20, and what no record of the attempt has
+    assert (time["evaluation"], time["shutdown"]) == (3, 5)
+    assert found.goodput == pytest.approx(28 / 67)
+    assert found.history.series("train/loss").values.tolist() == [1.0, 0.5, 0.4]
+    assert found.best == {"metric": "val/accuracy", "value": 0.7, "step": 40}
+    assert found.per["point"]["seconds"] == pytest.approx(67 / 20)
+
+
+def test_between_two_records_steps_share_the_time(resumed: Path) -> None:
+    record = json.loads((resumed / "run.json").read_text())
+    record["attempts"][1]["first_step"] = 24  # half of the steps from 20 to 28 count
+    (resumed / "run.json").write_text(json.dumps(record))
+    assert account(resumed).time["lost"] == 4 + 2
+
+
+def test_a_rollback_loses_the_steps_before_it(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        [attempt(0, 50)],
+        [
+            spent(1, 10, 10, startup=5, compute=5),
+            metrics(1, 10, 10, train_loss=1.0),
+            spent(1, 30, 30, startup=5, compute=25),
+            metrics(1, 30, 30, train_loss=float("nan")),
+            {"kind": "superseded", "attempt": 1, "time": BEGIN + 31, "from": 2},
+            spent(1, 50, 28, startup=5, compute=45),
+        ],
+    )
+    time = account(run).time
+    assert (time["compute"], time["lost"], time["allocated"]) == (5 + 20, 20, 50)
+
+
+def test_slurm_adds_the_queue_and_the_time_around_the_program(
+    resumed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = json.loads((resumed / "run.json").read_text())
+    for each in record["attempts"]:
+        each |= {"launcher": "slurm", "job_id": "7_1"}
+    (resumed / "run.json").write_text(json.dumps(record))
+    booked = [
+        Allocation(BEGIN - 90, BEGIN - 30, BEGIN - 20, "NODE_FAIL", 1),  # nothing has begun
+        Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 46, "REQUEUED", 1),
+        Allocation(BEGIN + 46, BEGIN + 48, BEGIN + 77, "COMPLETED", 1),
+    ]
+    monkeypatch.setattr(run_account, "allocations", lambda jobs: {"7_1": booked})
+    found = account(resumed)
+    assert found.queue_s == 60 + 16 + 2
+    time = found.time
+    assert time["allocated"] == pytest.approx(10 + 50 + 29)
+    assert (time["idle"], time["startup"], time["restart"]) == (10, 14, 7)
+    assert (time["lost"], time["shutdown"]) == (14, 7)
+    assert "10 s of allocations in which the program did not begin" in notes(found)[0]
+
+
+def test_without_records_of_time_nothing_is_guessed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [attempt(0, 100)], [metrics(1, 50, 10, train_loss=1.0)])
+    found = account(run)
+    assert (found.time["unknown"], found.time["allocated"], found.goodput) == (100, 100, None)
+    assert any(text.startswith("time of attempt 1 by part") for text in found.left_out)
+
+
+def test_a_run_in_progress_is_shown_as_of_now(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        [attempt(0)],
+        [spent(1, 60, 10, startup=10, compute=50)],
+        state="running",
+    )
+    (run / "progress.json").write_text(
+        json.dumps({"time": BEGIN + 99, "step": 19, "stepped": BEGIN + 98, "max_steps": 30})
+    )
+    with RunDir(run).lock():
+        found = account(run, now=100)
+    assert (found.time["allocated"], found.time["unknown"]) == (100, 40)
+    assert notes(found)[0].startswith("the run is in progress: this is how it stands at step 10")
+
+
+def test_a_damaged_journal_is_read_as_far_as_it_goes(resumed: Path) -> None:
+    journal = resumed / "journal" / "events.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[0] = b"\xff" * (len(lines[0]) - 1) + b"\n"
+    journal.write_bytes(b"".join(lines) + b'{"kind":"metrics","attempt":2,"time":18')
+    found = account(resumed)
+    assert found.history.series("train/loss").values.tolist() == [1.0, 0.5, 0.4]
+    assert "2 damaged places in the journal" in found.left_out
+    assert found.time["allocated"] == pytest.approx(67)
+
+
+def gpu_run(folder: Path, **config: Any) -> Path:
+    """Write a run of 2 GPUs for an hour; the sensors are written by hand, as there is no GPU."""
+    samples: list[dict[str, Any]] = [
+        {"time": BEGIN, "facts": {f"gpu_{n}": "NVIDIA H100 80GB HBM3" for n in (0, 1)}}
+    ]
+    for minute in range(61):
+        values = {}
+        for n in (0, 1):
+            values |= {
+                f"gpu_{n}_utilization_percentage": 90.0 if n == 0 else 0.0,
+                f"gpu_{n}_memory_usage_percentage": 22.0,
+                f"gpu_{n}_memory_usage_megabytes": 18_000.0,
+            }
+        values |= {"gpu_0_energy_joules": 30_000.0 * minute, "gpu_1_power_usage_watts": 100.0}
+        samples.append({"time": BEGIN + 60 * minute, "metrics": values})
+    return write_run(
+        folder,
+        [attempt(0, 3600, world_size=2)],
+        [spent(1, 3600, 1000, startup=60, compute=3540)],
+        config={"train": {"global_batch_size": 512}, **config},
+        sensors={"n1": samples},
+    )
+
+
+def test_energy_cost_and_notes_of_gpus(tmp_path: Path) -> None:
+    shown = as_json(account(gpu_run(tmp_path / "run")))
+    assert shown["gpu_hours"] == 2
+    assert shown["cost"] == 2 * 3.0
+    assert shown["currency"] == "USD"
+    # 1,800 kJ counted, and 100 W for 61 samples of a minute.
+    assert shown["kwh"] == pytest.approx((1.8e6 + 100 * 61 * 60) / 3.6e6)
+    assert shown["idle_gpu_hours"] == pytest.approx(61 / 60)
+    assert shown["per"]["step"]["cost"] == pytest.approx(6 / 1000)
+    assert shown["notes"][0] == (
+        "GPU memory 22% used: `train.micro_batch_size=256`, or a quarter of the GPUs"
+    ) or shown["notes"][0].startswith("GPU memory 22% used: a larger `train.global_batch_size`")
+    assert any("GPU-hours were idle: `monitor.idle_action=stop`" in each for each in shown["notes"])
+
+
+@pytest.mark.parametrize(
+    ("parts", "config", "note"),
+    [
+        ({"data_wait": 300}, {"data": {"threads": 2}}, "`data.threads=4`"),
+        ({"checkpoint": 100}, {"checkpoint": {"every_steps": 50}}, "`checkpoint.every_steps=250`"),
+        ({"evaluation": 400}, {"train": {"eval_every": 10}}, "`train.eval_every=20`"),
+        ({"compile": 200}, {}, "`train.compile=off`"),
+    ],
+)
+def test_each_note_names_the_override(
+    tmp_path: Path, parts: dict[str, float], config: dict[str, Any], note: str
+) -> None:
+    rest = 1000 - sum(parts.values())
+    events = [spent(1, 1000, 10, compute=rest, **parts)]
+    run = write_run(tmp_path / "run", [attempt(0, 1000)], events, config=config)
+    (text,) = notes(account(run))
+    assert note in text
+
+
+def test_what_a_job_asked_for_and_did_not_need(tmp_path: Path) -> None:
+    values = {"cpu_utilization_percentage": 20.0, "system_memory_usage_megabytes": 4_000.0}
+    run = write_run(
+        tmp_path / "run",
+        [attempt(0, 1200, launcher="slurm")],
+        [spent(1, 1200, 10, compute=1200)],
+        config={"launch": {"mem_gb": 64, "cpus_per_task": 16, "time_min": 600}},
+        sensors={"n1": [{"time": BEGIN, "metrics": values}]},
+    )
+    text = "\n".join(notes(account(run)))
+    assert "4.0 GB of 64 GB of memory used: `launch.mem_gb=5`" in text
+    assert "20% of the cores used: `launch.cpus_per_task=4`" in text
+    assert "20 of 600 minutes used: `launch.time_min=25`" in text
+
+
+def test_the_terminal_shows_bars_and_attempts(
+    resumed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_command.main(["--dir", str(resumed.parent)]) == 0
+    shown = capsys.readouterr().out
+    assert "compute        [|||||||||||||||||                        41.8%]  28 s" in shown
+    assert "lost steps     [||||||                                   14.9%]  10 s" in shown
+    assert "killed" in shown
+    assert "goodput" in shown
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_real_run_add_up(train: Train, tmp_path: Path) -> None:
+    """A run that kills itself and is resumed: its parts are its time on the clock."""
+    (tmp_path / "killer.py").write_text(
+        "import os, signal\n"
+        "from hpctrain.training import Hook\n"
+        "class Killer(Hook):\n"
+        "    def after_step(self, state):\n"
+        "        if state.step == 50 and not os.path.exists('killed'):\n"
+        "            open('killed', 'w').close()\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    arguments = (
+        "train.max_epochs=4",
+        "train.log_every=5",
+        "checkpoint.every_steps=40",
+        "hooks=[{_target_: killer.Killer}]",
+        "tracking.upload=false",
+    )
+    train(*arguments, code=-9)
+    train(*arguments)
+    (run,) = (path.parent for path in (tmp_path / "runs").glob("*/run.json"))
+    found = account(run)
+    record = json.loads((run / "run.json").read_text())
+    first, second = found.spans
+    time = found.time
+    allocated = time.pop("allocated")
+    assert sum(time.values()) == pytest.approx(allocated, rel=0.01)
+    # The clock of run.json begins when Python has read the config, a little after the process.
+    on_the_clock = first.end - first.begin + record["attempts"][1]["ended"] - second.begin
+    assert allocated == pytest.approx(on_the_clock, rel=0.01)
+    assert first.begin <= record["attempts"][0]["started"]
+    assert second.first_step == 40
+    assert time["lost"] > 0
+    assert time["compute"] > 0
+    assert found.goodput is not None

@@ -1,0 +1,182 @@
+"""Reports of several runs: what mattered, seeds with confidence intervals, and the page."""
+
+import csv
+import html.parser
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.errors import ConfigError
+from hpctrain.report import report_command
+from hpctrain.report.account.run_account import read
+from hpctrain.report.sweeps.parameters import Sweep
+from hpctrain.report.sweeps.seeds import estimate
+from tests.report.accounts import BEGIN, account, attempt, metrics, spent, write_run
+
+SCORES = {"0.1": (0.90, 0.92, 0.94), "0.2": (0.80, 0.81, None)}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """A grid of two learning rates and three seeds, of which one run has failed."""
+    folder = tmp_path / "runs"
+    for lr, scores in SCORES.items():
+        for seed, score in enumerate(scores):
+            good = score is not None
+            values = {"val_accuracy": score} if good else {}
+            write_run(
+                folder / f"digits-{lr}{seed}",
+                [attempt(0, 100, **({} if good else {"error": "DataError: a <b>bad</b> shard"}))],
+                [
+                    metrics(1, 5, 10, val_accuracy=0.5),
+                    spent(1, 90, 20, startup=10, compute=80),
+                    metrics(1, 90, 20, train_loss=0.5, **values),
+                ],
+                state="finished" if good else "failed",
+                result={"step": 20, "val/accuracy": score} if good else None,
+                swept=[f"optimizer.lr={lr}", f"seed={seed}"],
+            )
+    return folder
+
+
+def report(*argv: Any) -> None:
+    assert report_command.main([*map(str, argv)]) == 0
+
+
+def test_the_best_runs_what_mattered_and_what_failed(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report("--dir", sweep)
+    shown = capsys.readouterr().out
+    assert shown.startswith("6 runs, 10 min allocated")
+    assert re.search(r"digits-0\.12 +0\.94 +0\.1 +2", shown)
+    assert "digits-0.22  failed: DataError: a <b>bad</b> shard" in shown
+    importance = Sweep.of(read([*sorted(sweep.iterdir())], BEGIN)).importance()
+    # Two groups: 0.92 three times, 0.805 twice. By hand: 0.0164.. of 0.0173...
+    scores = [each for group in SCORES.values() for each in group if each is not None]
+    mean = sum(scores) / 5
+    between = 3 * (0.92 - mean) ** 2 + 2 * (0.805 - mean) ** 2
+    total = sum((each - mean) ** 2 for each in scores)
+    assert list(importance) == ["optimizer.lr", "seed"]
+    assert importance["optimizer.lr"] == pytest.approx(between / total)
+
+
+def test_seeds_become_a_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report("--dir", sweep, "--over", "seed")
+    shown = capsys.readouterr().out
+    # t(0.975, 2) = 4.3027 and t(0.975, 1) = 12.7062, from a printed table.
+    half = 4.3027 * 0.02 / 3**0.5
+    assert estimate([0.90, 0.92, 0.94]).half == pytest.approx(half, rel=1e-4)
+    assert estimate([0.80, 0.81]).half == pytest.approx(12.7062 * 0.005, rel=1e-4)
+    assert re.search(r"0\.1 +0\.920 ± 0\.050 +3", shown)
+    assert re.search(r"0\.2 +0\.805 ± 0\.064 +2", shown)
+    assert "without digits-0.22 (lr=0.2): failed: DataError" in shown
+    report("--dir", sweep, "--over", "seed", "--csv")
+    rows = [*csv.DictReader(io.StringIO(capsys.readouterr().out))]
+    assert [row["n"] for row in rows] == ["3", "2"]
+    assert float(rows[0]["ci95"]) == pytest.approx(half, rel=1e-4)
+    assert rows[1]["missing"] == "digits-0.22"
+    report("--dir", sweep, "--over", "seed", "--latex")
+    table = capsys.readouterr().out
+    assert r"0.1 & $0.920 \pm 0.050$ & 3 \\" in table
+    assert "% without digits-0.22" in table
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--over", "batch"], "--over batch: this key was not swept; the swept keys are optimizer"),
+        (["--over", "seed", "--metric", "val/f1"], "--metric val/f1: no run has a value of it; "),
+        (["--latex"], "--latex: needs --over"),
+        (["--html", "nowhere/page.html"], "nowhere/page.html: no file can be written there"),
+    ],
+)
+def test_bad_input(sweep: Path, argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        report_command.main(["--dir", str(sweep), *argv])
+
+
+class Page(html.parser.HTMLParser):
+    """The tags of a page, and every address that it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        given = dict(attrs)
+        self.loads += [given[name] or "" for name in ("src", "href", "xlink:href") if name in given]
+
+
+def test_the_page_is_one_file_without_scripts(sweep: Path, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    report("--dir", sweep, "--over", "seed", "--html", file)
+    text = file.read_text()
+    page = Page(text)
+    assert {"script", "link", "iframe", "b"}.isdisjoint(page.tags)
+    assert page.tags.count("figure") == 6
+    assert all(address.startswith("#") for address in page.loads)
+    assert "@import" not in text
+    assert "#ab00" not in text  # every colour has become a variable
+    assert "&lt;b&gt;bad&lt;/b&gt;" in text
+    assert len(text) < 1_000_000
+
+
+def test_the_page_of_a_run_marks_restarts(sweep: Path, tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        [attempt(0), attempt(50, 99, first_step=20)],
+        [metrics(1 + n // 3, 10 + 15 * n, 10 * n, train_loss=1 / (n + 1)) for n in range(6)],
+    )
+    report(run, "--html", tmp_path / "page.html", "--png", tmp_path / "page.png")
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "page.html").read_text()
+    assert "restart" in text
+    assert "train/loss" in text
+    assert account(run).spans[1].first_step == 20
+
+
+def test_json_lists_every_run(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report("--dir", sweep, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert [each["state"] for each in found] == ["finished"] * 5 + ["failed"]
+    for each in found:
+        parts = sum(value for name, value in each["time"].items() if name != "allocated")
+        assert parts == pytest.approx(each["time"]["allocated"]) == 100
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the package chromium")
+def test_a_browser_shows_the_page_on_a_phone_without_scrolling_sideways(
+    sweep: Path, tmp_path: Path
+) -> None:
+    report("--dir", sweep, "--html", tmp_path / "page.html")
+    # A window of a browser without a screen is at least 500 pixels wide; a frame is not.
+    (tmp_path / "phone.html").write_text(
+        '<iframe src="page.html" width="390" height="3000" onload="'
+        "const page = this.contentDocument.documentElement;"
+        "document.title = [page.scrollWidth, this.contentDocument.images.length,"
+        "this.contentDocument.querySelectorAll('svg').length].join(' ')\"></iframe>"
+    )
+    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path}/profile", "--allow-file-access-from-files"]
+    done = subprocess.run(
+        [*command, f"file://{tmp_path}/phone.html"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = re.search(r"<title>(\d+) 0 (\d+)</title>", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    assert int(found[1]) <= 390
+    assert int(found[2]) == 5

@@ -1,0 +1,176 @@
+"""Metrics of torchmetrics: in every layout they are those of one process over all samples."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import distributed, nn
+
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import PrecisionConfig
+from hpctrain.errors import ConfigError
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.reducing import metric_states
+from hpctrain.parallel.reducing.metric_states import Measured
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.tasks import Classification, MultiLabel, Regression
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+CLASSES, ROWS = 4, 23
+
+
+class Same(nn.Module):
+    """A model that returns its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def made(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return a task with metrics of every kind of state, and all samples."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, CLASSES, generator=draw)
+    given: dict[str, Any] = {"task": "multiclass", "num_classes": CLASSES}
+    if kind == "classes":
+        metrics = {
+            "auroc": torchmetrics.AUROC(**given),  # lists of samples
+            "binned": torchmetrics.AUROC(**given, thresholds=20),  # a sum
+            "f1": torchmetrics.F1Score(**given, average="macro"),
+        }
+        task: Any = Classification("x", "y", metrics=metrics)
+        y = torch.randint(0, CLASSES, (ROWS,), generator=draw)
+    elif kind == "labels":
+        task = MultiLabel(
+            "x", "y", metrics={"ap": torchmetrics.AveragePrecision("multilabel", num_labels=4)}
+        )
+        y = torch.randint(0, 2, (ROWS, CLASSES), generator=draw)
+    else:
+        metrics = {
+            "pearson": torchmetrics.PearsonCorrCoef(),  # states that are not reduced
+            "r2": torchmetrics.R2Score(),
+            "scaled": torchmetrics.MeanSquaredError() * 2,  # metrics inside
+        }
+        task = Regression("x", "y", metrics=metrics)
+        x, y = x[:, 0], torch.randn(ROWS, generator=draw)
+    return task, {"x": x, "y": y}
+
+
+def evaluated(kind: str, degrees: Degrees, batch: int = 4) -> dict[str, float]:
+    """Evaluate as a trainer does. A rank has every dp-th row; the last batches are padded."""
+    mesh = Mesh(degrees, distributed.get_rank(), CPU)
+    task, whole = made(kind)
+    model = ParallelModel(Same(), mesh, Precision(PrecisionConfig(), CPU), 1)
+    found: dict[str, float] = {}
+    for stopped in (True, False):  # an evaluation that is stopped midway leaves nothing
+        measured = Measured(task, mesh)
+        mine = [*range(mesh.dp_rank, ROWS, mesh.dp_size)]
+        mine = mine if mesh.dp_rank < 2 else []  # a rank without samples
+        for first in range(0, len(mine) or 1, batch):
+            rows = mine[first : first + batch]
+            padded = torch.tensor(rows + [0] * (batch - len(rows)))
+            mask = torch.arange(batch) < len(rows)
+            model.evaluate(measured.task, {n: v[padded] for n, v in whole.items()} | {"mask": mask})
+            measured.update()
+            if stopped:
+                break
+        else:
+            found = measured.values()
+    return found
+
+
+KINDS = ("classes", "labels", "numbers")
+
+
+def all_kinds(degrees: Degrees) -> list[dict[str, float]]:
+    return [evaluated(kind, degrees) for kind in KINDS]
+
+
+def expected(kind: str, rows: list[int]) -> dict[str, float]:
+    """Return what torchmetrics itself says of the rows."""
+    task, whole = made(kind)
+    batch = {name: value[rows] for name, value in whole.items()}
+    arguments = task.measured(batch["x"], batch)
+    for metric in task.metrics.values():
+        metric.update(*arguments)
+    return {name: float(metric.compute()) for name, metric in task.metrics.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_that_were_sent_give_the_metric_of_all_samples(kind: str) -> None:
+    """What two ranks have, through bytes; the collectives are in the slow test."""
+    (task, whole), ranks = made(kind), [[*range(0, ROWS, 2)], [*range(1, ROWS, 2)]]
+    received = []
+    for rows in ranks:
+        batch, own = {name: value[rows] for name, value in whole.items()}, made(kind)[0].metrics
+        for metric in own.values():
+            for half in (slice(5), slice(5, None)):
+                arguments = task.measured(batch["x"], batch)
+                metric.update(*(each[half] for each in arguments))
+        received.append(sent([metric_states._states(metric) for metric in own.values()]))
+    values = {}
+    for number, (name, metric) in enumerate(task.metrics.items()):
+        metric.update(*task.measured(whole["x"], whole))  # what is there is replaced
+        metric_states._merge(metric, [states[number] for states in received])
+        values[name] = float(metric.compute())
+    assert values == pytest.approx(expected(kind, [*range(ROWS)]), rel=1e-5)
+
+
+def sent(states: Any) -> Any:
+    """Return states after a journey as bytes and JSON."""
+    tensors: list[torch.Tensor] = []
+    outline = [[metric_states._outline(part, tensors) for part in metric] for metric in states]
+    content = torch.cat([metric_states._bytes(tensor) for tensor in tensors])
+    outline = json.loads(json.dumps(outline))
+    assert metric_states._size(outline) == len(content)
+    return metric_states._restored(outline, content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("degrees", "rows"),
+    [
+        (Degrees(1), [*range(ROWS)]),
+        (Degrees(2), [*range(ROWS)]),
+        (Degrees(2, tp=2), [*range(ROWS)]),
+        (Degrees(3), [row for row in range(ROWS) if row % 3 < 2]),
+    ],
+    ids=["one", "two", "two of tensor parallel", "one without samples"],
+)
+def test_metrics_are_those_of_one_process(degrees: Degrees, rows: list[int]) -> None:
+    # Importing torchmetrics takes seconds on each rank.
+    for found in run_ranks(all_kinds, degrees.ranks, degrees, timeout=480):
+        for kind, mine in zip(KINDS, found, strict=True):
+            assert mine == pytest.approx(expected(kind, rows), rel=1e-5)
+
+
+def refused(metrics: dict[str, Any]) -> str:
+    task, whole = made("classes")
+    task.metrics = metrics
+    batch = whole | {"mask": torch.ones(ROWS, dtype=torch.bool)}
+    mesh = Mesh(Degrees(1), 0, CPU)
+    model = ParallelModel(Same(), mesh, Precision(PrecisionConfig(), CPU), 1)
+    try:
+        measured = Measured(task, mesh)
+        model.evaluate(measured.task, batch)
+        measured.update()
+        measured.values()
+    except ConfigError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_metrics_that_do_not_fit() -> None:
+    given: dict[str, Any] = {"task": "multiclass", "num_classes": CLASSES}
+    none = refused({"auroc": 3})
+    several = refused({"f1": torchmetrics.F1Score(**given, average=None)})
+    other = refused({"f1": torchmetrics.F1Score(task="binary")})
+    assert none.startswith("task.metrics.auroc is 3; it must be a metric of torchmetrics")
+    assert several.startswith("task.metrics.f1 is a tensor of shape (4,); a metric is one number")
+    assert other.startswith(
+        "task.metrics.f1=BinaryF1Score got float32 (23, 4), int64 (23,), and refuses it: "
+    )

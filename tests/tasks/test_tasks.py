@@ -1,0 +1,193 @@
+"""Classification, multi-label and regression: their sums are those of torch and scikit-learn."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hpctrain.config.rules.metrics import names as metric_names
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.tasks import Classification, MultiLabel, Regression, checked, derived
+
+MASK = torch.tensor([True, True, True, True, False, True])
+
+
+def means(task: Any, outputs: Any, **fields: torch.Tensor) -> dict[str, float]:
+    """Return the means of a batch of six samples, of which the fifth does not count."""
+    model = nn.Module()
+    model.forward = lambda *_: outputs
+    sums = checked(task(model, fields | {"mask": MASK}))
+    return derived(task, {name: float(total / count) for name, (total, count) in sums.items()})
+
+
+def test_class_weights_and_smoothing_are_those_of_torch() -> None:
+    logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 3, 1])
+    weights = [0.5, 2.0, 0.0, 1.0]
+    task = Classification(class_weights=weights, label_smoothing=0.1, top_k=[1, 3])
+    found = means(task, logits, image=torch.zeros(6, 1), label=labels)
+    expected = F.cross_entropy(
+        logits[MASK], labels[MASK], torch.tensor(weights), label_smoothing=0.1
+    )
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert found["top1_accuracy"] == found["accuracy"]
+    best = (logits.topk(3).indices == labels[:, None]).any(1)
+    assert found["top3_accuracy"] == pytest.approx(best[MASK].float().mean().item())
+    # Probabilities as targets, as mixup makes them.
+    soft = torch.rand(6, 4).softmax(1)
+    found = means(task, logits, image=torch.zeros(6, 1), label=soft)
+    expected = F.cross_entropy(logits[MASK], soft[MASK], torch.tensor(weights), label_smoothing=0.1)
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_smallest_weight_does_not_make_the_count_small() -> None:
+    """The gradient is divided by the count, at least 1: a light batch must not be lighter still."""
+    task = Classification(class_weights=[1e-6, 1.0])
+    batch = {"image": torch.zeros(2, 1), "label": torch.zeros(2).long(), "mask": MASK[:2]}
+    _, count = task.sums(torch.zeros(2, 2), batch)["loss"]
+    assert count == 2
+
+
+def test_pixels_that_are_ignored_do_not_count() -> None:
+    logits, labels = torch.randn(6, 3, 4, 5), torch.randint(0, 3, (6, 4, 5))
+    labels[:, 0] = 255
+    found = means(Classification(ignore=255), logits, image=torch.zeros(6, 1), label=labels)
+    expected = F.cross_entropy(logits[MASK], labels[MASK], ignore_index=255)
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    right = (logits.argmax(1) == labels)[MASK][labels[MASK] != 255]
+    assert found["accuracy"] == pytest.approx(right.float().mean().item())
+
+
+def test_labels_and_their_micro_averages() -> None:
+    from sklearn.metrics import precision_recall_fscore_support
+
+    logits, labels = torch.randn(6, 5), torch.rand(6, 5) < 0.4
+    weights = [1.0, 2.0, 3.0, 4.0, 5.0]
+    task = MultiLabel(positive_weights=weights, threshold=0.4)
+    found = means(task, logits, image=torch.zeros(6, 1), label=labels)
+    expected = F.binary_cross_entropy_with_logits(
+        logits[MASK], labels[MASK].float(), pos_weight=torch.tensor(weights)
+    )
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    predicted = (logits.sigmoid() > 0.4)[MASK]
+    three = precision_recall_fscore_support(labels[MASK], predicted, average="micro")[:3]
+    assert [found["precision"], found["recall"], found["f1"]] == pytest.approx([*three])
+    one = means(MultiLabel(), logits[:, :1], image=torch.zeros(6, 1), label=labels[:, 0])
+    assert one["accuracy"] == pytest.approx(
+        ((logits[:, 0] > 0) == labels[:, 0])[MASK].float().mean().item()
+    )
+
+
+@pytest.mark.parametrize("loss", ["mse", "l1", "relative_l2"])
+def test_regression_on_fields_with_weights_by_name(loss: str) -> None:
+    found, target = torch.randn(6, 2, 3, 4), torch.randn(6, 2, 3, 4)
+    task = Regression("x", "y", loss, channels=["u", "p"], weights={"p": 3.0})
+    got = means(task, found, x=torch.zeros(6, 1), y=target)
+    error, right = (found - target)[MASK], target[MASK]
+    weights = torch.tensor([1.0, 3.0]).view(2, 1, 1)
+    expected = {
+        "mse": (error.square() * weights / 2).mean(),
+        "l1": (error.abs() * weights / 2).mean(),
+        "relative_l2": (
+            (error.square() * weights).flatten(1).sum(1)
+            / (right.square() * weights).flatten(1).sum(1)
+        )
+        .sqrt()
+        .mean(),
+    }
+    assert got["loss"] == pytest.approx(expected[loss].item(), rel=1e-5)
+    assert got["mse"] == pytest.approx(error.square().mean().item(), rel=1e-5)
+    assert got["mse/p"] == pytest.approx(error[:, 1].square().mean().item(), rel=1e-5)
+    assert got["rmse"] ** 2 == pytest.approx(got["mse"])
+    norms = error.flatten(1).norm(dim=1) / right.flatten(1).norm(dim=1)
+    assert got["relative_l2"] == pytest.approx(norms.mean().item(), rel=1e-5)
+
+
+def test_regression_on_a_table_of_columns() -> None:
+    task = Regression(["age", "height"], "weight", scale=0.5)
+    batch = {"age": torch.arange(6), "height": torch.ones(6), "weight": torch.arange(6.0)}
+    (inputs,) = task.inputs(batch | {"mask": MASK})
+    assert inputs.tolist() == [[i / 2, 0.5] for i in range(6)]
+    found = means(task, torch.arange(6.0)[:, None] + 2, **batch)
+    assert (found["mse"], found["mae"]) == (4.0, 2.0)
+    exact = torch.arange(6.0).requires_grad_()
+    Regression("age", "weight", "relative_l2").sums(exact, batch | {"mask": MASK})["loss"][
+        0
+    ].backward()
+    assert exact.grad is not None
+    assert exact.grad.isfinite().all()
+
+
+X = {"x": torch.zeros(6, 3), "y": torch.zeros(6, 2), "label": torch.zeros(6, 2), "z": torch.ones(6)}
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "said"),
+    [
+        (Regression(), (torch.zeros(6, 2), None), r"a tuple of float32 \(6, 2\), None; the task"),
+        (Regression(), {"y": torch.zeros(6, 2)}, r"a dict of y: float32 \(6, 2\); the task needs"),
+        (Regression(), SimpleNamespace(x=1), r"an object of types\.SimpleNamespace"),
+        (Regression(), torch.zeros(6, 3), r"task\.target=y, which is float32 \(6, 2\)"),
+        (Regression("a"), torch.zeros(6), r"task\.input=a: the data set's fields are x, y"),
+        (Regression(["x", "z"]), torch.zeros(6), r"have one shape; here x \(6, 3\), z \(6,\)"),
+        (Regression(channels=["a"]), torch.zeros(6, 2), r"with 2 channels along its second axis"),
+        (Classification("x", "y"), torch.zeros(6, 3), r"targets are integers"),
+        (Classification("x", "label", class_weights=[1]), torch.zeros(6, 2), r"with 2 classes"),
+        (MultiLabel("x"), torch.zeros(6, 3), r"a logit for each label is needed"),
+    ],
+)
+def test_what_the_task_cannot_read(task: Any, outputs: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        means(task, outputs, **X)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Regression(loss="l3"), "loss=l3: it is mse, l1, relative_l2"),
+        (lambda: Regression(channels=["u"], weights={"v": 1}), r"without v; name them"),
+        (lambda: Regression(target=["u"], channels=["v"]), r"the targets \['u'\] are their names"),
+        (lambda: Classification(label_smoothing=1), "label_smoothing=1"),
+        (lambda: Classification(top_k=[0]), r"top_k=\[0\]"),
+        (lambda: Classification(class_weights=[0, 0]), r"class_weights=\[0, 0\]"),
+        (lambda: MultiLabel(threshold=1), "threshold=1"),
+    ],
+)
+def test_arguments_that_are_refused(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("sums", "said"),
+    [
+        (torch.zeros(()), r"the task returned float32 \(\): a task returns \{\"loss\""),
+        ({"mse": (1, 1)}, "returned mse, but no loss"),
+        ({"loss": torch.zeros(2)}, r"the task's loss is float32 \(2,\)"),
+        ({"loss": (torch.zeros(4), torch.ones(()))}, r"the sum of the task's loss is float32 \(4,"),
+        ({"loss": (torch.zeros(()), 64)}, r"the count of the task's loss is 64.*\[\"mask\"\]\.sum"),
+    ],
+)
+def test_a_task_that_returns_something_else(sums: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked(sums)
+
+
+def test_the_names_of_the_metrics_are_known_from_the_config() -> None:
+    tasks: list[tuple[type, dict[str, Any], Any]] = [
+        (Classification, {"input": "x", "target": "i", "top_k": [2]}, torch.zeros(6, 2)),
+        (MultiLabel, {"input": "x"}, torch.zeros(6, 2)),
+        (Regression, {}, torch.zeros(6, 2)),
+        (Regression, {"target": ["z"]}, torch.zeros(6, 1)),
+        (Regression, {"channels": ["u", "v"]}, torch.zeros(6, 2)),
+    ]
+    for kind, arguments, outputs in tasks:
+        found = means(kind(**arguments), outputs, **X, i=torch.zeros(6).long())
+        measured = {"metrics": {"auroc": {"_target_": "torchmetrics.AUROC"}}}
+        section = {"_target_": f"{kind.__module__}.{kind.__name__}", **arguments, **measured}
+        known = metric_names(Config(task=section)) or ()
+        val = [name for name in known if name.startswith("val/")]
+        assert val == [f"val/{name}" for name in [*found, "auroc"]]

@@ -1,0 +1,152 @@
+"""Tests of `python -m hpctrain top`; GPUs are played by the stand-in for NVML, as there is none."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.console import Console
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.monitor.gpus import Gpus
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.top.live import main
+from hpctrain.top.picture import picture
+from hpctrain.top.snapshot import snapshot
+from hpctrain.tracking import samples
+from tests.conftest import Completed, runs
+from tests.monitor.nvml import Nvml
+
+NOW = 1_800_000_000.0
+CORES = {"cpu_utilization_percentage": 40.0, "system_memory_usage_percentage": 31.0}
+
+
+def made(folder: Path, hosts: list[str], state: str = "running") -> RunDir:
+    """Return a run on these hosts that has reported at the time NOW."""
+    path = folder / "digits-01234567"
+    (path / "monitor").mkdir(parents=True)
+    attempt = {"started": NOW - 600, "hosts": hosts, "world_size": 2 * len(hosts)}
+    (path / "run.json").write_text(json.dumps({"state": state, "attempts": [attempt]}))
+    (path / "config.yaml").write_text("monitor:\n  enabled: true\n  every_s: 10.0\n")
+    progress = {
+        "step": 1200,
+        "max_steps": 5000,
+        "time": NOW,
+        "steps_per_s": 10.0,
+        "metric": "val/accuracy",
+        "metrics": {"val/accuracy": 0.97, "train/loss": 0.1, "perf/slowest_rank": 3.0},
+    }
+    (path / "progress.json").write_text(json.dumps(progress))
+    return RunDir(path)
+
+
+def sampled(run: RunDir, node: str, nvml: Nvml | None, at: float = NOW, **own: float) -> None:
+    """Write ten samples of a node, the last one at the time `at`."""
+    gpus = Gpus([] if nvml is None else ["GPU-a", "GPU-b"], nvml)
+    writer = samples.Writer(samples.folder(run.path) / f"{node}.jsonl")
+    writer.write(at - 100, facts=gpus.facts)
+    for number in range(10):
+        writer.write(at - 10 * (9 - number), metrics=CORES | own | gpus.read())
+    writer.close()
+
+
+def shown(run: RunDir, width: int = 80, height: int = 40, plain: bool = False) -> list[str]:
+    console = Console(width=width, record=True, quiet=False)
+    with console.capture() as capture:
+        console.print(picture(snapshot(run, NOW + 1), height, plain))
+    return capture.get().splitlines()
+
+
+class Slower(Nvml):
+    """GPUs of which the second has a low clock."""
+
+    def nvmlDeviceGetClockInfo(self, handle: str, _: int) -> int:
+        return 900 if handle == "GPU-b" else 1755
+
+
+def test_nodes_and_gpus_fit_into_80_columns_and_slow_ones_come_first(tmp_path: Path) -> None:
+    run = made(tmp_path, ["n01", "n02-with-a-very-long-name.cluster"])
+    sampled(run, "n01", Nvml())
+    sampled(run, "n02-with-a-very-long-name.cluster", Slower())
+    lines = shown(run)
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert "digits-01234567  running  step 1200/5000  val/accuracy 0.97" in text
+    assert "slowest: rank 3 on" in " ".join(text.split())
+    first = next(line for line in lines if "cores" in line)
+    assert first.startswith("n02-wit..")
+    assert all(word in first for word in ("40%", "31%"))
+    gpu = next(line for line in lines if "gpu 0" in line)
+    assert all(word in gpu for word in ("█", "87%", "▇▇▇▇", "25%", "350 W", "61 °C"))
+    assert "slow: gpu 1 has 900 MHz, the median is 1755 MHz" in " ".join(text.split())
+    assert all(line.isascii() for line in shown(run, plain=True))
+    # On a small terminal the GPUs of a node share a line, whose power is their sum.
+    small = shown(run, height=11)
+    assert sum("gpu" in line for line in small if "slow" not in line) == 2
+    assert any("2 gpus" in line and "700 W" in line for line in small)
+    assert any("2 more lines" in line for line in shown(run, height=8))
+
+
+@pytest.mark.parametrize(
+    ("own", "at", "note"),
+    [
+        ({"cpu_utilization_percentage": 95.0}, NOW, "slow: its cores are busy for 95% of the"),
+        ({}, NOW - 60, "silent: no sample for 61 s"),
+    ],
+)
+def test_a_slow_and_a_silent_node_are_marked(
+    tmp_path: Path, own: dict[str, float], at: float, note: str
+) -> None:
+    run = made(tmp_path, ["n01", "n02", "n03"])
+    for node in ("n01", "n02"):
+        sampled(run, node, None)
+    sampled(run, "n03", None, at=at, **own)
+    seen = snapshot(run, NOW + 1)
+    assert [node.name for node in seen.nodes if node.notes] == ["n03"]
+    assert seen.nodes[0].notes[0].startswith(note)
+
+
+def test_throttling_idleness_and_what_is_over(tmp_path: Path) -> None:
+    run = made(tmp_path, ["n01", "n02"])
+    hot = Nvml()
+    hot.reasons = 0x20
+    sampled(run, "n01", hot)
+    sampled(run, "n00", None, at=NOW - 700)  # of an attempt before
+    idle = run.path / "monitor" / "n01.idle"
+    idle.write_text("n01: gpu_1 below 5% for 30 minutes\n")
+    os.utime(idle, (NOW, NOW))
+    (node,) = snapshot(run, NOW + 1).nodes
+    assert node.notes == [
+        "slow: gpu 0 is too hot, its clock is lowered",
+        "slow: gpu 1 is too hot, its clock is lowered",
+        "idle: n01: gpu_1 below 5% for 30 minutes",
+    ]
+    assert any("61 hot" in line for line in shown(run))
+
+
+def test_a_real_run_and_what_is_wrong(
+    train: Callable[..., Completed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("train.max_steps=30", "tracking.upload=false", "monitor.every_s=0.2")
+    folder = tmp_path / "runs"
+    (run,) = runs(folder)
+    began = time.time()
+    assert main(["--json", "--dir", str(folder)]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["state"], found["step"]) == (str(run), "finished", 30)
+    ((node,), seconds) = found["nodes"], time.time() - began
+    assert node["metrics"]["system_memory_usage_percentage"] > 0
+    assert node["age_s"] >= seconds
+    assert node["notes"] == node["gpus"] == []
+    assert main(["--once", "--dir", str(folder), run.name[:8]]) == 0
+    assert f"{run.name}  finished  step 30/30" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"nope: no run or sweep of that name"):
+        main(["nope", "--dir", str(folder)])
+    with pytest.raises(StorageError, match=r"no folder of runs"):
+        main(["--dir", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit):
+        main(["--every", "0"])
+    assert "0 is not a number of seconds from 0.2 to 3600" in capsys.readouterr().err

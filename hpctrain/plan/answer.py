@@ -61,7 +61,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class _Answer:
     """What `plan` prints.
 
     Attributes:
@@ -140,7 +140,7 @@ class Answer:
             console.print(f"  {name}: {text}", soft_wrap=True)
 
 
-def answer(asked: Asked, others: list[Hardware]) -> Answer:
+def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     """Return the plan.
 
     Args:
@@ -182,7 +182,7 @@ def answer(asked: Asked, others: list[Hardware]) -> Answer:
     kinds = [(other, smallest(on(config, other), estimator, other)) for other in others]
     layers = layers_of(model, task, sample) if asked.layers else []
     assumed = _assumptions(facts, activations, hardware, budget, efficiencies)
-    return Answer(facts, layers, named, ranking, hardware, kinds, assumed)
+    return _Answer(facts, layers, named, ranking, hardware, kinds, assumed)
 
 
 def _activations(config: Config, task: Any, sample: Any) -> dict[str, Activations]:

@@ -13,7 +13,7 @@ import math
 
 from hpctrain.hardware import Hardware, Link
 
-EFFICIENCY = 0.8  # of the bandwidth of a link that NCCL's large messages reach (assumption)
+_EFFICIENCY = 0.8  # of the bandwidth of a link that NCCL's large messages reach (assumption)
 
 
 def gather_s(nbytes: float, ranks: int, link: Link) -> float | None:
@@ -29,7 +29,7 @@ def gather_s(nbytes: float, ranks: int, link: Link) -> float | None:
     if link.bandwidth is None:
         return None
     alpha = (link.latency_s or 0.0) * math.ceil(math.log2(ranks))
-    return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * EFFICIENCY)
+    return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * _EFFICIENCY)
 
 
 def send_s(nbytes: float, link: Link) -> float | None:
@@ -41,7 +41,7 @@ def send_s(nbytes: float, link: Link) -> float | None:
     """
     if link.bandwidth is None:
         return None
-    return (link.latency_s or 0.0) + nbytes / (link.bandwidth * EFFICIENCY)
+    return (link.latency_s or 0.0) + nbytes / (link.bandwidth * _EFFICIENCY)
 
 
 def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:

@@ -14,8 +14,7 @@ from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import known, load, of_section
 
-MODES = ("none", "selective", "full")
-DOES_NOT_FIT = 8
+_DOES_NOT_FIT = 8
 
 
 def main(argv: list[str]) -> int:
@@ -66,7 +65,7 @@ def main(argv: list[str]) -> int:
     else:
         command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
         found.show(Console(), command)
-    return 0 if found.fits else DOES_NOT_FIT
+    return 0 if found.fits else _DOES_NOT_FIT
 
 
 def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:

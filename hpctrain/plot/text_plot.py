@@ -10,7 +10,7 @@ from rich.text import Text
 from hpctrain.plot.curves import Curve
 from hpctrain.terminal import printable
 
-COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
+_COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _MARGIN = 11  # characters of the scale
 
@@ -60,12 +60,12 @@ def draw(
         text.append(f"\n{shown:>9.4g} ┤" if labelled else f"\n{'':>9} │", "dim")
         for column in range(width - _MARGIN):
             mask, number = dots.get((row, column), (0, 0))
-            text.append(chr(0x2800 + mask) if mask else " ", COLOURS[number % len(COLOURS)])
+            text.append(chr(0x2800 + mask) if mask else " ", _COLOURS[number % len(_COLOURS)])
     scale = f"{low_x:g}"
     text.append(f"\n{'':>9} └{scale}{high_x:>{max(1, width - _MARGIN - len(scale))}g}\n", "dim")
     if len(curves) > 1:
         for number, (name, _) in enumerate(curves):
-            text.append(f"{'':>11}━ {printable(name)}\n", COLOURS[number % len(COLOURS)])
+            text.append(f"{'':>11}━ {printable(name)}\n", _COLOURS[number % len(_COLOURS)])
     return text
 
 

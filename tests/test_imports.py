@@ -70,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
-    | {"doctor", "launch.slurm.sbatch_options", "models.lora"},
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},

@@ -138,6 +138,18 @@ CHECKPOINT_S = _metric(
     "The time of the checkpoints since the last report; only where there was one.",
 )
 EVALUATION_S = _metric("perf/evaluation_s", "s", "The time of the evaluation of this step.")
+MFU_PERCENT = _metric(
+    "perf/mfu_percent",
+    "%",
+    "Model FLOPs utilisation (PaLM, appendix B): the operations that the model needs, as a part of "
+    "the peak of all devices in the format that computes. Attention counts as a whole square. An "
+    "unknown device or model has none, and neither has one of which a part is not trained.",
+)
+HFU_PERCENT = _metric(
+    "perf/hfu_percent",
+    "%",
+    "Hardware FLOPs utilisation: the same with what activation checkpointing computes again.",
+)
 MEMORY_PEAK_GIB = _metric(
     "perf/memory_peak_gib",
     "GiB",

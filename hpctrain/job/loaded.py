@@ -74,7 +74,7 @@ class LoadedRun:
         """The steps of the checkpoints, in order."""
         return sorted(int(path.name[5:]) for path in checkpoints(self._run.checkpoints))
 
-    def model(self, step: int | None = None, *, best: bool = False) -> nn.Module:
+    def model(self, step: int | None = None, *, best: bool = False, ema: bool = False) -> nn.Module:
         """Return the model with the weights of a checkpoint, in eval mode, on the CPU.
 
         Its class is imported as by any Python code here. If that fails, it is imported from the
@@ -83,6 +83,7 @@ class LoadedRun:
         Args:
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint, which `checkpoint.best` keeps, in place of `step`.
+            ema: Take the moving average of the parameters, which `train.ema` keeps.
 
         Raises:
             ConfigError: The model cannot be built.
@@ -92,7 +93,7 @@ class LoadedRun:
 
         checkpoint = chosen_checkpoint(self._run, step, best=best)
         sys.path += [folder for folder in self._code() if folder not in sys.path]
-        return trained_model(self.config, checkpoint).eval()
+        return trained_model(self.config, checkpoint, ema=ema).eval()
 
     def _code(self) -> list[str]:
         from hpctrain.runs.code.snapshot import Snapshot

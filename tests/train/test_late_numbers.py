@@ -17,6 +17,7 @@ from torch import distributed, nn
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import checkpoints
+from hpctrain.config.schema import SchedulerConfig
 from hpctrain.data.feed import Feed
 from hpctrain.data.loading.loader import Loader
 from hpctrain.distributed.ranks import RankInfo
@@ -28,6 +29,7 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import Sums
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.display import NoDisplay
+from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
 from tests.data.test_loader import Numbers
@@ -101,7 +103,7 @@ def fitted(
     place = RankInfo("test", rank, rank, 0, RANKS, RANKS, 1, "localhost", 1)
     trainer = Trainer(
         train_step=step,
-        schedule=lambda step: 0.1,  # type: ignore[arg-type]
+        schedule=Schedule(0.1, SchedulerConfig(kind="constant"), STEPS),
         loader=Feed(loader, torch.device("cpu")),
         evaluation=None,
         checkpointer=Checkpointer(folder / "checkpoints", 9, place, model, optimizer),

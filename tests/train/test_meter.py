@@ -22,6 +22,7 @@ from hpctrain.training.measuring.step_times import StepTimes, percentile
 from tests.conftest import runs
 
 CPU = torch.device("cpu")
+BATCH = {"mask": torch.ones(8, dtype=torch.bool)}
 
 
 class Clock:
@@ -93,7 +94,7 @@ def made(clock: Clock, devices: int = 1, compute: str = "fp32", **options: Any) 
 def step(measured: Meter, clock: Clock, number: int, **seconds: float) -> None:
     clock.spend(**seconds)
     clock.consumed += 8
-    measured.after_step(number, clock.consumed)
+    measured.after_step(number, clock.consumed, BATCH)
 
 
 def test_each_second_is_in_one_part_and_steps_are_without_what_is_between(clock: Clock) -> None:
@@ -174,7 +175,7 @@ def test_samples_and_tokens_are_exact_through_a_resume(clock: Clock) -> None:
     resumed.begin(2)
     clock.spend(work=1.0)
     clock.consumed += 5  # the last batch of an epoch, filled up
-    resumed.after_step(3, clock.consumed)
+    resumed.after_step(3, clock.consumed, BATCH)
     found = resumed.report({"loss": 50.0})
     assert (found["perf/samples_seen"], found["perf/tokens_seen"]) == (21, 300)
     assert found["perf/samples_per_s"] == 5

@@ -23,6 +23,7 @@ from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import build_schedule
+from hpctrain.job.building.build_utilisation import build_utilisation
 from hpctrain.job.building.effective import Effective
 from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.make import make
@@ -34,6 +35,7 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
+from hpctrain.training.average import Average
 from hpctrain.training.best import Best
 from hpctrain.training.display import Display, choose_display
 from hpctrain.training.hooks import Hook, Hooks
@@ -80,7 +82,8 @@ def build(
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
-    task = on_part(bind(make("task", config.task), config.data.path), mesh.sequence_part)
+    whole = bind(make("task", config.task), config.data.path)
+    task = on_part(whole, mesh.sequence_part)
     model = parallelize(
         partial(make, "model", config.model),
         config,
@@ -93,9 +96,11 @@ def build(
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.stream)
     optimizer = build_optimizer(config.optimizer, model)
+    average = Average(model, config.train.ema, evaluates=config.train.ema_evaluation)
     checkpointer = Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
+        average=average.tensors,
         base=adapted_base(config),
     )
     return Trainer(
@@ -108,6 +113,7 @@ def build(
             health=_health(config.train, run, ranks),
             micro_batches=micro_batches,
             base_lr=config.optimizer.lr,
+            average=average,
         ),
         schedule=build_schedule(config.scheduler, effective),
         loader=loader,
@@ -131,6 +137,7 @@ def build(
             precision,
             tracker,
             counts_tokens=getattr(task, "counts", "samples") == "tokens",
+            utilisation=build_utilisation(config, model, whole, ranks.world_size, ranks.is_main),
         ),
         asked=Asked.of(config),
         patience=_patience(config.train.early_stopping),

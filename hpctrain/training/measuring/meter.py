@@ -22,10 +22,12 @@ import torch
 from hpctrain.config import metric_registry as names
 from hpctrain.data.feed import Feed
 from hpctrain.parallel.precision import Precision
+from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.slow_ranks import Interval, SlowRanks, WorkClock
 from hpctrain.training.measuring.step_times import StepTimes, percentile
+from hpctrain.training.measuring.utilisation import NoUtilisation
 
 _GIB = 2.0**30
 
@@ -40,12 +42,13 @@ class NoMeter:
             step: The global step that the run is at.
         """
 
-    def after_step(self, step: int, consumed: int) -> None:
+    def after_step(self, step: int, consumed: int, batch: Batch) -> None:
         """Note the end of a step.
 
         Args:
             step: The global step, counted from 1.
             consumed: The state of the loader after the batch of this step.
+            batch: This rank's batch.
         """
 
     @contextmanager
@@ -104,6 +107,7 @@ class Meter(NoMeter):
         precision: Has the device of this rank, and the scale of the loss.
         tracker: Gets the records of the account.
         counts_tokens: Whether the count of the task's loss is one of tokens.
+        utilisation: Computes MFU and HFU.
     """
 
     def __init__(
@@ -116,10 +120,12 @@ class Meter(NoMeter):
         tracker: Tracker,
         *,
         counts_tokens: bool = False,
+        utilisation: NoUtilisation | None = None,
     ) -> None:
         self._loader, self._batch_size = loader, global_batch_size
         self._account, self._slow_ranks = account, slow_ranks
         self._precision, self._tracker, self._counts_tokens = precision, tracker, counts_tokens
+        self._utilisation = utilisation or NoUtilisation()
         self._on_gpu = precision.device.type == "cuda"
         self._times, self._work = StepTimes(precision.device), WorkClock()
         self._samples = self._samples_before = self._tokens = self._step = 0
@@ -131,12 +137,16 @@ class Meter(NoMeter):
         self._begin_interval()
         self._go_on()
 
-    def after_step(self, step: int, consumed: int) -> None:  # noqa: D102
+    def after_step(self, step: int, consumed: int, batch: Batch) -> None:  # noqa: D102
         self._step = step
         # The rest of an epoch may be left out, and a batch that was not healthy.
         self._samples += min(consumed - self._consumed, self._batch_size)
         self._consumed = consumed
         self._times.step()
+        self._utilisation.see(batch)
+        if self._utilisation.due:
+            with self.spent("startup"):
+                self._utilisation.begin(batch)
 
     @contextmanager
     def spent(self, part: str) -> Iterator[None]:  # noqa: D102
@@ -177,6 +187,7 @@ class Meter(NoMeter):
                 names.STEP_MS_P95: 1000 * percentile(times, 95),
                 names.STEP_MS_MAX: 1000 * times[-1],
             }
+        found |= self._utilisation.metrics(found[names.SAMPLES_PER_S])
         if slowest is not None:
             found[names.SLOWEST_RANK] = slowest
         if self._measures_communication:

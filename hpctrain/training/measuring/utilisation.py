@@ -1,0 +1,94 @@
+"""How much of what the devices can compute the training uses: MFU and HFU.
+
+    MFU = FLOPs of the model per sample x samples/s / (devices x peak)      PaLM, appendix B
+    HFU = the same with what activation checkpointing computes again
+
+(Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways".) The FLOPs are counted at
+the first step, from the shapes of its batch. A run whose batches change their shapes has no MFU,
+because its samples differ in their FLOPs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hpctrain.config import metric_registry as names
+from hpctrain.shards.types import Batch
+
+log = logging.getLogger(__name__)
+
+
+class Work(NamedTuple):
+    """The floating-point operations of a sample in training.
+
+    Attributes:
+        model: What the model and its loss need.
+        done: With what is computed again.
+    """
+
+    model: int
+    done: int
+
+
+class NoUtilisation:
+    """The null form: the device or the model is unknown."""
+
+    due = False
+
+    def begin(self, batch: Batch) -> None:
+        """Count the operations of the samples of the first batch; `due` says when."""
+
+    def see(self, batch: Batch) -> None:
+        """Note the shapes of a batch."""
+
+    def metrics(self, samples_per_s: float) -> dict[str, float]:
+        """Return MFU and HFU at this speed, where they are known."""
+        return {}
+
+
+class Utilisation(NoUtilisation):
+    """MFU and HFU of a run.
+
+    Args:
+        count: Returns the operations of a sample of a batch; None if they cannot be counted.
+        peak: FLOP/s of all devices together, for the format that computes.
+    """
+
+    def __init__(self, count: Callable[[Batch], Work | None], peak: float) -> None:
+        self._count, self._peak = count, peak
+        self._work: Work | None = None
+        self._shapes: list[tuple[int, ...]] = []
+        self._told = False
+        self.due = True
+
+    def begin(self, batch: Batch) -> None:  # noqa: D102
+        self.due = False
+        self._work, self._shapes = self._count(batch), _shapes(batch)
+
+    def see(self, batch: Batch) -> None:  # noqa: D102
+        if self._work is not None and _shapes(batch) != self._shapes:
+            self._work = None
+            log.info("no MFU: the samples of different batches have different shapes")
+
+    def metrics(self, samples_per_s: float) -> dict[str, float]:  # noqa: D102
+        if self._work is None:
+            return {}
+        done = 100 * self._work.done * samples_per_s / self._peak
+        if done > 100:
+            if not self._told:
+                log.error(
+                    "MFU would be %.0f%%, more than the devices can do, so it is not recorded: the "
+                    "peak of %.4g TFLOP/s in the figures of the hardware is too low, or the FLOPs "
+                    "of the model are counted wrongly",
+                    *(done, self._peak / 1e12),
+                )
+            self._told = True
+            return {}
+        mfu = 100 * self._work.model * samples_per_s / self._peak
+        return {names.MFU_PERCENT: mfu, names.HFU_PERCENT: done}
+
+
+def _shapes(batch: Batch) -> list[tuple[int, ...]]:
+    return [tensor.shape[1:] for tensor in batch.values()]

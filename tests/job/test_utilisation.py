@@ -1,0 +1,96 @@
+"""MFU and HFU: the operations of a sample, and what a run logs of them."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.job.building.build_utilisation import build_utilisation
+from hpctrain.job.building.make import make
+from hpctrain.shards.types import Batch
+from hpctrain.training.measuring.utilisation import NoUtilisation, Utilisation, Work
+from tests.steps import alone
+
+DIGITS = {
+    "image": torch.zeros(4, 1, 8, 8, dtype=torch.uint8),
+    "label": torch.zeros(4, dtype=torch.int64),
+    "mask": torch.ones(4, dtype=torch.bool),
+}
+TEXT = {"tokens": torch.zeros(2, 65, dtype=torch.int32), "mask": torch.ones(2, dtype=torch.bool)}
+PEAK = ("hardware=cpu", "hardware.peak_tflops={fp32: 2.0}")
+
+
+def built(
+    composer: Composer, *overrides: str, model: nn.Module | None = None, is_main: bool = True
+) -> NoUtilisation:
+    config = composer.typed([*PEAK, *overrides])
+    task = make("task", config.task)
+    return build_utilisation(config, alone(model or nn.Linear(1, 1)), task, 4, is_main)
+
+
+def at_thousand(composer: Composer, batch: Batch, *overrides: str) -> dict[str, float]:
+    """Return the metrics at 1,000 samples per second on four devices of 2 TFLOP/s."""
+    made = built(composer, *overrides)
+    before = torch.get_rng_state()
+    made.begin(batch)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not made.due
+    return made.metrics(1000.0)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_an_mlp_needs_the_products_of_its_matrices(composer: Composer) -> None:
+    found = at_thousand(composer, DIGITS, "experiment=digits")
+    model = make("model", composer.typed(["experiment=digits"]).model)
+    sizes = [p.numel() for p in model.parameters() if p.dim() == 2]
+    # Three products for each matrix, but no gradient of the images.
+    flops = 6 * sum(sizes) - 2 * sizes[0]
+    assert found["perf/mfu_percent"] == pytest.approx(100 * flops * 1000 / 8e12)
+    assert found["perf/hfu_percent"] == found["perf/mfu_percent"]
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_what_is_computed_again_is_in_hfu_only(composer: Composer) -> None:
+    text = ("experiment=stdlib_lm", "model.layers=4")
+    kept, every, second, some = (
+        at_thousand(composer, TEXT, *text, *(f"train.activation_checkpointing{o}" for o in more))
+        for more in ([], ["=full"], ["=full", "_every=2"], ["=selective"])
+    )
+    mfu = kept["perf/mfu_percent"]
+    assert {found["perf/mfu_percent"] for found in (every, second, some)} == {mfu}
+    again, half, little = (found["perf/hfu_percent"] / mfu - 1 for found in (every, second, some))
+    assert 0.1 < again < 1 / 3  # a forward pass of the blocks, without the large last layer
+    assert half == pytest.approx(again / 2, rel=0.01)
+    assert 0 <= little < 0.01  # the results of matrix products are kept
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_what_is_not_known_has_no_mfu(composer: Composer, caplog: pytest.LogCaptureFixture) -> None:
+    digits = "experiment=digits"
+    assert not isinstance(built(composer, digits, is_main=False), Utilisation)
+    assert not isinstance(built(composer, digits, "precision.compute=bf16"), Utilisation)
+    # Figures of a GPU are those of a plan where a CPU trains.
+    assert not isinstance(built(composer, digits, "hardware=h100_sxm"), Utilisation)
+    with caplog.at_level(logging.INFO):
+        part = nn.Linear(1, 1).requires_grad_(False)
+        assert not isinstance(built(composer, digits, model=part), Utilisation)
+        assert "parameters that are not trained" in caplog.text
+        bad = built(composer, digits, "model._target_=torch.nn.Identity")
+        bad.begin(DIGITS)
+        assert bad.metrics(1.0) == {}
+        assert "no MFU: the FLOPs of this model cannot be counted" in caplog.text
+
+
+def test_more_than_all_is_an_error_that_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = Utilisation(lambda batch: Work(10, 20), peak=1000.0)
+    assert made.metrics(1.0) == {}  # nothing is counted yet
+    made.begin(DIGITS)
+    made.see(DIGITS)
+    assert made.metrics(20.0) == {"perf/mfu_percent": 20, "perf/hfu_percent": 40}
+    assert made.metrics(51.0) == made.metrics(51.0) == {}
+    (error,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert error.startswith("MFU would be 102%, more than the devices can do")
+    made.see({name: value[:, None] for name, value in DIGITS.items()})  # other shapes
+    assert made.metrics(20.0) == {}

@@ -104,6 +104,7 @@ DEFAULTS: dict[str, Any] = {
     "checkpoint.init_digest": None,
     "checkpoint.init_rename": [],
     "checkpoint.init_skip": [],
+    "checkpoint.branch_digest": None,
 }
 
 

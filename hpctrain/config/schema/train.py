@@ -335,6 +335,11 @@ class CheckpointConfig:
         "Weights of the model whose names fit one of these patterns keep their initial values, "
         "such as a head of another shape. A * stands for any text.",
     )
+    branch_digest: str | None = key(
+        None,
+        "The run goes on from the checkpoint of another run with this digest. The command `branch` "
+        "fills it in.",
+    )
     every_steps: int = key(
         200,
         "A checkpoint is written every this many steps.",

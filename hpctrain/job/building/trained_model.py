@@ -37,7 +37,7 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
     model: nn.Module = make("model", config.model)
     lora = config.train.lora
     if lora.patterns:
-        _check_base(config, checkpoint)
+        check_base(config, checkpoint)
         add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
         freeze_base(model, lora.also)
         start = config.checkpoint
@@ -47,7 +47,7 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
     return model
 
 
-def _check_base(config: Config, checkpoint: Path) -> None:
+def check_base(config: Config, checkpoint: Path) -> None:
     """Check that the adapters of a checkpoint belong to the weights of the config.
 
     Raises:

@@ -178,10 +178,11 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> int:
-    from hpctrain.config.composing.choices import conf_dir, groups, sections
+    from hpctrain.config.composing.choices import as_typed, conf_dir, groups, sections
 
     listed = "".join(
-        f"  {name:<12} {', '.join(choices)}\n" for name, choices in groups(conf_dir()).items()
+        f"  {as_typed(name):<12} {', '.join(choices)}\n"
+        for name, choices in groups(conf_dir()).items()
     )
     print(HELP.format(groups=listed, keys="\n  ".join(sections())), end="")
     return 0

@@ -45,6 +45,14 @@ class Config:
         "A sweeper such as Optuna gets the last value of this metric.",
         identity=False,
     )
+    scaling: str | None = key(
+        None,
+        "The run belongs to a series over launch.nodes: with the same global batch (strong), or "
+        "with train.global_batch_size as the batch of each node (weak). +scaling=strong or "
+        "+scaling=weak sets this key and what such a series needs.",
+        choices=(None, "strong", "weak"),
+        identity=False,
+    )
     model: dict[str, Any] = key({}, "The model is `_target_`, called with the other keys.")
     task: dict[str, Any] = key(
         {}, "The task (loss and metrics) is `_target_`, called with the other keys."

@@ -26,7 +26,7 @@ _MICRO = 1e-6
 
 
 @dataclass
-class Trace:
+class _Trace:
     """What a trace says.
 
     Attributes:
@@ -62,7 +62,7 @@ class Trace:
         return found
 
 
-def traces(run_dir: Path, left_out: list[str]) -> list[Trace]:
+def traces(run_dir: Path, left_out: list[str]) -> list[_Trace]:
     """Read the traces of a run.
 
     Args:
@@ -74,7 +74,7 @@ def traces(run_dir: Path, left_out: list[str]) -> list[Trace]:
         if name := _FILE.fullmatch(path.name):
             first, last, rank = map(int, name.groups())
             try:
-                trace = _read(path, Trace(rank, first, last))
+                trace = _read(path, _Trace(rank, first, last))
             except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
                 left_out.append(f"{path}: no trace of torch's profiler ({error})")
                 continue
@@ -85,7 +85,7 @@ def traces(run_dir: Path, left_out: list[str]) -> list[Trace]:
     return found
 
 
-def _read(path: Path, trace: Trace) -> Trace:
+def _read(path: Path, trace: _Trace) -> _Trace:
     with gzip.open(path) as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
     on_gpu = [each for each in events if each.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]

@@ -38,6 +38,7 @@ from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
 from hpctrain.doctor.settings import settings
 from hpctrain.runs.freeze import check, freeze
+from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
 from tests.conftest import ROOT, runs
 from tests.gpu.first_minutes import PARTS
@@ -272,6 +273,12 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "bench", *rest]:
             checked([word for word in rest if "=" in word], 1)  # tests/bench measures
+        case ["python", "-m", "hpctrain", "plot", *rest]:
+            if not journal_path(run).exists():
+                journal = Journal(run)
+                journal.append("metrics", step=1, metrics={"train/loss": 1.0})
+                journal.close()
+            call(hpctrain, "plot", *named(rest, run))
         case ["python", "-m", "hpctrain", "doctor", "--nodes", _, *rest]:
             settings(rest, "my_configs")  # the job itself runs on the development cluster
         case ["python", "-m", "hpctrain", "doctor", *rest]:

@@ -41,6 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
+    "plot": EVERYBODY
+    | {"commands.select", "tracking.columns", "tracking.journal", "tracking.samples"},
     "report": EVERYBODY
     | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
     | {"commands.select", "commands.observations", "commands.state"}
@@ -93,6 +95,7 @@ NO_TORCH = (
     *(
         "tracking",
         "report",
+        "plot",
         "distributed.ranks",
         "distributed.run_secret",
         "distributed.report",

@@ -51,6 +51,12 @@ def main(argv: list[str]) -> int:
         metavar="GB",
         help="the largest size of a file (default: 5)",
     )
+    parser.add_argument(
+        "--torch-export",
+        action="store_true",
+        help="write model.pt2 as well: a program of torch.export that needs no Python code of "
+        "yours; this needs the memory of the whole model, and the data set",
+    )
     options = parser.parse_args(argv)
     if not options.shard_gb > 0:
         raise ConfigError(f"--shard-gb {options.shard_gb}: it is greater than 0")
@@ -78,6 +84,11 @@ def main(argv: list[str]) -> int:
             int(options.shard_gb * 1e9),
             lambda name: print(f"writing {name}", file=sys.stderr),
         )
+        if options.torch_export:
+            from hpctrain.trained.torch_program import write_program
+
+            print("writing model.pt2", file=sys.stderr)
+            write_program(run.config, checkpoint, run.meeting_folder(), unfinished)
         if options.out.exists():
             options.out.rmdir()
         unfinished.rename(options.out)

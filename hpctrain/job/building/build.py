@@ -78,6 +78,7 @@ def build(
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader, evaluation = data.training(), data.evaluation()
+        others = {name: data.evaluation(name) for name in config.data.val_splits}
     sizes = BatchSizes.of(config, mesh.degrees)
     effective = Effective.of(config, loader.steps_per_epoch, sizes)
     if ranks.is_main:
@@ -119,6 +120,7 @@ def build(
         schedule=build_schedule(config.scheduler, effective),
         loader=loader,
         evaluation=evaluation,
+        other_evaluations={name: feed for name, feed in others.items() if feed is not None},
         checkpointer=checkpointer,
         tracker=tracker,
         display=_display(config.metric, run, ranks),

@@ -157,7 +157,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
         (9_720, 9_720)
     ]
     assert rows(
-        "SELECT key, value, is_nan FROM latest_metrics WHERE key LIKE '%n%' ORDER BY key"
+        "SELECT key, value, is_nan FROM latest_metrics WHERE key IN ('inf', 'nan') ORDER BY key"
     ) == [
         ("inf", 1.7976931348623157e308, 0),
         ("nan", 0, 1),

@@ -47,6 +47,10 @@ Commands
   logs RUN             show the output of a run, or why it failed; -f follows it
   cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint
   resume [RUN|SWEEP]   submit runs again that failed or were preempted
+  branch RUN           make a new run that goes on from a checkpoint of another one
+  evaluate RUN         the metrics of a checkpoint, on any split, data set and ranks
+  predict RUN DATA OUT write what the model says about each sample, as HDF5 shards
+  export RUN OUT       write the weights of a run as safetensors; --merge adds its adapters
   checkpoints [RUN]    list the checkpoints of runs; --verify reads all their files
   gc                   list what can be deleted; only --delete deletes it
   report [RUN|SWEEP]   show where the time and the GPU-hours went, and what to change
@@ -80,6 +84,10 @@ COMMANDS = {
     "logs": "hpctrain.commands.logs",
     "cancel": "hpctrain.commands.cancel",
     "resume": "hpctrain.commands.resume",
+    "branch": "hpctrain.trained.branch",
+    "evaluate": "hpctrain.trained.evaluate",
+    "predict": "hpctrain.trained.predict",
+    "export": "hpctrain.trained.export",
     "checkpoints": "hpctrain.commands.checkpoints",
     "gc": "hpctrain.commands.gc",
     "report": "hpctrain.report.report_command",
@@ -170,10 +178,11 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> int:
-    from hpctrain.config.composing.choices import conf_dir, groups, sections
+    from hpctrain.config.composing.choices import as_typed, conf_dir, groups, sections
 
     listed = "".join(
-        f"  {name:<12} {', '.join(choices)}\n" for name, choices in groups(conf_dir()).items()
+        f"  {as_typed(name):<12} {', '.join(choices)}\n"
+        for name, choices in groups(conf_dir()).items()
     )
     print(HELP.format(groups=listed, keys="\n  ".join(sections())), end="")
     return 0

@@ -32,7 +32,7 @@ PATTERNS = (
     *("*_PASS", "*_PWD", "SSHPASS", "GITHUB_*PAT", "GH_*PAT", "GITLAB_*PAT", "AZURE_*PAT"),
     *("*API_KEY*", "*APIKEY*", "*ACCESS_KEY*", "*PRIVATE_KEY*", "*STORAGE_KEY*", "*ACCOUNT_KEY*"),
     *("*AUTH_KEY*", "*SIGNING_KEY*", "*ENCRYPTION_KEY*", "*MASTER_KEY*", "*LICENSE_KEY*"),
-    *("KAGGLE_KEY", "WANDB_KEY", "*CONNECTION_STRING*", "*CONN_STR*"),
+    *("KAGGLE_KEY", "WANDB_KEY", "*CONNECTION_STRING*", "*CONN_STR*", "*WEBHOOK*"),
 )
 _ADDRESSES = ("*DATABASE_URL*", "*_DSN", "*BROKER_URL*", "*REDIS_URL*", "*MONGO*_UR[IL]")
 """The names of addresses, which are secret only if they have a password."""

@@ -47,6 +47,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = ("make", "python", "torchrun", "sbatch", "slurm/", "eval", "mlflow", "apt-get")
 SHELL = ("git clone ", "cd ", "source ", "export ", "mkdir ", "chgrp ", "chmod ", "grep ")
 TRANSLATE = ("from-deepspeed", "from-accelerate")
+OF_TRAINED = ("branch", "export", "evaluate", "predict")
 LANGUAGES = {"bash", "python", "yaml", "text"}
 _CLUSTER = re.compile(r"launch\.nodes|site[.=]|sweeper=optuna")  # need a cluster
 # What pages name without showing it.
@@ -231,6 +232,10 @@ def accept(words: list[str], run: Path) -> None:
         case ["sbatch", script, *rest]:
             assert (ROOT / script).is_file()
             checked([w.replace("$(cat mlflow/server.uri)", "http://node1:5000") for w in rest], 1)
+        case ["torchrun", "--nproc-per-node", _, "-m", "hpctrain", command, *rest] if (
+            command in OF_TRAINED
+        ):
+            accept(["python", "-m", "hpctrain", command, *rest], run)
         case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", "bench", *rest]:
             checked([word for word in rest if "=" in word], int(ranks))
         case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", *rest]:
@@ -261,6 +266,8 @@ def accept(words: list[str], run: Path) -> None:
         case ["python", "-m", "hpctrain", *rest] if "-m" in rest:
             own = "site=mine" in rest and "--config-dir" not in rest
             call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", command, *rest] if command in OF_TRAINED:
+            call(hpctrain, command, *named(rest, run), code=6)  # accepted, but nothing was trained
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "bench", *rest]:

@@ -71,6 +71,9 @@ ALLOWED: dict[str, set[str]] = {
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
     | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
+    "trained": EVERYBODY
+    | {"checkpoint", "commands.select", "config", "data", "distributed", "job", "models"}
+    | {"parallel", "runs", "shards", "tasks", "tracking", "training"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -95,6 +98,7 @@ NO_TORCH = (
         "distributed.report",
         "distributed.port",
     ),
+    "trained.branch",
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
     *("checkpoint.manifest", "checkpoint.matching", "checkpoint.weight_files"),
     *("doctor.checks", "doctor.finding", "doctor.settings", "doctor.login", "doctor.table"),

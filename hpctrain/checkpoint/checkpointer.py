@@ -87,6 +87,8 @@ class Checkpointer:
         model: The model on its ranks.
         optimizer: The optimizer of the model's parameters.
         keep_every: The checkpoints of the multiples of this step are kept as well.
+        average: The moving average of the model's parameters, by name. A checkpoint that has one is
+            loaded into these tensors.
         base: The digest of the weights that the adapters of the model (LoRA) belong to. Then its
             frozen parameters are neither saved nor loaded; "" saves the whole model.
     """
@@ -99,10 +101,11 @@ class Checkpointer:
         model: _SpreadModel,
         optimizer: torch.optim.Optimizer,
         keep_every: int | None = None,
+        average: Mapping[str, torch.Tensor] = {},
         base: str = "",
     ) -> None:
         self.folder, self.keep, self.ranks = folder, keep, ranks
-        self._keep_every, self._base = keep_every, base
+        self._keep_every, self._average, self._base = keep_every, average, base
         self.model, self.optimizer = model, optimizer
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
@@ -209,6 +212,9 @@ class Checkpointer:
         fresh = _without_state(state["optimizer"], saved, optimizer)
         known = {key: value for key, value in state["optimizer"].items() if key not in fresh}
         to_load = {model: state["model"], optimizer: known} | random | own
+        average = f"{replica}ema"
+        if self._average and any(key.startswith(f"{average}.") for key in saved):
+            to_load[average] = state["ema"]
         reader.load(to_load)
         # torch asks for a value of every state; those of `fresh` are removed again.
         to_load[optimizer] |= {key: state["optimizer"][key] for key in fresh}
@@ -236,7 +242,8 @@ class Checkpointer:
         state |= {self._own + name: value for name, value in self.model.state_dict().items()}
         differ = self.model.replicas_differ
         if differ:
-            state |= {self._replica + name: state[name] for name in ("model", "optimizer")}
+            parts = [name for name in ("model", "optimizer", "ema") if name in state]
+            state |= {self._replica + name: state[name] for name in parts}
         # Else DCP would take parts of "model" from several ranks, and these must fit together.
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=differ)
         dcp.save(state, checkpoint_id=folder, planner=planner)
@@ -273,6 +280,8 @@ class Checkpointer:
             "optimizer": optimizer,
             f"random.cpu.{rank}": torch.get_rng_state(),
         }
+        if self._average:
+            state["ema"] = dict(self._average)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             state[f"random.cuda.{rank}"] = torch.cuda.get_rng_state()
         return state

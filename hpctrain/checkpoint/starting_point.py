@@ -13,6 +13,7 @@ from hpctrain.checkpoint.matching import Match, Rename, match
 from hpctrain.checkpoint.stored_weights import StoredWeights
 from hpctrain.checkpoint.tensor_reader import module_state
 from hpctrain.distributed import objects
+from hpctrain.errors import StorageError
 from hpctrain.models.lora import is_adapter
 
 
@@ -50,6 +51,54 @@ def start_from(
     found = match(weights.shapes, shapes, rename, skip, ties)
     weights.load({source: own[name] for name, source in found.stored.items() if name in own})
     return found
+
+
+def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = False) -> None:
+    """Load the weights of a checkpoint of the same model, in place; each rank does it alone.
+
+    Args:
+        module: The model, wrapped or not, divided or not, with memory.
+        weights: Those of the checkpoint.
+        trained_only: Whether the checkpoint lacks the frozen parameters (LoRA), which are left as
+            they are.
+
+    Raises:
+        StorageError: The checkpoint lacks a weight, or one has another shape.
+    """
+    own = _weights_of(module)
+    if trained_only:
+        named = module.named_parameters(remove_duplicate=False)
+        frozen = {plain_name(name) for name, p in named if not p.requires_grad}
+        own = {name: value for name, value in own.items() if name not in frozen}
+    ties = _ties(module)
+    found = {name: value for name, value in own.items() if name in weights.shapes}
+    loaded = {ties.get(name, name) for name in found}
+    for name, value in own.items():
+        shape = weights.shapes.get(name)
+        if shape is None and ties.get(name, name) not in loaded:
+            raise StorageError(f"the checkpoint has no {name}: it is that of another model")
+        if shape is not None and shape != tuple(value.shape):
+            raise StorageError(
+                f"{name} has the shape {shape} in the checkpoint and {tuple(value.shape)} in the "
+                "model: it is the checkpoint of another model"
+            )
+    weights.load(found)
+
+
+def restore_average(module: nn.Module, average: StoredWeights) -> None:
+    """Give a model the average of its parameters, in place; each rank does it alone.
+
+    Args:
+        module: The model, wrapped or not, divided or not, with the weights of the checkpoint.
+        average: That of the checkpoint (`open_weights` of its part "ema").
+
+    Raises:
+        StorageError: The checkpoint has none.
+    """
+    if not average.shapes:
+        raise StorageError("the checkpoint has no average of the parameters (train.ema)")
+    own = _weights_of(module)
+    average.load({name: value for name, value in own.items() if name in average.shapes})
 
 
 def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:

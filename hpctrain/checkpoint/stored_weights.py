@@ -40,24 +40,29 @@ class StoredWeights(Protocol):
         """
 
 
-def open_weights(files: WeightFiles) -> StoredWeights:
-    """Return what reads these files."""
+def open_weights(files: WeightFiles, part: str = "model") -> StoredWeights:
+    """Return what reads these files.
+
+    Args:
+        files: The files.
+        part: Of a checkpoint the model, or "ema": the moving average of its parameters.
+    """
     if files.tensors is None:
-        return _OfCheckpoint(files.path)
+        return _OfCheckpoint(files.path, part)
     return _OfSafetensors(files.tensors)
 
 
 class _OfCheckpoint:
-    """The weights of the model in a checkpoint.
+    """The weights of the model in a checkpoint, or their average.
 
     Where the ranks had models that differ (local SGD), rank 0's are taken.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, part: str) -> None:
         self._reader = Reader(checkpoint)
         saved = self._reader.saved
-        alone = any(name.startswith("replica.0.model.") for name in saved)
-        self._part = "replica.0.model" if alone else "model"
+        alone = any(name.startswith(f"replica.0.{part}.") for name in saved)
+        self._part = f"replica.0.{part}" if alone else part
         self.shapes = {
             name.removeprefix(f"{self._part}."): tuple(entry.size)
             for name, entry in saved.items()

@@ -10,12 +10,10 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
 from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import State, judge
-from hpctrain.config.frozen import from_omegaconf, known_keys, load
+from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable, signature
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError
@@ -104,17 +102,14 @@ def _say_rest(rest: list[tuple[Facts, State]], *, everything: bool) -> None:
 
 
 def _say_how_to_prolong(run: Facts, overrides: list[str]) -> None:
-    """Tell how a new run goes on from a finished one, if a key of the result was to be changed."""
+    """Tell how a new run goes on from a finished one, which is what prolongs it."""
     free = tuple(f"{name}." for name in changeable())
     other = [text for text in overrides if not f"{text.partition('=')[0]}.".startswith(free)]
-    if other:
-        typed = " ".join(other)
-        print(
-            f"With {typed} it is another run. That one can go on from these checkpoints:\n"
-            f"  new=$(python -m hpctrain freeze OVERRIDES {typed})   # those of this run\n"
-            f'  cp -r {shlex.quote(str(run.path))}/checkpoints "$new"\n'
-            f"  python -m hpctrain OVERRIDES {typed}   # or with -m"
-        )
+    typed = shlex.join(other or ["train.max_steps=N"])
+    print(
+        f"With {typed} it is another run, which goes on from the checkpoints of this one:\n"
+        f"  python -m hpctrain branch {shlex.quote(run.name)} {typed}"
+    )
 
 
 def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:
@@ -165,19 +160,9 @@ def _changed(run: RunDir, overrides: list[str]) -> Config:
             is damaged.
     """
     for text in overrides:
-        key = text.partition("=")[0]
-        if key in _FIXED:
+        if text.partition("=")[0] in _FIXED:
             raise ConfigError(f"{text}: an existing run keeps its name and its folder")
-        if any(known.startswith(f"{key}.") for known in known_keys()):
-            raise ConfigError(
-                f"{text}: resume changes single values, {key}.KEY=VALUE; a choice for the whole "
-                f"section {key} is made when a run is first submitted"
-            )
-    config = load(run.config_file)
-    if overrides:
-        node = OmegaConf.load(run.config_file)
-        merged = OmegaConf.merge(node, OmegaConf.from_dotlist(overrides))
-        config = from_omegaconf(DictConfig(merged))
+    config = load(run.config_file, overrides)
     # The run directory may have been moved meanwhile.
     config.output_dir = str(run.path.parent)
     return config

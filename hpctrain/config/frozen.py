@@ -13,6 +13,7 @@ from __future__ import annotations
 import marshal
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,23 @@ def _typed(schema: Any, values: Any, prefix: str = "") -> Any:
     return schema(**given)
 
 
-def load(path: Path) -> Config:
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a frozen config.yaml.
 
+    Args:
+        path: The file.
+        overrides: `KEY=VALUE` for each key that changes.
+
     Raises:
-        ConfigError: The file cannot be read, or it does not fit the schema.
+        ConfigError: The file cannot be read, or it or an override does not fit the schema.
     """
+    for text in overrides:
+        section = text.partition("=")[0]
+        if any(known.startswith(f"{section}.") for known in known_keys()):
+            raise ConfigError(
+                f"{text}: only single values of a frozen config change, {section}.KEY=VALUE; a "
+                f"choice for the whole section {section} is made when a run is first asked for"
+            )
     try:
         node = OmegaConf.load(path)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -111,6 +123,12 @@ def load(path: Path) -> Config:
         raise ConfigError(f"{path}: cannot be read as a frozen config ({reason})") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
+    if overrides:
+        try:
+            node = DictConfig(OmegaConf.merge(node, OmegaConf.from_dotlist([*overrides])))
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise ConfigError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from error
+        return from_omegaconf(node)
     try:
         return from_omegaconf(node)
     except ConfigError as error:

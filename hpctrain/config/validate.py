@@ -46,7 +46,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
     """
     problems = [
         *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
-        *(*starting_weights.problems(config), *_hardware(config)),
+        *(*starting_weights.problems(config), *_hardware(config), *_notify(config)),
     ]
     # With wrong values the rules between keys would report confusing problems.
     problems = problems or list(
@@ -215,6 +215,26 @@ def _secrets(config: Config) -> Iterator[str]:
                 f"{key}={secrets.mask(text)} holds a password or token, which would be written to "
                 "files: export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
             )
+
+
+def _notify(config: Config) -> Iterator[str]:
+    """Check that the address of a webhook is not written anywhere, and that somebody sends."""
+    notify = config.notify
+    if notify.url is None:
+        return
+    if notify.url not in secrets.known():
+        yield (
+            "notify.url=*** is a secret, which would be written to files: export it in your shell "
+            "as HPCTRAIN_WEBHOOK, which jobs inherit, and say "
+            "notify.url='${oc.env:HPCTRAIN_WEBHOOK}'"
+        )
+    elif not notify.url.startswith(("https://", "http://")):
+        yield "notify.url=***: it must begin with https:// or http://"
+    if not config.tracking.enabled:
+        yield (
+            "notify.url needs tracking.enabled=true: the journal is what tells about a run "
+            "(tracking.upload=false keeps it from MLflow; then `sync` sends the messages)"
+        )
 
 
 def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:

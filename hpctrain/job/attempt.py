@@ -15,6 +15,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
@@ -26,6 +28,7 @@ from hpctrain.runs import failure, lost_checkpoints, stop_request
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.swept import label
+from hpctrain.tracking.alerts.settings import Settings, remove, variable_of
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.training.trainer import Outcome
 
@@ -112,7 +115,14 @@ class Attempt(NoAttempt):
                 ranks = self._ranks
                 reason = failure.read(self._run.path, ranks.job_id, ranks.restart_count) or reason
             self._run.end_attempt("failed", error=reason)
-            self.tracker.finish("FAILED", reason=reason)
+            # The batch script may requeue the job then (`hpctrain.job.verdict`).
+            open_end = (
+                failure.is_of_another_rank(reason)
+                or failure.is_of_late_rank(reason)
+                or isinstance(error, torch.OutOfMemoryError)
+            )
+            final = not (open_end and self._ranks.launcher == "slurm")
+            self.tracker.finish("FAILED", reason=reason, final=final)
 
     def finished(self, outcome: Outcome) -> None:
         """Record that the run is over: why it ended early, and which results are not finite."""
@@ -158,6 +168,7 @@ class Attempt(NoAttempt):
         tracking = self._config.tracking
         if not tracking.enabled:
             return NullTracker()
+        self._arm_alerts()
         known = self._run.read()
         sweep = known.get("sweep", {})
         return JournalTracker(
@@ -171,6 +182,16 @@ class Attempt(NoAttempt):
             upload=tracking.upload,
             drain=tracking.drain_s,
         )
+
+    def _arm_alerts(self) -> None:
+        """Tell the uploader and `sync` what people want to know; see `tracking.alerts`."""
+        notify = self._config.notify
+        variable = notify.url and variable_of(notify.url)
+        if not variable:
+            remove(self._run.path)
+            return
+        stalled_s = 60 * notify.stalled_minutes
+        Settings(variable, notify.kind, tuple(notify.on), stalled_s).write(self._run.path)
 
     def _environment_before(self) -> dict[str, str]:
         """Return what the attempt before had found; empty if there is none."""

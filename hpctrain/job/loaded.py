@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.config.frozen import load
+from hpctrain.config.identity import changeable
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import journal
@@ -16,6 +21,9 @@ from hpctrain.tracking import journal
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+
+_FREE = ("parallel", "launch", "network")
 
 
 class LoadedRun:
@@ -74,7 +82,7 @@ class LoadedRun:
         """The steps of the checkpoints, in order."""
         return sorted(int(path.name[5:]) for path in checkpoints(self._run.checkpoints))
 
-    def model(self, step: int | None = None, *, best: bool = False) -> nn.Module:
+    def model(self, step: int | None = None, *, best: bool = False, ema: bool = False) -> nn.Module:
         """Return the model with the weights of a checkpoint, in eval mode, on the CPU.
 
         Its class is imported as by any Python code here. If that fails, it is imported from the
@@ -83,6 +91,7 @@ class LoadedRun:
         Args:
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint, which `checkpoint.best` keeps, in place of `step`.
+            ema: Take the moving average of the parameters, which `train.ema` keeps.
 
         Raises:
             ConfigError: The model cannot be built.
@@ -91,8 +100,116 @@ class LoadedRun:
         from hpctrain.job.building.trained_model import trained_model
 
         checkpoint = chosen_checkpoint(self._run, step, best=best)
+        self.find_code()
+        return trained_model(self.config, checkpoint, ema=ema).eval()
+
+    def evaluate(
+        self,
+        split: str | None = None,
+        *,
+        data: str | None = None,
+        step: int | None = None,
+        best: bool = False,
+        overrides: Sequence[str] = (),
+    ) -> dict[str, float]:
+        """Evaluate a checkpoint as the training does; all ranks that were started call it together.
+
+        Args:
+            split: The split; None means `data.val_split` of the run.
+            data: The folder or URL of the data set; None means that of the run.
+            step: The step of the checkpoint. None means the newest one that is intact.
+            best: Take the best checkpoint in place of `step`.
+            overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
+
+        Returns:
+            The metrics of the task by name, such as loss; the same on all ranks.
+
+        Raises:
+            ConfigError: A key or the layout does not fit, or the run has no such split.
+            DataError: The data set is missing or damaged.
+            StorageError: The checkpoint is missing or damaged.
+        """
+        from hpctrain.job.afterwards.evaluator import evaluate
+
+        config = self._config_for(overrides, data, split)
+        checkpoint = chosen_checkpoint(self._run, step, best=best)
+        self.find_code()
+        return evaluate(config, checkpoint, self._meeting_folder())
+
+    def predict(
+        self,
+        data: str | None,
+        out: str | Path,
+        split: str | None = None,
+        *,
+        step: int | None = None,
+        best: bool = False,
+        shard_samples: int = 65536,
+        overrides: Sequence[str] = (),
+    ) -> Path:
+        """Write what the model says about each sample, as a data set that a loader reads.
+
+        All ranks that were started call it together. If it is interrupted, the same call goes on.
+
+        Args:
+            data: The folder or URL of the data set; None means that of the run.
+            out: The folder of the predictions: a new one, or that of the same predictions.
+            split: The split; None means `data.val_split` of the run.
+            step: The step of the checkpoint. None means the newest one that is intact.
+            best: Take the best checkpoint in place of `step`.
+            shard_samples: The samples of a shard, about.
+            overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
+
+        Returns:
+            The folder. Sample i of its split is the prediction for sample i of the data's split.
+
+        Raises:
+            ConfigError: A key, the layout or the task does not fit.
+            DataError: The data set is missing or damaged.
+            StorageError: The folder has other results, or the checkpoint is missing or damaged.
+        """
+        from hpctrain.checkpoint.weight_files import WeightFiles
+        from hpctrain.data.places.origin import load_index
+        from hpctrain.job.afterwards.predictor import predict
+
+        config = self._config_for(overrides, data, split)
+        if config.data.val_split is None:
+            raise ConfigError("data.val_split=null: give a split")
+        checkpoint = chosen_checkpoint(self._run, step, best=best)
+        facts = {
+            "run": self._run.name,
+            "checkpoint": WeightFiles(checkpoint, None).digest(),
+            "data": load_index(config.data.path).digest,
+            "split": config.data.val_split,
+        }
+        self.find_code()
+        folder = Path(os.path.abspath(out))
+        predict(config, checkpoint, self._meeting_folder(), folder, facts, shard_samples)
+        return folder
+
+    def _config_for(self, overrides: Sequence[str], data: str | None, split: str | None) -> Config:
+        """Return the config with another data set and layout; the result is not changed."""
+        free = tuple(f"{name}." for name in changeable())
+        if wrong := [o for o in overrides if not f"{o.partition('=')[0]}.".startswith(free)]:
+            raise ConfigError(
+                f"{wrong[0]}: the result would be another one; only keys of {', '.join(_FREE)} and "
+                "the like change here"
+            )
+        config = load(self._run.config_file, overrides)
+        if data is not None:
+            config.data.path = data if "://" in data else os.path.abspath(data)
+        if split is not None:
+            config.data.val_split = split
+        return config
+
+    def _meeting_folder(self) -> Path:
+        folder = self.path / "evaluations"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def find_code(self) -> None:
+        """Let imports that fail find the copy of the code that the run was submitted with."""
         sys.path += [folder for folder in self._code() if folder not in sys.path]
-        return trained_model(self.config, checkpoint).eval()
 
     def _code(self) -> list[str]:
         from hpctrain.runs.code.snapshot import Snapshot

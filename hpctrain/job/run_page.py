@@ -51,6 +51,7 @@ def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, st
         "hpctrain.hosts": ",".join(ranks.hosts),
         "hpctrain.world_size": str(ranks.world_size),
         "hpctrain.command": " ".join(sys.argv),
+        **{f"hpctrain.parent_{key}": str(v) for key, v in (record.get("parent") or {}).items()},
         **{f"hpctrain.env.{name}": value for name, value in facts.items()},
     }
 

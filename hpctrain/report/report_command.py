@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.commands import select
-from hpctrain.console import Console
+from hpctrain.console import Cell, Console
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.facts_json import as_json
@@ -61,27 +61,33 @@ def _write_run(account: RunAccount, options: argparse.Namespace) -> None:
 
 
 def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> None:
-    from hpctrain.report.sweeps import parameters, seeds
+    from hpctrain.report.sweeps import parameters, scaling_fit, seeds
     from hpctrain.report.views import sweep_view
 
     sweep = parameters.Sweep.of(accounts, options.metric[0] if options.metric else None)
     metrics = options.metric or [sweep.metric]
     found = seeds.settings(accounts, options.over, metrics) if options.over else []
+    scaling = scaling_fit.Scaling.of(accounts)
+    lines = scaling.lines() if scaling else []
     if options.latex:
         print(seeds.as_latex(found), end="")
     elif options.csv:
         print(seeds.as_csv(found), end="")
     elif not options.json:
         shown = sweep_view.show_settings(found, options.over) if found else None
-        Console(soft_wrap=True).print(shown or sweep_view.show_sweep(accounts, sweep))
+        console = Console(soft_wrap=True)
+        console.print(shown or sweep_view.show_sweep(accounts, sweep))
+        for line in lines:
+            console.print(Cell(line))
     if not (options.html or options.png):
         return
-    from hpctrain.report.views import charts, html_view, sweep_charts
+    from hpctrain.report.views import charts, html_view, scaling_charts, sweep_charts
 
-    drawn = sweep_charts.settings_charts(found, metrics) if found else []
+    drawn = scaling_charts.scaling_charts(scaling) if scaling else []
+    drawn += sweep_charts.settings_charts(found, metrics) if found else []
     drawn += sweep_charts.sweep_charts(sweep)
     if options.html:
-        _write(options.html, html_view.sweep_page(accounts, sweep, found, drawn))
+        _write(options.html, html_view.sweep_page(accounts, sweep, found, drawn, lines))
     if options.png:
         charts.write_png(drawn, f"{len(accounts)} runs by {sweep.metric}", options.png)
 

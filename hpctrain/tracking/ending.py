@@ -33,7 +33,7 @@ def close(run_dir: Path, status: str, reason: str) -> None:
     """Record the final status of the newest attempt. No process of the run may be alive."""
     journal = Journal(run_dir)
     journal.attempt -= 1
-    journal.append("status", status=status, reason=reason)
+    journal.append("status", status=status, reason=reason, killed=True)
     journal.close()
 
 
@@ -44,7 +44,8 @@ def correct(run_dir: Path, status: str, reason: str) -> bool:
         Whether there was something to correct.
     """
     body = _status(run_dir)
-    if body.get("status") in (None, "RUNNING") or body.get("reason") == reason:
+    known = body.get("reason") == reason and body.get("final", True)
+    if body.get("status") in (None, "RUNNING") or known:
         return False
     close(run_dir, status, reason)
     return True

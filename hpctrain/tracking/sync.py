@@ -13,6 +13,7 @@ from pathlib import Path
 from hpctrain.errors import TrackingError
 from hpctrain.terminal import printable
 from hpctrain.tracking import ending
+from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.client import explain
 from hpctrain.tracking.left import is_uploaded
 from hpctrain.tracking.meta import Meta
@@ -138,6 +139,8 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool, uri: str | None) -> str
 
     try:
         with upload_lock(run_dir, busy):
+            alerts = Alerts(run_dir)
+            alerts.look()
             upload = Upload(run_dir, pause, uri)
             upload.drain()
             if from_start:
@@ -145,6 +148,7 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool, uri: str | None) -> str
             note = ""
             if upload.writer_died:
                 ending.close(run_dir, "KILLED", ending.UNRECORDED)
+                alerts.look()
                 upload.drain()
                 note = "; its process is gone, so it is KILLED"
     except _Busy:

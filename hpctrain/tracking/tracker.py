@@ -88,13 +88,21 @@ class Tracker(Protocol):
     def sync(self) -> None:
         """Call fsync: after this everything recorded so far is on the disk."""
 
-    def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
+    def finish(
+        self,
+        status: Status,
+        reason: str = "",
+        end_time: float | None = None,
+        *,
+        final: bool = True,
+    ) -> None:
         """End the attempt with a final status.
 
         Args:
             status: How it ended.
             reason: Why, for people.
             end_time: When, in seconds since the epoch; None means now.
+            final: False if the batch script decides whether the run goes on: nobody is told yet.
         """
 
 
@@ -141,7 +149,14 @@ class NullTracker:
     def sync(self) -> None:
         """Do nothing."""
 
-    def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
+    def finish(
+        self,
+        status: Status,
+        reason: str = "",
+        end_time: float | None = None,
+        *,
+        final: bool = True,
+    ) -> None:
         """Do nothing."""
 
 
@@ -309,7 +324,14 @@ class JournalTracker:
         self._journal.sync()
         self._revive_uploader()
 
-    def finish(self, status: Status, reason: str = "", end_time: float | None = None) -> None:
+    def finish(
+        self,
+        status: Status,
+        reason: str = "",
+        end_time: float | None = None,
+        *,
+        final: bool = True,
+    ) -> None:
         """End the attempt; wait up to `drain` seconds until everything is in the store.
 
         Ctrl-C and SIGTERM end the wait.
@@ -317,7 +339,13 @@ class JournalTracker:
         if self._finished:
             return
         self._finished = True
-        self._journal.append("status", at=end_time, status=status, reason=secrets.mask(reason))
+        self._journal.append(
+            "status",
+            at=end_time,
+            status=status,
+            reason=secrets.mask(reason),
+            **{} if final else {"final": False},
+        )
         self._journal.close()
         self._revive_uploader()
         if self._uploader:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from hpctrain.errors import TrackingError
 from hpctrain.secrets import mask_logging
+from hpctrain.tracking.alerts.alerts import Alerts
+from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
 from hpctrain.tracking.upload import GaveUp, Upload, upload_lock
 from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
@@ -43,6 +45,7 @@ class _Uploader:
         self._deadline: float | None = None
         self._stdin_open = True
         self._upload = Upload(run_dir, self._pause, uri)
+        self._alerts = Alerts(run_dir)
 
     def run(self) -> None:
         """Return when everything is uploaded and the training process has ended."""
@@ -51,12 +54,16 @@ class _Uploader:
             while True:
                 # Checked before `drain`: if it has died, `drain` uploads its last record.
                 died = self._upload.writer_died
+                self._alerts.look()
                 try:
                     self._upload.drain()
                     if self._upload.ended or not self._upload.writer_here:
+                        self._alerts.look()
                         return
                     if died and self._upload.writer_died:
                         self._upload.close_killed()
+                        if "SLURM_JOB_ID" not in os.environ:  # else the batch script decides
+                            self._alerts.killed(UNRECORDED)
                         return
                 except DeletedError as error:
                     # Somebody may restore the run, so the upload is tried again later.
@@ -70,6 +77,7 @@ class _Uploader:
                     self._nap(self._poll)
 
     def _pause(self, seconds: float) -> None:
+        self._alerts.look()
         if self._deadline is None and (not self._stdin_open or self._upload.writer_died):
             self._deadline = time.monotonic() + self._drain
         if self._deadline is None:

@@ -29,6 +29,7 @@ from hpctrain.parallel.reducing.scalars import (
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
+from hpctrain.training.average import Average
 from hpctrain.training.schedule import rate_ratios, set_rates
 
 
@@ -97,6 +98,7 @@ class TrainStep:
         micro_batches: Changes the size of micro-batches; None keeps it.
         base_lr: The learning rate that the optimizer was made with. Groups of parameters with
             another one keep the ratio to it. None lets all groups have the same.
+        average: Follows the parameters; None keeps no average.
 
     Attributes:
         totals: The sums since the last report.
@@ -114,12 +116,14 @@ class TrainStep:
         health: Health | None = None,
         micro_batches: MicroBatches | None = None,
         base_lr: float | None = None,
+        average: Average | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
         self.micro_batches = micro_batches
         self.clip_norm, self.stop, self.health = clip_norm, stop, health or Health()
         groups = optimizer.param_groups
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
+        self.average = average or Average(model)
         self.totals = Totals()
         self.grad_norm: Scalar = math.nan
 
@@ -160,8 +164,15 @@ class TrainStep:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.after_step()
+        if fits and healthy:
+            self.average.update()
         if self.micro_batches is not None:
             self.micro_batches.after_step()
+
+    def finish(self) -> None:
+        """Make the replicas equal after the last step of the run."""
+        self.model.finish()
+        self.average.finish()
 
     def _forward_backward(self, batch: Batch) -> tuple[list[str], Scalars]:
         while True:

@@ -121,7 +121,7 @@ class Trainer:
                 logs = self.step % self.every.log == 0 or done
                 health.judge(late=not logs)
                 if done:
-                    self.train_step.model.finish()
+                    self.train_step.finish()
                 if logs:
                     means = self._training_means()  # it waits for a GPU, whose steps are measured
                     self._log(self.meter.report(self.train_step.totals.counts) | means)
@@ -133,7 +133,7 @@ class Trainer:
                     break
                 over = self.patience.is_over
                 if over and not done:
-                    self.train_step.model.finish()
+                    self.train_step.finish()
                 due = self.step % self.every.checkpoint == 0 or self.best.is_due(self.step)
                 if due or done or over:
                     self._save()
@@ -184,7 +184,8 @@ class Trainer:
             doing = self.display.doing("an evaluation")
             with self.meter.spent("evaluation"), doing, self._untouched_random_state():
                 self.hooks.before_evaluation(self._state())
-                means = self._evaluate(self.evaluation)
+                with self.train_step.average.applied():
+                    means = self._evaluate(self.evaluation)
             self.train_step.model.module.train()
             if means is None:
                 return False
@@ -257,6 +258,7 @@ class Trainer:
                 "health": self.train_step.health.state_dict(),
                 "hooks": self.hooks.state_dict(),
                 "schedule": self.schedule.state_dict(),
+                "ema": bool(self.train_step.average.tensors),
                 "patience": self.patience.state_dict(),
                 "best": self.best.state_dict(),
                 "meter": self.meter.state_dict(),
@@ -290,6 +292,8 @@ class Trainer:
             self.train_step.health.load_state_dict(progress["health"])
             self.hooks.load_state_dict(progress["hooks"])
             self.schedule.load_state_dict(progress["schedule"])
+            if not progress["ema"]:
+                self.train_step.average.restart()
             self.patience.load_state_dict(progress["patience"])
             self.best.load_state_dict(progress["best"])
             self.meter.load_state_dict(progress.get("meter", {}))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -48,7 +47,7 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
     for override, message in {
         "optimizer.lr=0.5": "it would be another run",
         "name=other": "name=other: an existing run keeps its name and its folder",
-        "site=mine": "site=mine: resume changes single values, site.KEY=VALUE",
+        "site=mine": "site=mine: only single values of a frozen config change, site.KEY=VALUE",
         "launch.nodse=2": "unknown key launch.nodse: did you mean launch.nodes",
         "launch.nodes=two": "launch.nodes='two': it must be a number of nodes",
         "launch.nodes=2": "launch.nodes=2: sbatch is not on the PATH",
@@ -162,12 +161,10 @@ def test_what_a_finished_run_lacks_in_mlflow_is_told_and_completed(
 
     # What `resume` says about going on from a finished run is what works.
     assert "With train.max_steps=8 it is another run" in said
-    assert f'cp -r {run}/checkpoints "$new"' in said
-    longer = ("train.max_steps=8", *size[1:], "tracking=off")
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    new = Path(command("freeze", "experiment=digits", *where, *longer).strip())
-    shutil.copytree(run / "checkpoints", new / "checkpoints")
-    train(*longer)
+    assert f"hpctrain branch {run.name} train.max_steps=8" in said
+    new = Path(command("branch", run.name, "train.max_steps=8", "tracking.enabled=false").strip())
+    run_module("hpctrain", "run", str(new), cwd=tmp_path)
     assert [each["first_step"] for each in run_json(new)["attempts"]] == [4]
     assert run_json(new)["result"]["step"] == 8
-    assert "it is another run" not in command("resume", run.name, "launch.time_min=5")
+    said = command("resume", run.name, "launch.time_min=5")
+    assert f"hpctrain branch {run.name} train.max_steps=N" in said

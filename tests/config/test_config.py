@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.config.composing.choices import conf_dir, groups
+from hpctrain.config.composing.choices import as_typed, conf_dir, groups
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.composing.compose import extending
 from hpctrain.config.composing.compose_call import composed
@@ -343,7 +343,7 @@ def test_every_choice_of_conf_fits_the_schema(composer: Composer) -> None:
     found = groups(conf_dir())
     # One config takes a choice of each group, because composing one takes a tenth of a second.
     for row in range(max(map(len, found.values()))):
-        chosen = [f"{group}={names[row % len(names)]}" for group, names in found.items()]
+        chosen = [f"{as_typed(each)}={names[row % len(names)]}" for each, names in found.items()]
         assert composer.typed([*chosen, *where]).name
         others = [choice for choice in chosen if not choice.startswith("experiment=")]
         for experiment in ([], ["experiment=digits"]):

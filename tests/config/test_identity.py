@@ -76,6 +76,8 @@ DEFAULTS: dict[str, Any] = {
     "train.max_steps": None,
     "train.clip_norm": 1.0,
     "train.eval_every": None,
+    "train.ema": None,
+    "train.ema_evaluation": True,
     "train.early_stopping.metric": None,
     "train.early_stopping.patience": 5,
     "train.early_stopping.mode": None,
@@ -102,6 +104,7 @@ DEFAULTS: dict[str, Any] = {
     "checkpoint.init_digest": None,
     "checkpoint.init_rename": [],
     "checkpoint.init_skip": [],
+    "checkpoint.branch_digest": None,
 }
 
 
@@ -141,7 +144,7 @@ class OtherConfig(Config):
 
 @dataclass
 class LaterTrain(TrainConfig):
-    ema: float = key(0.0, "A key of a later release.", at_least=0)
+    swa: float = key(0.0, "A key of a later release.", at_least=0)
 
 
 @dataclass
@@ -166,7 +169,7 @@ def test_keys_of_later_releases_do_not_rename_a_run() -> None:
     before = Config(seed=3, model=model, train=TrainConfig(max_steps=5))
     after = LaterConfig(seed=3, model=model, train=LaterTrain(max_steps=5))
     assert signature(after, "d") == signature(before, "d")
-    after.train.ema = 0.9
+    after.train.swa = 0.9
     assert signature(after, "d") != signature(before, "d")
 
 

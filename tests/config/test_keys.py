@@ -60,7 +60,7 @@ def test_what_is_printed_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
         "identity": "",
         "meaning": "",
     }
-    assert found["scheduler.kind"]["allowed"] == "constant, linear, cosine"
+    assert found["scheduler.kind"]["allowed"] == "constant, linear, cosine, wsd, one_cycle, plateau"
     assert found["scheduler.kind"]["identity"] == "identity"
     assert found["scheduler.warmup_steps"]["allowed"] == "at least 0"
     assert found["scheduler.final_ratio"]["allowed"] == "from 0 to 1"

@@ -74,7 +74,7 @@ def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, la
             input=json.dumps(commands),
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
             check=False,
         )
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, on_part
-from hpctrain.training.step import TrainStep
+from hpctrain.training.average import Average
+from hpctrain.training.step import Totals, TrainStep
 from tests.ranks import run_ranks
 
 # `make test-all` makes 10 steps. In 5 steps every step clips, momentum adds up, and each number of
@@ -32,6 +34,7 @@ STEPS = 10 if os.environ.get("HPCTRAIN_TESTS") == "all" else 5
 TOLERANCE = 1e-6 * STEPS
 ROWS = 16
 EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
+EMA = 0.7
 # What `optimizer="features"` trains with: whole blocks and parts of blocks are frozen.
 RULES: list[dict[str, Any]] = [
     {"match": "*norm*", "weight_decay": 0.0},
@@ -99,6 +102,7 @@ class Training:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     means: dict[str, float] = field(default_factory=dict)
+    evaluated: list[float] = field(default_factory=list)
 
     def run(self, cell: Cell, steps: int) -> None:
         """Make `steps` global steps, and append the loss and gradient norm of each."""
@@ -109,6 +113,18 @@ class Training:
             self.losses.append(self.means["loss"])
             self.norms.append(float(self.step.grad_norm))
             self.seen += 1
+            if cell.optimizer == "features":  # the parameters are exchanged, and then come back
+                with self.step.average.applied():
+                    self.evaluated.append(self._evaluate(cell))
+
+    def _evaluate(self, cell: Cell) -> float:
+        """Return the loss of one batch, by the average of the parameters."""
+        totals = Totals()
+        self.model.module.eval()
+        totals.add(*self.model.evaluate(self.step.task, self._share(batch(cell.model, 99))))
+        self.model.module.train()
+        totals.reduce(self.mesh)
+        return totals.means()["loss"]
 
     def _share(self, whole: Batch) -> Batch:
         rows, first = ROWS // self.mesh.shares, self.mesh.first_share
@@ -153,7 +169,10 @@ def build(cell: Cell) -> Training:
         optimizer = torch.optim.AdamW(model.parameters)
     clip = made.train.clip_norm
     base = made.optimizer.lr if cell.optimizer == "features" else None
-    step = TrainStep(model, task, optimizer, clip_norm=clip, stop=Stop(), base_lr=base)
+    average = Average(model, EMA if cell.optimizer == "features" else None)
+    step = TrainStep(
+        *(model, task, optimizer), clip_norm=clip, stop=Stop(), base_lr=base, average=average
+    )
     return Training(made, mesh, model, step)
 
 
@@ -200,20 +219,36 @@ def train(cell: Cell) -> Result:
     """Make all steps of a cell, and return what this rank has seen."""
     training = build(cell)
     training.run(cell, cell.steps)
-    return Result(training.losses, training.norms, whole(training.model))
+    return finished(cell, training)
+
+
+def finished(cell: Cell, training: Training) -> Result:
+    """Return what this rank has seen of a training."""
+    parameters = whole(training.model)
+    if cell.optimizer == "features":
+        named = training.step.average.tensors.items()
+        parameters |= {f"ema.{name}": value for name, value in gathered(training.model, named)}
+    return Result(training.losses + training.evaluated, training.norms, parameters)
 
 
 def whole(model: ParallelModel) -> dict[str, torch.Tensor]:
     """Return every parameter whole, put together from all ranks."""
+    return dict(gathered(model, model.module.named_parameters()))
+
+
+def gathered(
+    model: ParallelModel, named: Iterable[tuple[str, torch.Tensor]]
+) -> Iterable[tuple[str, torch.Tensor]]:
+    """Return tensors of this rank whole, together with those of the other stages."""
     own = {
         name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach()
-        for name, p in model.module.named_parameters()
+        for name, p in named
     }
     if model.mesh.degrees.pp == 1:
-        return own
+        return own.items()
     stages: list[Any] = [None] * model.mesh.degrees.pp
     distributed.all_gather_object(stages, own, model.mesh.pp_group)
-    return {name: value for stage in stages for name, value in stage.items()}
+    return [pair for stage in stages for pair in stage.items()]
 
 
 def difference(result: Result, expected: Result) -> tuple[float, float, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import hpctrain
 from hpctrain.training.best import Best
@@ -86,7 +87,8 @@ STOPS = (
     *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
     *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10", "checkpoint.keep_every=20"),
     *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
-    *("scheduler=plateau", "scheduler.plateau={patience: 1, min_delta: 0.1, factor: 0.5}"),
+    *("train.ema=0.9", "train.log_every=5", "optimizer.groups=[{match: '1.*', freeze: true}]"),
+    *("scheduler=plateau", "scheduler.plateau={patience: 1, min_delta: 0.5, factor: 0.5}"),
 )
 
 
@@ -115,7 +117,13 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
     assert metrics["best/step", whole["best"]["step"]] == whole["best"]["step"]
     assert whole["result"]["step"] < 60
     assert "early stopping: val/loss was best at step" in whole["attempts"][-1]["reason"]
+    averages = []
     for run in map(hpctrain.load_run, runs(tmp_path / "runs")):
+        average, plain = run.model(ema=True), run.model()
+        pairs = zip(average.parameters(), plain.parameters(), strict=True)
+        same = [torch.equal(*pair) for pair in pairs]
+        assert same == [True, True] + [False] * 4, "what is frozen is its own average"
+        averages.append(torch.cat([p.flatten() for p in average.parameters()]))
         best = whole["best"]["step"]
         assert {best, whole["result"]["step"]} <= {*run.checkpoints}
         assert all(step % 20 == 0 for step in run.checkpoints[:-2] if step != best)
@@ -124,6 +132,7 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
             [*model.parameters()] for model in (run.model(best=True), run.model(step=best))
         ]
         assert all((a == b).all() for a, b in zip(*parameters, strict=True))
+    assert torch.equal(*averages)
 
 
 @pytest.mark.parametrize(

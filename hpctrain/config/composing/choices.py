@@ -7,6 +7,9 @@ from pathlib import Path
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
 
+# conf/config.yaml does not name these groups, so Hydra adds a choice of them.
+_ADDED = ("scaling",)
+
 
 def conf_dir() -> Path:
     """Return the folder `conf`: in a checkout it is beside the package, in a wheel inside it."""
@@ -19,6 +22,11 @@ def groups(conf: Path) -> dict[str, list[str]]:
     """Return the config groups and the names of their choices, in alphabetical order."""
     folders = (path for path in sorted(conf.iterdir()) if path.is_dir() and path.name != "hydra")
     return {folder.name: sorted(p.stem for p in folder.glob("*.yaml")) for folder in folders}
+
+
+def as_typed(group: str) -> str:
+    """Return how a command line names a group: those of no usual run need a plus, `+scaling`."""
+    return f"+{group}" if group in _ADDED else group
 
 
 def sections() -> list[str]:

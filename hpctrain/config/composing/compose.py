@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hpctrain.config.composing.choices import conf_dir, groups
+from hpctrain.config.composing.scaled import scaled
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys
@@ -75,7 +76,7 @@ def compose(argv: list[str]) -> Config | None:
             "hydra/launcher: -m needs hpctrain (the default), submitit_slurm or submitit_local; "
             "nothing was started"
         )
-    return from_omegaconf(composed[0]) if composed else None
+    return scaled(from_omegaconf(composed[0])) if composed else None
 
 
 def extending(override: str) -> str:

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hpctrain.config import launcher_keys
+from hpctrain.config.composing.scaled import scaled
 from hpctrain.config.composing.template import Template
 from hpctrain.config.composing.text_values import quoted, text_keys
 from hpctrain.config.explain import explain
@@ -89,9 +90,9 @@ class Composer:
             if (template := self._templates.get(kind)) is not None:
                 # Where a template refuses a value, Hydra below finds the words for the error.
                 with suppress(OmegaConfBaseException):
-                    return template.config(values)
+                    return scaled(template.config(values))
             tree = self(overrides)
-            config = from_omegaconf(tree)
+            config = scaled(from_omegaconf(tree))
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise ConfigError(explain(error, known_keys())) from error
         if kind not in self._met:  # perhaps the only run of its kind

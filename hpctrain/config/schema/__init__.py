@@ -11,6 +11,7 @@ from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig,
 from hpctrain.config.schema.launch import LaunchConfig
 from hpctrain.config.schema.monitor import MonitorConfig
 from hpctrain.config.schema.network import NetworkConfig
+from hpctrain.config.schema.notify import NotifyConfig
 from hpctrain.config.schema.optimizer import OptimizerConfig, PlateauConfig, SchedulerConfig
 from hpctrain.config.schema.parallel import DDPConfig, FSDPConfig, ParallelConfig
 from hpctrain.config.schema.site import ContainerConfig, SiteConfig
@@ -39,6 +40,7 @@ __all__ = [
     "LocalSGDConfig",
     "MonitorConfig",
     "NetworkConfig",
+    "NotifyConfig",
     "OptimizerConfig",
     "ParallelConfig",
     "PlateauConfig",

@@ -12,6 +12,7 @@ from hpctrain.config.schema.key import key, section
 from hpctrain.config.schema.launch import LaunchConfig
 from hpctrain.config.schema.monitor import MonitorConfig
 from hpctrain.config.schema.network import NetworkConfig
+from hpctrain.config.schema.notify import NotifyConfig
 from hpctrain.config.schema.optimizer import OptimizerConfig, SchedulerConfig
 from hpctrain.config.schema.parallel import ParallelConfig
 from hpctrain.config.schema.site import SiteConfig
@@ -44,6 +45,14 @@ class Config:
         "A sweeper such as Optuna gets the last value of this metric.",
         identity=False,
     )
+    scaling: str | None = key(
+        None,
+        "The run belongs to a series over launch.nodes: with the same global batch (strong), or "
+        "with train.global_batch_size as the batch of each node (weak). +scaling=strong or "
+        "+scaling=weak sets this key and what such a series needs.",
+        choices=(None, "strong", "weak"),
+        identity=False,
+    )
     model: dict[str, Any] = key({}, "The model is `_target_`, called with the other keys.")
     task: dict[str, Any] = key(
         {}, "The task (loss and metrics) is `_target_`, called with the other keys."
@@ -69,6 +78,7 @@ class Config:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     monitor: MonitorConfig = section(MonitorConfig, identity=False)
     tracking: TrackingConfig = section(TrackingConfig, identity=False)
+    notify: NotifyConfig = section(NotifyConfig, identity=False)
     launch: LaunchConfig = section(LaunchConfig, identity=False)
     site: SiteConfig = section(SiteConfig, identity=False)
 

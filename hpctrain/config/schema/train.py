@@ -78,6 +78,10 @@ class LocalSGDConfig:
     )
 
 
+def _check_ema(decay: float | None) -> str:
+    return "" if decay is None or 0 < decay < 1 else "it must be greater than 0 and less than 1"
+
+
 def _check_patterns(patterns: Any) -> str:
     texts = patterns if isinstance(patterns, list) else [patterns]
     fits = patterns is None or (texts and all(isinstance(text, str) and text for text in texts))
@@ -256,6 +260,15 @@ class TrainConfig:
         at_least=1,
     )
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
+    ema: float | None = key(
+        None,
+        "Beside the parameters the run keeps their exponential moving average, which keeps this "
+        "part of itself in each step, such as 0.999. Null keeps none.",
+        check=_check_ema,
+    )
+    ema_evaluation: bool = key(
+        True, "With train.ema, evaluations use the average in place of the parameters."
+    )
     sample_prompt: str | None = key(
         None,
         "At the end of the run rank 0 prints how the language model continues this text. The whole "
@@ -321,6 +334,11 @@ class CheckpointConfig:
         [],
         "Weights of the model whose names fit one of these patterns keep their initial values, "
         "such as a head of another shape. A * stands for any text.",
+    )
+    branch_digest: str | None = key(
+        None,
+        "The run goes on from the checkpoint of another run with this digest. The command `branch` "
+        "fills it in.",
     )
     every_steps: int = key(
         200,

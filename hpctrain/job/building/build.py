@@ -35,6 +35,7 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
+from hpctrain.training.average import Average
 from hpctrain.training.best import Best
 from hpctrain.training.display import Display, choose_display
 from hpctrain.training.hooks import Hook, Hooks
@@ -95,9 +96,11 @@ def build(
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.stream)
     optimizer = build_optimizer(config.optimizer, model)
+    average = Average(model, config.train.ema, evaluates=config.train.ema_evaluation)
     checkpointer = Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
+        average=average.tensors,
         base=adapted_base(config),
     )
     return Trainer(
@@ -110,6 +113,7 @@ def build(
             health=_health(config.train, run, ranks),
             micro_batches=micro_batches,
             base_lr=config.optimizer.lr,
+            average=average,
         ),
         schedule=build_schedule(config.scheduler, effective),
         loader=loader,

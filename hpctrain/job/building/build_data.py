@@ -60,6 +60,7 @@ class DataBuilder:
         mesh: The ranks that divide the samples.
         device: Device of the batches.
         make: Calls the `_target_` of a config section; takes the section's key and its content.
+        samples: See `in_order`.
     """
 
     config: Config
@@ -67,6 +68,7 @@ class DataBuilder:
     mesh: Mesh
     device: torch.device
     make: Make
+    samples: int = 0
     _indices: dict[str, Index] = field(default_factory=dict)
     _closes: list[Callable[[], None]] = field(default_factory=list)
 
@@ -111,6 +113,31 @@ class DataBuilder:
             # Evaluation keeps no activations for a backward pass, so a larger batch fits.
             global_batch_size=2 * sizes.share * self.mesh.dp_size,
             shares=(self.mesh.dp_rank, self.mesh.dp_size, 1),
+            tail="pad",
+            transforms=self._for_evaluation("transforms"),
+            batch_transforms=self._for_evaluation("batch_transforms"),
+            max_epochs=1,
+        )
+
+    def in_order(self, rows: int) -> Feed:
+        """Return a feed of all samples of the validation split, in order, whole on every rank.
+
+        `samples` is their number afterwards.
+
+        Args:
+            rows: The samples of a batch.
+
+        Raises:
+            ConfigError: As `training`.
+            DataError: As `training`.
+        """
+        source, _ = self._source(self.config.data.path, str(self.config.data.val_split))
+        self.samples = len(source)
+        return self._feed(
+            source,
+            Order(len(source), 0, shuffle=False),
+            global_batch_size=rows,
+            shares=(0, 1, 1),
             tail="pad",
             transforms=self._for_evaluation("transforms"),
             batch_transforms=self._for_evaluation("batch_transforms"),

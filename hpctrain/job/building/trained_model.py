@@ -18,7 +18,7 @@ from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.runs.weights_digest import verified
 
 
-def trained_model(config: Config, checkpoint: Path) -> nn.Module:
+def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.Module:
     """Return the model of a run, in training mode, on the CPU.
 
     A run with adapters (LoRA) has checkpoints of these only; the other weights come from
@@ -27,6 +27,7 @@ def trained_model(config: Config, checkpoint: Path) -> nn.Module:
     Args:
         config: The frozen config of the run.
         checkpoint: The folder of one of its checkpoints.
+        ema: Take the moving average of the parameters (`train.ema`).
 
     Raises:
         ConfigError: The model cannot be built.
@@ -36,17 +37,17 @@ def trained_model(config: Config, checkpoint: Path) -> nn.Module:
     model: nn.Module = make("model", config.model)
     lora = config.train.lora
     if lora.patterns:
-        _check_base(config, checkpoint)
+        check_base(config, checkpoint)
         add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
         freeze_base(model, lora.also)
         start = config.checkpoint
         weights = open_weights(verified(config))
         start_from(model, weights, renames(start.init_rename), start.init_skip)
-    load_weights(model, checkpoint, trained_only=bool(lora.patterns))
+    load_weights(model, checkpoint, ema=ema, trained_only=bool(lora.patterns))
     return model
 
 
-def _check_base(config: Config, checkpoint: Path) -> None:
+def check_base(config: Config, checkpoint: Path) -> None:
     """Check that the adapters of a checkpoint belong to the weights of the config.
 
     Raises:

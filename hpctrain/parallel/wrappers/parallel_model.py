@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
@@ -138,6 +139,18 @@ class ParallelModel:
             here = torch.as_tensor(factor).to(device, same[0].dtype.to_real())
             torch._foreach_mul_(same, here)
         return norm
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The modules that are called for a pass: one, or the stages of this rank."""
+        return [self.module]
+
+    def free_gathered(self) -> None:
+        """Free what a pass has gathered of divided parameters, because they have been changed."""
+        for root in self.roots:
+            for module in root.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
     def share_buffers(self) -> None:
         """Give the buffers of the first rank, such as the statistics of a batch norm, to all.

@@ -94,6 +94,11 @@ class PipelineModel(ParallelModel):
         self._names: dict[bool, list[str]] = {}
         self._work: _Work | None = None
 
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The stages of this rank."""
+        return [*self._stages.values()]
+
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
 

@@ -1,0 +1,45 @@
+"""The keys of `notify`."""
+
+# ruff: noqa: RUF009 (`key` returns a dataclass field)
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.config.schema.key import key
+
+EVENTS = ("failed", "stalled", "nan", "idle", "finished")
+
+
+def _check_events(events: Any) -> str:
+    wrong = [each for each in events if each not in EVENTS]
+    return f"allowed are {', '.join(EVENTS)}" if wrong else ""
+
+
+@dataclass
+class NotifyConfig:
+    """Messages to people about a run, by a webhook. The uploader's process sends them."""
+
+    url: str | None = key(
+        None,
+        "Messages go to this webhook of Slack, Discord, ntfy or Teams, or to any server that takes "
+        "JSON. It is a secret: say ${oc.env:HPCTRAIN_WEBHOOK}, and export that variable.",
+    )
+    kind: str = key(
+        "auto",
+        "The messages have the form of this service. auto knows it by the host in the URL, and "
+        "takes json for an unknown one.",
+        choices=("auto", "slack", "discord", "ntfy", "teams", "json"),
+    )
+    on: list[str] = key(
+        [*EVENTS],
+        "These events are told: the run has failed or was killed, it makes no step, a metric is "
+        'not finite, its devices are idle, it has finished. In a file write "on".',
+        check=_check_events,
+    )
+    stalled_minutes: float = key(
+        30.0,
+        "A running run is stalled if it has logged nothing for this time.",
+        unit="minutes",
+        above=0,
+    )

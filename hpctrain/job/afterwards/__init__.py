@@ -1,0 +1,1 @@
+"""What the ranks of a job do with a trained model: evaluate it, predict with it."""

@@ -1,0 +1,44 @@
+"""Evaluates a checkpoint of a run as the training itself does, on any ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.config.schema import Config
+from hpctrain.distributed.long_work import first_in_long_work
+from hpctrain.errors import ConfigError
+from hpctrain.job.afterwards.restored import restored
+from hpctrain.parallel.reducing.metric_states import Measured
+from hpctrain.tasks import derived
+from hpctrain.training.step import Totals
+
+
+def evaluate(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]:
+    """Return the mean of each metric over `data.val_split`, whose samples all count once.
+
+    All ranks that were started call this together, and get the same numbers.
+
+    Args:
+        config: The config of the run, with the split and the data that are meant.
+        checkpoint: The folder of the checkpoint.
+        folder: See `restored`.
+
+    Raises:
+        ConfigError: There is no split, or the layout does not fit the ranks.
+        DataError: The data set or the split is missing or damaged.
+        StorageError: The checkpoint cannot be read.
+    """
+    if config.data.val_split is None:
+        raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")
+    with restored(config, checkpoint, folder) as trained:
+        feed = trained.data.evaluation()
+        assert feed is not None
+        totals, measured = Totals(), Measured(trained.task, trained.model.mesh)
+        try:
+            for batch in first_in_long_work("the first batch of the evaluation", feed):
+                totals.add(*trained.model.evaluate(measured.task, batch))
+                measured.update()
+        finally:
+            feed.close()
+        totals.reduce(trained.model.mesh)
+        return derived(trained.task, totals.means()) | measured.values()

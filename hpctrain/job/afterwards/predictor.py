@@ -1,0 +1,235 @@
+"""Writes what a trained model says about each sample of a data set, as HDF5 shards.
+
+split ── parts of `shard_samples` ── one data-parallel rank each ── OUT/NAME-00000.h5 ── index.json
+
+The shards follow the order of the samples. A shard that is there is not made again, so a job that
+was interrupted goes on; the index is written last. `prediction.json` says what the folder is for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.schema import Config
+from hpctrain.data.feed import Feed
+from hpctrain.disk import read_json, sync, write_atomically
+from hpctrain.distributed import objects
+from hpctrain.distributed.long_work import long_work
+from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.job.afterwards.restored import Restored, restored
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import FILE, Index, Shard
+from hpctrain.shards.shard import shard_name, write_shard
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import SplitTask, Sums
+
+_NOTE = "prediction.json"
+
+
+def predict(
+    config: Config,
+    checkpoint: Path,
+    folder: Path,
+    out: Path,
+    facts: dict[str, Any],
+    shard_samples: int = 65536,
+) -> Index:
+    """Write the predictions for `data.val_split`; all ranks that were started call this together.
+
+    Args:
+        config: The config of the run, with the split and the data that are meant.
+        checkpoint: The folder of the checkpoint.
+        folder: See `restored`.
+        out: The folder of the predictions: a new one, or that of the same predictions.
+        facts: What the predictions follow from; a folder with other ones is refused.
+        shard_samples: The samples of a shard, about.
+
+    Raises:
+        ConfigError: The task has no cut between model and loss, or the layout cannot be used.
+        StorageError: `out` has other results, or cannot be written.
+    """
+    if config.parallel.pp > 1 or config.parallel.cp > 1:
+        raise ConfigError(
+            f"predict with parallel.pp={config.parallel.pp} and parallel.cp={config.parallel.cp}: "
+            "no rank has whole outputs; give parallel.pp=1 parallel.cp=1 (a checkpoint of any "
+            "layout fits)"
+        )
+    with restored(config, checkpoint, folder, divided_loss=False) as trained:
+        if not isinstance(trained.task, SplitTask):
+            raise ConfigError(
+                f"task._target_={config.task.get('_target_')}: predictions need a task that is a "
+                "hpctrain.tasks.SplitTask, whose `inputs` are those of the model"
+            )
+        return _Prediction(trained, out, facts, shard_samples).run()
+
+
+class _Outputs:
+    """A task that keeps what the model returns."""
+
+    def __init__(self, task: SplitTask) -> None:
+        self._task = task
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Sums:
+        outputs = model(*self._task.inputs(batch))
+        method = getattr(self._task, "predictions", None)
+        found = {"prediction": outputs} if method is None else method(outputs, batch)
+        self.kept = {name: _whole(value) for name, value in found.items()}
+        return {"loss": (batch["mask"].sum() * 0.0, batch["mask"].sum())}
+
+
+def _whole(outputs: Any) -> torch.Tensor:
+    value = getattr(outputs, "logits", outputs)
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(
+            f"the model returns a {type(value).__name__}, which cannot be written; give the task "
+            "a method `predictions(outputs, batch)` that returns tensors by name"
+        )
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+class _Prediction:
+    def __init__(
+        self, trained: Restored, out: Path, facts: dict[str, Any], shard_samples: int
+    ) -> None:
+        self._trained, self._out, self._facts = trained, out, facts
+        self._mesh, self._task = trained.model.mesh, trained.task
+        self._rows = 2 * BatchSizes.of(trained.config, self._mesh.degrees).share
+        self._feed: Feed = trained.data.in_order(self._rows)
+        self._batches = max(1, shard_samples // self._rows)
+        self._size = self._batches * self._rows  # samples of a shard
+        self._count = trained.data.samples
+        self._split = str(trained.config.data.val_split)
+
+    def run(self) -> Index:
+        self._begin()
+        numbers = range(-(-self._count // self._size))
+        done = {n for n in numbers if (self._out / self._note(n)).exists()}
+        done = set(objects.broadcast(sorted(done)))
+        todo = [n for n in numbers if n not in done]
+        size, own = self._mesh.dp_size, self._mesh.dp_rank
+        # All ranks make the same passes, since those of FSDP gather parameters together.
+        for first in range(0, len(todo), size):
+            turn = todo[first : first + size]
+            self._make(turn[min(own, len(turn) - 1)], kept=own < len(turn))
+        self._feed.close()
+        with long_work("writing predictions"):
+            pass
+        index = None
+        if self._trained.ranks.is_main:
+            index = self._finish(numbers)
+        dist.barrier()
+        return index or Index.load(self._out)
+
+    def _begin(self) -> None:
+        """Check that the folder is empty, or has a part of the same predictions."""
+        problem = ""
+        if self._trained.ranks.is_main:
+            try:
+                facts = self._facts | {"shard_samples": self._size}
+                note = self._out / _NOTE
+                if note.exists():
+                    known = read_json(note)
+                    other = [key for key in facts if known.get(key) != facts[key]]
+                    if other:
+                        problem = (
+                            f"{self._out} has other predictions: {other[0]} was "
+                            f"{known.get(other[0])}, and is {facts[other[0]]} now; give another "
+                            "folder"
+                        )
+                elif self._out.exists() and any(self._out.iterdir()):
+                    problem = f"{self._out} has other files: give a folder that is new or empty"
+                else:
+                    self._out.mkdir(parents=True, exist_ok=True)
+                    write_atomically(note, json.dumps(facts, indent=1) + "\n")
+            except (OSError, ValueError, HpctrainError) as error:
+                problem = f"{self._out}: cannot be used ({error})"
+        if problem := objects.broadcast(problem):
+            raise StorageError(problem)
+
+    def _make(self, number: int, *, kept: bool) -> None:
+        start = number * self._size
+        rows = min(self._size, self._count - start)
+        parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+        left = rows
+        for batch in self._taken(start):
+            outputs = _Outputs(self._task)  # type: ignore[arg-type]
+            self._trained.model.evaluate(outputs, batch)
+            for name, value in outputs.kept.items():
+                if len(value) != len(batch["mask"]):
+                    raise ConfigError(
+                        f"{name} has {len(value)} rows for {len(batch['mask'])} samples: a "
+                        "prediction has one row for each sample"
+                    )
+                array = value.float() if value.dtype == torch.bfloat16 else value
+                parts.setdefault(name, []).append(array[: max(0, left)].cpu().numpy())
+            left -= len(batch["mask"])
+        # The ranks of a replica have the same outputs, and one of them writes.
+        if kept and self._mesh.is_counted:
+            self._write(number, rows, parts)
+
+    def _taken(self, start: int) -> Iterator[Batch]:
+        """Yield as many batches as a shard has; the last one again where samples are lacking."""
+        self._feed.load_state_dict({"consumed": start})
+        given, last = 0, None
+        for batch in self._feed:
+            given, last = given + 1, batch
+            yield batch
+            if given == self._batches:
+                return
+        while last is not None and given < self._batches:
+            given += 1
+            yield last
+
+    def _write(self, number: int, rows: int, parts: dict[str, list[np.ndarray[Any, Any]]]) -> None:
+        arrays = {name: np.concatenate(values) for name, values in parts.items()}
+        fields = {
+            name: Field(array.dtype.name, tuple(array.shape[1:]), False)
+            for name, array in arrays.items()
+        }
+        name = shard_name(self._split, number)
+        unfinished = self._out / f".{name}.unfinished"
+        try:
+            size, digest = write_shard(
+                unfinished, self._split, fields, {key: [value] for key, value in arrays.items()}
+            )
+            unfinished.rename(self._out / name)
+            sync(self._out)
+        except OSError as error:
+            raise StorageError(f"{self._out / name}: cannot be written ({error})") from error
+        schema = {key: [field.dtype, list(field.shape)] for key, field in fields.items()}
+        facts = {"count": rows, "bytes": size, "digest": digest, "fields": schema}
+        write_atomically(self._out / self._note(number), json.dumps(facts))
+
+    def _note(self, number: int) -> str:
+        return f".{shard_name(self._split, number)}.json"
+
+    def _finish(self, numbers: range) -> Index:
+        if (self._out / FILE).exists():
+            return Index.load(self._out)
+        notes = [read_json(self._out / self._note(n)) for n in numbers]
+        index = Index(
+            {
+                name: Field(dtype, tuple(shape), False)
+                for name, (dtype, shape) in notes[0]["fields"].items()
+            },
+            tuple(
+                Shard(shard_name(self._split, n), self._split, f["count"], f["bytes"], f["digest"])
+                for n, f in zip(numbers, notes, strict=True)
+            ),
+            provenance={"source": {"name": "predict", **self._facts}},
+        )
+        index.save(self._out)
+        for number in numbers:
+            (self._out / self._note(number)).unlink()
+        return index

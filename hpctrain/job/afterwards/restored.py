@@ -1,0 +1,135 @@
+"""Builds the model of a run on the ranks that were started, with the weights of a checkpoint.
+
+config of the run ── other ranks, other data ── parallelize ── weights of the checkpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hpctrain.checkpoint.matching import renames
+from hpctrain.checkpoint.starting_point import restore, restore_average, start_from
+from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.checkpoint.weight_files import WeightFiles
+from hpctrain.config.rules import batch_sizes
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.distributed.group import process_group
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
+from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.make import make
+from hpctrain.job.building.trained_model import check_base
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.runs.weights_digest import verified
+from hpctrain.tasks import Task, bind, on_part
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A trained model on its ranks, in eval mode, and what it is used with.
+
+    Attributes:
+        model: The model.
+        task: The task of the run.
+        data: Builds feeds.
+        config: The config of the run, for these ranks.
+        ranks: The rank of this process.
+        device: The device of this rank.
+    """
+
+    model: ParallelModel
+    task: Task
+    data: DataBuilder
+    config: Config
+    ranks: RankInfo
+    device: torch.device
+
+
+@contextmanager
+def restored(
+    config: Config,
+    checkpoint: Path,
+    folder: Path,
+    *,
+    divided_loss: bool = True,
+) -> Iterator[Restored]:
+    """Yield the model of a run on the ranks that were started; all ranks call this together.
+
+    Its parameters are those with which the training evaluates: their average, where it does so.
+
+    Args:
+        config: The frozen config, with the data that is meant. Batch sizes are fitted to the ranks.
+        checkpoint: The folder of the checkpoint.
+        folder: A folder of the run for the secret by which the ranks know each other.
+        divided_loss: Whether tensor parallel may leave the logits divided, for the loss.
+
+    Raises:
+        ConfigError: The degrees of parallelism do not fit the ranks.
+        StorageError: The checkpoint is of another model, or damaged.
+    """
+    ranks = RankInfo.from_env()
+    try:
+        degrees = Degrees.of(config.parallel, ranks.world_size)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\nThe run was trained in another layout; a checkpoint fits any: give one for "
+            "these ranks, such as parallel.tp=1 parallel.pp=1"
+        ) from error
+    _fit_batch(config, degrees)
+    with process_group(
+        ranks,
+        config.parallel,
+        config.launch.cpus_per_task,
+        folder,
+        gpus_per_node=config.launch.gpus_per_node,
+    ) as device:
+        mesh = Mesh(degrees, ranks.rank, device)
+        task = on_part(bind(make("task", config.task), config.data.path), mesh.sequence_part)
+        model = parallelize(
+            partial(make, "model", config.model),
+            config,
+            mesh,
+            Precision(config.precision, device),
+            loss_parallel=divided_loss and getattr(task, "loss_parallel", False),
+        )
+        _load(config, checkpoint, model)
+        model.module.eval()
+        data = DataBuilder(config, ranks, mesh, device, make)
+        yield Restored(model, task, data, config, ranks, device)
+        del model
+
+
+def _fit_batch(config: Config, degrees: Degrees) -> None:
+    """Let the batch be one that these ranks can divide, in place."""
+    train = config.train
+    config.parallel.weights = None
+    train.micro_batch_size = None
+    if degrees.pp == 1:
+        train.accumulate = 1
+    unit = degrees.dp * train.accumulate
+    train.global_batch_size = -(-train.global_batch_size // unit) * unit
+    if wrong := list(batch_sizes.problems(config, degrees)):
+        raise ConfigError("\n".join(wrong))
+
+
+def _load(config: Config, checkpoint: Path, model: ParallelModel) -> None:
+    stages = model.mesh.pp_group if model.mesh.degrees.pp > 1 else None
+    adapters = bool(config.train.lora.patterns)
+    if adapters:
+        check_base(config, checkpoint)
+        start = config.checkpoint
+        weights = open_weights(verified(config))
+        start_from(model.module, weights, renames(start.init_rename), start.init_skip, stages)
+    restore(model.module, open_weights(WeightFiles(checkpoint, None)), trained_only=adapters)
+    if config.train.ema is not None and config.train.ema_evaluation:
+        restore_average(model.module, open_weights(WeightFiles(checkpoint, None), "ema"))

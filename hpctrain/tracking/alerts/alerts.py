@@ -1,0 +1,166 @@
+"""Read a journal for what people want to know, and tell it once.
+
+    status FAILED                            failed, or nan if a number was not finite
+    a metric that is not finite              nan
+    no record for notify.stalled_minutes     stalled
+    monitor/NODE.idle                        idle
+    status FINISHED                          finished
+
+The journal is read apart from the upload, so that a message is sent also while MLflow is down.
+`journal/notified.json` has what was told. An event is noted before it is sent, so that a process
+which is killed in between sends it no second time; it is noted as open again if nobody took it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpctrain.disk import read_json, write_atomically
+from hpctrain.secrets import mask
+from hpctrain.tracking import samples
+from hpctrain.tracking.alerts.settings import Settings
+from hpctrain.tracking.alerts.webhook import kind_of, send
+from hpctrain.tracking.journal import decode, journal_path, read
+from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.page.links import known_pages
+
+log = logging.getLogger(__name__)
+
+_OLD_S = 24 * 3600.0  # `sync` of a run that has ended before does not wake anybody
+
+
+class Alerts:
+    """The alerts of one run. The caller holds `upload_lock`.
+
+    Args:
+        run_dir: The run directory.
+        clock: Returns the time, in seconds since the epoch.
+    """
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.time) -> None:
+        self._run_dir, self._clock = run_dir, clock
+        self._settings = Settings.read(run_dir)
+        self._position = 0
+        self._attempt, self._step = 0, 0
+        self._began, self._last = 0.0, 0.0
+        self._running = False
+        self._refused: set[str] = set()  # by this process, which does not ask again
+
+    def look(self) -> None:
+        """Read what is new, and tell what has to be told. It takes some seconds at most."""
+        if self._settings is None:
+            return
+        while True:
+            records, end = read(journal_path(self._run_dir), self._position)
+            for record in records:
+                self._learn(record.body)
+            if end == self._position:
+                break
+            self._position = end
+        if not self._running:
+            return
+        if self._clock() - self._last > self._settings.stalled_s:
+            minutes = self._settings.stalled_s / 60
+            self._tell("stalled", f"nothing was logged for {minutes:g} minutes", self._clock())
+        self._look_for_idle()
+
+    def killed(self, reason: str) -> None:
+        """Tell that the process of the run is gone, which the journal does not say."""
+        if self._settings is not None and self._running:
+            self._tell("failed", reason, self._clock())
+
+    def _learn(self, body: dict[str, Any]) -> None:
+        when = float(body["time"])
+        if body["attempt"] > self._attempt:
+            self._attempt, self._began = int(body["attempt"]), when
+        self._last = max(self._last, when)
+        if body["kind"] == "metrics":
+            self._step = int(body["step"])
+            wrong = [
+                f"{key} is {value}"
+                for key, value in body["metrics"].items()
+                if isinstance(value, str) and not math.isfinite(decode(value))
+            ]
+            if wrong:
+                self._tell("nan", ", ".join(wrong), when)
+        elif body["kind"] == "status":
+            status, reason = body["status"], str(body.get("reason", ""))
+            self._running = status == "RUNNING"
+            if status == "FINISHED":
+                self._tell("finished", reason, when)
+            elif status == "FAILED" and "not finite" in reason:
+                self._tell("nan", reason, when)
+            elif body.get("killed") or (status == "FAILED" and body.get("final", True)):
+                self._tell("failed", reason, when)
+
+    def _look_for_idle(self) -> None:
+        for path in sorted(samples.folder(self._run_dir).glob("*.idle")):
+            with suppress(OSError, ValueError):
+                if (when := path.stat().st_mtime) >= self._began:
+                    self._tell("idle", path.read_text(errors="replace")[:500].strip(), when)
+
+    def _tell(self, event: str, reason: str, when: float) -> None:
+        settings = self._settings
+        assert settings is not None
+        key = f"{self._attempt}:{event}"
+        told = self._told()
+        old = self._clock() - when > _OLD_S
+        if event not in settings.on or key in told or key in self._refused or old:
+            return
+        self._note({**told, key: self._clock()})
+        problem = self._send(settings, event, reason)
+        if problem:
+            self._refused.add(key)
+            self._note(told)
+            log.warning("the webhook did not take the message that the run %s: %s", event, problem)
+
+    def _send(self, settings: Settings, event: str, reason: str) -> str:
+        url = settings.url
+        if not url:
+            return f"{settings.variable} is not set here"
+        name = Meta.read(self._run_dir).run_name
+        said = {
+            "idle": "is idle",
+            "nan": "has a number that is not finite",
+            "stalled": "is stalled",
+        }
+        title = f"{name} {said.get(event, f'has {event}')}"
+        pages = known_pages(self._run_dir)
+        page = pages[0] if pages and "127.0.0.1" not in pages[0] else ""
+        text = mask(
+            "\n".join(filter(None, (reason, f"step {self._step}", str(self._run_dir), page)))
+        )
+        facts = {
+            "event": event,
+            "run": name,
+            "reason": mask(reason),
+            "step": self._step,
+            "attempt": self._attempt,
+            "path": str(self._run_dir),
+            "page": page,
+        }
+        kind = kind_of(url) if settings.kind == "auto" else settings.kind
+        return send(url, kind, title, text, facts)
+
+    def _told(self) -> dict[str, float]:
+        try:
+            return dict(read_json(self._notified))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    def _note(self, told: dict[str, float]) -> None:
+        try:
+            write_atomically(self._notified, json.dumps(told) + "\n")
+        except OSError as error:  # a full disk: once more is better than not at all
+            log.warning("%s: %s", self._notified, error)
+
+    @property
+    def _notified(self) -> Path:
+        return journal_path(self._run_dir).with_name("notified.json")

@@ -1,0 +1,75 @@
+"""What a run has to say of its alerts: the file `journal/notify.json`, without the webhook itself.
+
+    {"variable": "HPCTRAIN_WEBHOOK", "kind": "slack", "on": ["failed"], "stalled_s": 1800.0}
+
+The address of a webhook is a secret, so only the variable that holds it is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpctrain.disk import open_regular, parse_json, write_atomically
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is told, and where.
+
+    Attributes:
+        variable: The variable of the environment that holds the address.
+        kind: The form of the messages: "slack", "discord", "ntfy", "teams" or "json".
+        on: The events that are told.
+        stalled_s: A run that has recorded nothing for so many seconds is stalled.
+    """
+
+    variable: str
+    kind: str
+    on: tuple[str, ...]
+    stalled_s: float
+
+    def write(self, run_dir: Path) -> None:
+        """Write the file."""
+        path = _path(run_dir)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(self)) + "\n", sync=False)
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Settings | None:
+        """Read the file; None if there is none, or if somebody else has written it."""
+        try:
+            with open_regular(_path(run_dir)) as file:
+                if os.fstat(file.fileno()).st_uid != os.geteuid():
+                    return None
+                body = parse_json(file.read())
+            return cls(
+                str(body["variable"]),
+                str(body["kind"]),
+                tuple(map(str, body["on"])),
+                float(body["stalled_s"]),
+            )
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    @property
+    def url(self) -> str:
+        """The address; "" if the variable is not set here."""
+        return os.environ.get(self.variable, "")
+
+
+def variable_of(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the variable of the environment that holds an address; None if none does."""
+    return min((name for name, value in environ.items() if value == url), default=None)
+
+
+def remove(run_dir: Path) -> None:
+    """Remove the file of an attempt before: this one tells nothing."""
+    _path(run_dir).unlink(missing_ok=True)
+
+
+def _path(run_dir: Path) -> Path:
+    return run_dir / "journal" / "notify.json"

@@ -1,0 +1,1 @@
+"""What is done with trained runs: branch them, export their weights, evaluate them, predict."""

@@ -1,0 +1,92 @@
+"""`python -m hpctrain evaluate RUN`: the metrics of a checkpoint, on any data and ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+from hpctrain.commands.select import select
+from hpctrain.disk import write_atomically
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
+from hpctrain.job.loaded import LoadedRun
+from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.terminal import exact
+
+
+def main(argv: list[str]) -> int:
+    """Print the metrics, and keep them in the run directory."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain evaluate",
+        description="Evaluate a checkpoint of a run as the training does: in this process, or with "
+        "the ranks of torchrun or srun, in any layout. KEY=VALUE changes keys that do not change "
+        "the result, such as parallel.tp=1.",
+    )
+    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
+    add_choice(parser)
+    parser.add_argument("--split", metavar="NAME", help="the split (default: data.val_split)")
+    parser.add_argument("--data", metavar="PATH", help="the data set (default: that of the run)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    options = parser.parse_intermixed_args(argv)
+    path, checkpoint = chosen(options)
+    ranks = RankInfo.from_env()
+    run = LoadedRun(path)
+    split = options.split or run.config.data.val_split
+    means = run.evaluate(
+        options.split,
+        data=options.data,
+        step=int(checkpoint.name[5:]),
+        overrides=options.overrides,
+    )
+    if not ranks.is_main:
+        return 0
+    result = {
+        "run": path.name,
+        "step": int(checkpoint.name[5:]),
+        "split": split,
+        "data": options.data or run.config.data.path,
+        "metrics": means,
+    }
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    kept = path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
+    write_atomically(kept, json.dumps(result, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(result), file=exact())
+    else:
+        print(f"{path.name}, step {result['step']}, split {split}:")
+        for name, value in means.items():
+            print(f"  {name:<20} {value:.6g}")
+    return 0
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose a run's folder and a checkpoint."""
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
+    )
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
+    )
+    parser.add_argument("--best", action="store_true", help="take the best checkpoint")
+
+
+def chosen(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Return the run directory and the checkpoint that a command line names.
+
+    Raises:
+        ConfigError: It names no run, or several, or a word is no KEY=VALUE.
+        StorageError: There is no such checkpoint.
+    """
+    if wrong := [text for text in options.overrides if "=" not in text]:
+        raise ConfigError(f"{wrong[0]}: give one run, and KEY=VALUE for what changes")
+    paths = select(options.dir, [options.run])
+    if len(paths) != 1:
+        raise ConfigError(f"{options.run}: {len(paths)} runs; give one")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    return paths[0], chosen_checkpoint(RunDir.open(paths[0]), options.step, best=options.best)

@@ -1,0 +1,96 @@
+"""`python -m hpctrain export RUN OUT`: the weights of a run as safetensors."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from hpctrain.commands.select import select
+from hpctrain.disk import sync
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
+from hpctrain.runs.run_dir import RunDir
+
+
+def main(argv: list[str]) -> int:
+    """Write the weights; print what was written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain export",
+        description="Write the weights of a run as safetensors, in the layout of Hugging Face "
+        "where the model has one. It works without a GPU, in the memory of one file.",
+    )
+    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    parser.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
+    )
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
+    )
+    parser.add_argument("--best", action="store_true", help="take the best checkpoint")
+    parser.add_argument(
+        "--ema", action="store_true", help="take the moving average of the parameters (train.ema)"
+    )
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="add adapters (LoRA) to the weights; without it, only the adapters are written, as "
+        "peft writes them",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("fp32", "bf16", "fp16"),
+        help="the format of the weights (default: precision.params of the run)",
+    )
+    parser.add_argument(
+        "--shard-gb",
+        type=float,
+        default=5.0,
+        metavar="GB",
+        help="the largest size of a file (default: 5)",
+    )
+    options = parser.parse_args(argv)
+    if not options.shard_gb > 0:
+        raise ConfigError(f"--shard-gb {options.shard_gb}: it is greater than 0")
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise ConfigError(f"{options.out} exists: give a folder that does not, or an empty one")
+    paths = select(options.dir, [options.run])
+    if len(paths) != 1:
+        raise ConfigError(f"{options.run}: {len(paths)} runs; export takes one")
+    checkpoint = chosen_checkpoint(RunDir.open(paths[0]), options.step, best=options.best)
+    # Imported late: torch takes seconds, and an error above needs none of it.
+    from hpctrain.job.loaded import LoadedRun
+    from hpctrain.trained.exporter import Exporter
+
+    run = LoadedRun(paths[0])
+    run.find_code()
+    exporter = Exporter(
+        run.config, checkpoint, merge=options.merge, dtype=options.dtype, ema=options.ema
+    )
+    unfinished = options.out.absolute().with_name(f".{options.out.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir(parents=True)
+        made = exporter.write(
+            unfinished,
+            int(options.shard_gb * 1e9),
+            lambda name: print(f"writing {name}", file=sys.stderr),
+        )
+        if options.out.exists():
+            options.out.rmdir()
+        unfinished.rename(options.out)
+        sync(options.out.absolute().parent)
+    except OSError as error:
+        raise StorageError(
+            f"{options.out}: cannot write {error.filename or unfinished} ({error.strerror})"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
+    print(
+        f"{options.out}: {checkpoint.name} of {paths[0].name}, {made.nbytes / 1e6:.1f} MB in "
+        f"{files}, {made.kind}"
+    )
+    return 0

@@ -1,0 +1,191 @@
+"""The names and the config that a model has outside: those of Hugging Face where it has them.
+
+a model of transformers       its own names, and its config.json
+hpctrain.models.Transformer   those of Llama, or of GPT-2, whose weights are the same
+any other model               its own names
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpctrain.models import Transformer
+from hpctrain.models.layers import GELU, SwiGLU
+
+_LLAMA = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+_GPT2 = {
+    "attention_norm": "ln_1",
+    "mlp_norm": "ln_2",
+    "attention.out": "attn.c_proj",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+_QKV = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of an exported file.
+
+    Attributes:
+        name: Its name there.
+        sources: The weights of the model that it is made of.
+        made: Makes it of them.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    made: Callable[..., torch.Tensor] = lambda whole: whole
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is written.
+
+    Attributes:
+        pieces: The tensors, in the order of the files.
+        config: The content of config.json; None if the model has none.
+        kind: What it is called in messages.
+    """
+
+    pieces: list[Piece]
+    config: dict[str, Any] | None
+    kind: str
+
+
+def layout_of(model: nn.Module, names: list[str]) -> Layout:
+    """Return the layout of a model.
+
+    Args:
+        model: The model, possibly on the meta device.
+        names: The names of the weights to write; of weights that are one parameter only the first.
+    """
+    transformers: Any = sys.modules.get("transformers")
+    if transformers is not None and isinstance(model, transformers.PreTrainedModel):
+        config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+        return Layout([Piece(name, (name,)) for name in names], config, "Hugging Face")
+    if type(model) is Transformer:
+        if _is_llama(model):
+            return Layout([*_of_llama(names)], _llama_config(model), "Llama of Hugging Face")
+        if _is_gpt2(model):
+            return Layout([*_of_gpt2(names)], _gpt2_config(model), "GPT-2 of Hugging Face")
+    return Layout([Piece(name, (name,)) for name in names], None, "its own names")
+
+
+def _is_llama(model: Transformer) -> bool:
+    blocks: list[Any] = list(model.layers)
+    return (
+        isinstance(model.norm, nn.RMSNorm)
+        and model.positions is None
+        and all(isinstance(block.mlp, SwiGLU) for block in blocks)
+        and blocks[0].attention.query.bias is None
+    )
+
+
+def _is_gpt2(model: Transformer) -> bool:
+    blocks: list[Any] = list(model.layers)
+    return (
+        isinstance(model.norm, nn.LayerNorm)
+        and model.positions is not None
+        and all(isinstance(block.mlp, GELU) for block in blocks)
+        and blocks[0].attention.query.bias is not None
+        and model.plan.numbers["heads"] == model.plan.numbers["kv_heads"]
+        and model.head.weight is model.embed.weight
+    )
+
+
+def _of_llama(names: list[str]) -> Iterator[Piece]:
+    outside = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+    for name in names:
+        if not name.startswith("layers."):
+            module, _, key = name.rpartition(".")
+            yield Piece(f"{outside[module]}.{key}", (name,))
+            continue
+        _, number, inner = name.split(".", 2)
+        module, _, key = inner.rpartition(".")
+        yield Piece(f"model.layers.{number}.{_LLAMA[module]}.{key}", (name,))
+
+
+def _of_gpt2(names: list[str]) -> Iterator[Piece]:
+    outside = {"embed": "wte", "positions": "wpe", "norm": "ln_f"}
+    for name in names:
+        if not name.startswith("layers."):
+            module, _, key = name.rpartition(".")
+            yield Piece(f"transformer.{outside[module]}.{key}", (name,))
+            continue
+        _, number, inner = name.split(".", 2)
+        module, _, key = inner.rpartition(".")
+        place = f"transformer.h.{number}."
+        if module in _GPT2:
+            # Its linear layers are transposed.
+            turned = key == "weight" and not module.endswith("norm")
+            made = _transposed if turned else Piece.made
+            yield Piece(f"{place}{_GPT2[module]}.{key}", (name,), made)
+        elif module == "attention.query":
+            parts = tuple(f"layers.{number}.attention.{part}.{key}" for part in _QKV)
+            yield Piece(f"{place}attn.c_attn.{key}", parts, _together)
+
+
+def _transposed(whole: torch.Tensor) -> torch.Tensor:
+    return whole.T.contiguous()
+
+
+def _together(*parts: torch.Tensor) -> torch.Tensor:
+    joined = torch.cat(parts)
+    return joined.T.contiguous() if joined.ndim > 1 else joined
+
+
+def _llama_config(model: Transformer) -> dict[str, Any]:
+    numbers, dim = model.plan.numbers, model.embed.embedding_dim
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.vocab_size,
+        "hidden_size": dim,
+        "intermediate_size": numbers["hidden"],
+        "num_hidden_layers": len(model.layers),
+        "num_attention_heads": numbers["heads"],
+        "num_key_value_heads": numbers["kv_heads"],
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": model.norm.eps,
+        "rope_theta": model.theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.theta},
+        "tie_word_embeddings": model.head.weight is model.embed.weight,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def _gpt2_config(model: Transformer) -> dict[str, Any]:
+    numbers = model.plan.numbers
+    assert model.positions is not None
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": model.vocab_size,
+        "n_embd": model.embed.embedding_dim,
+        "n_inner": numbers["hidden"],
+        "n_layer": len(model.layers),
+        "n_head": numbers["heads"],
+        "n_positions": model.positions.num_embeddings,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": model.norm.eps,
+        "tie_word_embeddings": True,
+    }

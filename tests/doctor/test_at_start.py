@@ -1,0 +1,131 @@
+"""Tests of the checks inside the ranks of a job, with faults planted in one of two ranks.
+
+The two ranks are processes of this machine, and each says that it is a node of its own. Real nodes
+are in test_nodes_cluster.py.
+"""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hpctrain.config.schema import Config
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.doctor import at_start, look, node_job
+from hpctrain.doctor.checks import gpu_health, installed
+from hpctrain.doctor.look import Asked
+from hpctrain.errors import NodeError
+from hpctrain.job.preflight import preflight
+from hpctrain.runs import excluded_hosts
+from hpctrain.runs.run_dir import RunDir
+from tests.monitor.nvml import Nvml
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+
+
+def config(output: str, **launch: Any) -> Config:
+    found = Config()
+    found.output_dir, found.parallel.device, found.data.path = output, "cpu", ""
+    for name, value in launch.items():
+        setattr(found.launch, name, value)
+    return found
+
+
+def node(rank: int) -> RankInfo:
+    return RankInfo("slurm", rank, 0, 0, 2, 1, 1, "127.0.0.1", 0, ())
+
+
+def checks(output: str, fault: str, count: int, full: bool) -> list[dict[str, dict[str, str]]]:
+    """Check `count` times; return what has not passed on each node."""
+    rank = dist.get_rank()
+    ill = fault if rank == 1 else ""
+    found: list[dict[str, dict[str, str]]] = []
+    with (
+        patch.object(look, "socket", SimpleNamespace(gethostname=lambda: f"node{rank}")),
+        planted(ill, rank),
+    ):
+        for _ in range(count):
+            asked = Asked.of(config(output))
+            places, _ = at_start.checked(asked, node(rank), CPU, full=full)
+            found.append(
+                {
+                    host: {f.check: f.verdict for f in each if f.verdict in ("warn", "fail")}
+                    for host, each in places.items()
+                }
+            )
+    return found
+
+
+def planted(fault: str, rank: int) -> Any:
+    """Return a context with a fault in this rank."""
+    if fault == "clock":
+        wrong = SimpleNamespace(time=lambda: time.time() - 90)
+        return patch.object(node_job, "time", wrong)
+    if fault == "package":
+        return patch.object(installed, "_version", lambda name: "0.0.1")
+    nvml = Nvml()
+    nvml.ecc = (0, 7) if fault == "ecc" else (0, 0)
+    nvml.reasons = 0x40 if fault == "hot" else 0
+    nvml.lost = {"GPU-a"} if fault == "lost" else set()
+    own = gpu_health.checked
+
+    def checked(uuids: list[str], _: Any, first: int) -> Any:
+        return own(["GPU-a"], nvml, first)
+
+    return patch.object(gpu_health, "checked", checked)
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("clock", {"clock": "warn"}),
+        ("package", {f"same {name}": "fail" for name in installed._PACKAGES}),
+        ("ecc", {"GPU 0: ECC": "fail"}),
+        ("hot", {"GPU 0: throttling": "fail"}),
+        ("lost", {"GPU 0": "fail"}),
+    ],
+)
+def test_the_node_with_a_fault_is_named(
+    fault: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    (found,), other = run_ranks(checks, 2, str(tmp_path), fault, 1, False)
+    assert other == [found]  # all ranks find the same
+    assert found["node1"] == expected
+    # Of two clocks nobody can tell which is wrong.
+    assert found["node0"] == ({"clock": "warn"} if fault == "clock" else {})
+
+
+@pytest.mark.slow
+def test_healthy_nodes_give_no_false_alarm(tmp_path: Path) -> None:
+    """50 checks of two healthy nodes."""
+    found, _ = run_ranks(checks, 2, str(tmp_path), "", 50, False)
+    assert found == [{"node0": {}, "node1": {}}] * 50
+
+
+def refused(output: str, mode: str) -> tuple[str, bool]:
+    ranks = RankInfo("slurm", dist.get_rank(), dist.get_rank(), 0, 2, 2, 1, "127.0.0.1", 0, ())
+    too_many = config(output, preflight=mode, cpus_per_task=10**6)
+    try:
+        preflight(too_many, RunDir(Path(output) / "run"), ranks, CPU)
+    except NodeError as error:
+        return str(error), error.requeued
+    return "", False
+
+
+def test_all_ranks_refuse_a_node_together(tmp_path: Path) -> None:
+    """Without a job there is nothing to requeue, and the run says what to do."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    # No scontrol answers here: the job is unknown.
+    said = run_ranks(refused, 2, str(tmp_path), "quick")
+    assert said[0] == said[1]
+    assert "CPU cores" in said[0][0]
+    assert not said[0][1]
+    assert len(excluded_hosts.read(str(tmp_path))) == 1
+    assert run_ranks(refused, 2, str(tmp_path), "off") == [("", False)] * 2

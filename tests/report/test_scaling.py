@@ -1,0 +1,109 @@
+"""Scaling series: batches before queueing, fit, verdict, and what is left out."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpctrain.errors import ConfigError
+from hpctrain.report import report_command
+from hpctrain.report.account.run_account import read
+from hpctrain.report.sweeps.scaling_fit import Scaling
+from tests.report.accounts import BEGIN, attempt, metrics, spent, write_run
+
+if TYPE_CHECKING:
+    from hpctrain.config.composing.compose_sweep import Composer
+
+
+def test_weak_scaling_grows_the_batch_with_the_nodes(composer: "Composer") -> None:
+    def batch(*overrides: str) -> int:
+        config = composer.typed(["experiment=digits", *overrides])
+        return config.train.global_batch_size
+
+    assert [batch("+scaling=weak", f"launch.nodes={n}") for n in (1, 2, 4)] == [64, 128, 256]
+    assert batch("+scaling=strong", "launch.nodes=4") == 64
+    assert batch("+scaling=weak", "train.global_batch_size=10", "launch.nodes=3") == 30
+    config = composer.typed(["experiment=digits", "+scaling=strong"])
+    assert (config.scaling, config.train.max_steps, config.train.max_epochs) == (
+        "strong",
+        200,
+        None,
+    )
+    with pytest.raises(ConfigError, match=r"launch.nodes=1-2: with scaling=weak each run needs"):
+        batch("+scaling=weak", "launch.nodes=1-2")
+
+
+def series(folder: Path, kind: str, step_ms: dict[int, float], **more: Any) -> list[Path]:
+    """Write a series whose steps take so many milliseconds, by ranks."""
+    found = []
+    for ranks, ms in step_ms.items():
+        batch = 64 * (ranks if kind == "weak" else 1)
+        speed = [batch / ms * 1000] * 4
+        events = [
+            metrics(1, n + 1, 10 * n + 10, perf_samples_per_s=value if n else value / 10)
+            for n, value in enumerate(speed)
+        ]
+        seconds = {"compute": 0.04 * 100 / ranks, "communication": 0.04 * (ms - 100 / ranks)}
+        found.append(
+            write_run(
+                folder / f"{kind}-{ranks}",
+                [attempt(0, 50, world_size=ranks, nodes=ranks)],
+                [*events, spent(1, 50, 40, other=50 - sum(seconds.values()), **seconds)],
+                config={"scaling": kind, "train": {"global_batch_size": batch}},
+                **more,
+            )
+        )
+    return found
+
+
+def fitted(paths: list[Path]) -> Scaling:
+    found = Scaling.of(read(paths, BEGIN + 100))
+    assert found is not None
+    return found
+
+
+def test_a_strong_series_is_fitted_and_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # 10 ms serial, 90 ms parallel, 2 ms for each doubling: the fit must find them.
+    times = {n: 10 + 90 / n + 2 * k for k, n in enumerate((1, 2, 4, 8))}
+    found = fitted(series(tmp_path / "runs", "strong", times))
+    assert found.fit == pytest.approx({"serial": 0.01, "parallel": 0.09, "communication": 0.002})
+    assert found.speedup(found.points[-1]) == pytest.approx(100 / 27.25)
+    assert found.efficiency(found.points[-1]) == pytest.approx(100 / 27.25 / 8)
+    speedup, share = found.predicted(16)
+    assert (speedup, share) == pytest.approx((100 / 23.625, 100 / 23.625 / 16))
+    assert "poor; the bottleneck is communication: ranks wait for each other" in found.verdict
+    page = tmp_path / "page.html"
+    assert report_command.main(["--dir", str(tmp_path / "runs"), "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 times more nodes (16): speed-up 4.23, efficiency 26%, if the fit holds" in shown
+    assert "speed-up" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "verdict"),
+    [
+        ("strong", {1: 100, 2: 51, 4: 26}, "96% with 4 ranks is good"),
+        ("weak", {1: 100, 2: 110, 4: 118}, "85% with 4 ranks is acceptable; "),
+        ("weak", {1: 100, 2: 150}, "67% with 2 ranks is poor; "),
+    ],
+)
+def test_verdicts(tmp_path: Path, kind: str, times: dict[int, float], verdict: str) -> None:
+    assert verdict in fitted(series(tmp_path, kind, times)).verdict
+
+
+def test_runs_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
+    paths = series(tmp_path / "a", "strong", {1: 100, 2: 60})
+    paths += series(tmp_path / "b", "strong", {4: 40}, data_digest="other")
+    short = write_run(
+        tmp_path / "short",
+        [attempt(0, 9, world_size=8)],
+        [metrics(1, 1, 1, perf_samples_per_s=5.0)],
+        config={"scaling": "strong", "train": {"global_batch_size": 64}},
+    )
+    found = fitted([*paths, short])
+    assert [point.ranks for point in found.points] == [1, 2]
+    assert found.left_out[0] == "strong-4 cannot be compared with strong-1: the data set differ"
+    assert found.left_out[1].startswith("short: 1 reports of its speed, and 3 are needed")
+    assert "two points do not tell serial work from communication" in "".join(found.lines())

@@ -1,0 +1,109 @@
+"""Evaluations and predictions of a finished run: those of the training, in any layout."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from hpctrain import load_run
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.afterwards import predictor
+from tests import forkserver
+from tests.conftest import Completed, run_json, run_module, runs
+
+Train = Callable[..., Completed]
+QUICK = ("train.max_steps=4", "monitor.enabled=false", "tracking=off")
+
+
+def predictions(folder: Path, split: str = "val") -> np.ndarray[Any, Any]:
+    index = json.loads((folder / "index.json").read_text())
+    parts = []
+    for shard in index["shards"]:
+        assert shard["split"] == split
+        with h5py.File(folder / shard["path"]) as file:
+            parts.append(file["prediction"][:])
+    return np.concatenate(parts)
+
+
+def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
+    """Return the logits of the whole model on this process, shard by shard."""
+    index = json.loads((digits / "index.json").read_text())
+    loaded = load_run(run)
+    scale = loaded.config.task.get("scale", 1.0)
+    found = []
+    for shard in index["shards"]:
+        if shard["split"] == "val":
+            with h5py.File(digits / shard["path"]) as file, torch.no_grad():
+                images = torch.from_numpy(file["image"][:]).float() * scale
+                found.append(loaded.model()(images).numpy())
+    return np.concatenate(found)
+
+
+def test_an_evaluation_and_predictions_are_those_of_the_training(
+    train: Train, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(*QUICK)
+    (run,) = runs(tmp_path / "runs")
+    loaded = load_run(run)
+    expected = {n: v for n, v in run_json(run)["result"].items() if n.startswith("val/")}
+    means = loaded.evaluate()
+    assert {f"val/{name}": value for name, value in means.items()} == expected
+    with pytest.raises(ConfigError, match="the result would be another one"):
+        loaded.evaluate(overrides=["optimizer.lr=1"])
+    # An interrupted prediction goes on: two of the shards are not made again.
+    out = tmp_path / "out"
+    write, written = predictor.write_shard, []
+
+    def stopping(path: Path, *args: Any) -> Any:
+        written.append(path.name)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        return write(path, *args)
+
+    monkeypatch.setattr(predictor, "write_shard", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        loaded.predict(None, out, shard_samples=128)
+    assert not (out / "index.json").exists()
+    loaded.predict(None, out, shard_samples=128)
+    assert len(written) == len({*written}) + 1
+    np.testing.assert_allclose(predictions(out), logits(run, digits), rtol=1e-4, atol=1e-5)
+    run_module("data_prep", "verify", str(out))
+    # Its folder is for these predictions only.
+    loaded.predict(None, out, shard_samples=128)
+    with pytest.raises(StorageError, match="has other predictions: split was val, and is train"):
+        loaded.predict(None, out, "train", shard_samples=128)
+    with pytest.raises(StorageError, match="has other files"):
+        loaded.predict(None, run)
+    with pytest.raises(ConfigError, match="no rank has whole outputs"):
+        loaded.predict(None, tmp_path / "x", overrides=["parallel.pp=2"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["ddp", "zero3"])
+def test_several_ranks_evaluate_and_predict_as_one(
+    layout: str, train: Train, digits: Path, tmp_path: Path
+) -> None:
+    train(*QUICK)
+    (run,) = runs(tmp_path / "runs")
+    keys = () if layout == "ddp" else ("parallel.dp_replicate=1", "parallel.dp_shard=-1")
+    launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+    def on_two(*arguments: str) -> str:
+        command = [*launch, "-m", "hpctrain", *arguments, *keys, "--dir", f"{tmp_path}/runs"]
+        done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(done.stdout)
+
+    said = on_two("evaluate", run.name, "--json")
+    means = json.loads(said.strip().splitlines()[-1])["metrics"]
+    for name, value in means.items():
+        assert value == pytest.approx(run_json(run)["result"][f"val/{name}"], rel=1e-5)
+    on_two("predict", run.name, str(digits), "out", "--shard-samples", "100")
+    found = predictions(tmp_path / "out")
+    np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)

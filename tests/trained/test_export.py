@@ -1,0 +1,180 @@
+"""Exported weights: equal to those of the checkpoint, and read back by transformers and peft."""
+
+import json
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import distributed, nn
+
+from hpctrain import load_run
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.checkpoint.weight_files import find_weights
+from hpctrain.config.schema import Config
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.building.make import make
+from hpctrain.job.building.trained_model import trained_model
+from hpctrain.trained.exporter import Exported, Exporter
+from tests.conftest import Completed, run_module, runs
+from tests.parallel.parity import MODELS, TASKS, Cell, build
+from tests.ranks import run_ranks
+
+Train = Callable[..., Completed]
+ZERO3 = (("parallel.dp_replicate", 1), ("parallel.dp_shard", -1))
+TRANSFORMER = "hpctrain.models.Transformer"
+LLAMA: dict[str, Any] = {
+    "_target_": TRANSFORMER,
+    "vocab_size": 64,
+    "dim": 32,
+    "layers": 4,
+    "heads": 4,
+    "kv_heads": 2,
+}
+GPT2: dict[str, Any] = {
+    "_target_": TRANSFORMER,
+    "vocab_size": 64,
+    "dim": 32,
+    "layers": 4,
+    "heads": 4,
+    "norm": "layer",
+    "mlp": "gelu",
+    "learned_positions": 24,
+    "bias": True,
+    "tied": True,
+}
+
+
+def save(node: dict[str, Any], keys: tuple[tuple[str, Any], ...], folder: Path, base: str) -> None:
+    """Save a checkpoint after one step; with `base` one of adapters."""
+    MODELS["it"], TASKS["it"] = partial(make, "model", node), TASKS["gpt"]
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    cell = Cell("it", size, keys)
+    training = build(cell)
+    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
+    optimizer = training.step.optimizer
+    saver = Checkpointer(folder, 2, ranks, training.model, optimizer, base=base)
+    for name, parameter in training.model.module.named_parameters():
+        if name.endswith("lora_B"):
+            nn.init.normal_(parameter, std=0.1)
+    training.run(cell, 1)
+    saver.save(1, {"step": 1})
+
+
+def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Exported:
+    out.mkdir()
+    limit = options.pop("shard_bytes", 10**9)
+    return Exporter(config, checkpoint, **options).write(out, limit, lambda name: None)
+
+
+@pytest.mark.parametrize("node", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_transformers_reads_our_models(node: dict[str, Any], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config, checkpoint = Config(model=node), tmp_path / "step-00000001"
+    run_ranks(save, 2, node, ZERO3, tmp_path, "")
+    made = export(config, checkpoint, tmp_path / "out", shard_bytes=40_000)
+    assert len(made.files) > 1
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ours = trained_model(config, checkpoint).eval()
+    tokens = torch.randint(0, 64, (2, 20))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_is_exported_as_it_was_trained(train: Train, tmp_path: Path) -> None:
+    train("train.max_steps=2", "monitor.enabled=false", "tracking=off")
+    (run,) = runs(tmp_path / "runs")
+    given = (run.name, "out", "--dir", f"{tmp_path}/runs")
+    said = run_module("hpctrain", "export", *given, "--shard-gb", "1e-4", cwd=tmp_path).stdout
+    assert f"out: step-00000002 of {run.name}, 0.3 MB in 3 files, its own names" in said
+    expected = load_run(run).model().state_dict()
+    files = find_weights(tmp_path / "out")
+    assert files.tensors is not None
+    assert files.tensors.keys() == expected.keys()
+    found = {
+        n: v
+        for file in (tmp_path / "out").glob("*.safetensors")
+        for n, v in load_file(file).items()
+    }
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    origin = json.loads((tmp_path / "out" / "hpctrain.json").read_text())
+    assert (origin["run"], origin["step"]) == (run.name, 2)
+    told = run_module("hpctrain", "export", *given, cwd=tmp_path, code=2).stderr
+    assert "out exists: give a folder that does not, or an empty one" in told
+    told = run_module("hpctrain", "export", run.name, "x", "--merge", cwd=tmp_path, code=2).stderr
+    assert "--merge: the run has no adapters" in told
+
+
+def _lora(tmp_path: Path) -> tuple[Config, Path]:
+    """Return the config and a checkpoint of adapters that two ranks have saved."""
+    config = Config(model=LLAMA)
+    config.train.lora.match = ["*.query", "*.value", "*.down"]
+    config.train.lora.rank = 4
+    torch.manual_seed(1)
+    base = make("model", LLAMA)
+    save_file(base.state_dict(), tmp_path / "base.safetensors")
+    config.checkpoint.init_from = str(tmp_path / "base.safetensors")
+    config.checkpoint.init_digest = find_weights(tmp_path / "base.safetensors").digest()
+    keys = (*ZERO3, ("train.lora.match", tuple(config.train.lora.match)), ("train.lora.rank", 4))
+    run_ranks(save, 2, LLAMA, keys, tmp_path, config.checkpoint.init_digest)
+    return config, tmp_path / "step-00000001"
+
+
+def test_merged_adapters_are_those_of_peft(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config, checkpoint = _lora(tmp_path)
+    export(config, checkpoint, tmp_path / "adapters")
+    merged = export(config, checkpoint, tmp_path / "merged", merge=True)
+    assert merged.kind == "Llama of Hugging Face"
+    base = make("model", LLAMA)
+    base.load_state_dict(load_file(tmp_path / "base.safetensors"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").merge_and_unload()
+    ours = trained_model(config, checkpoint)
+    tokens = torch.randint(0, 64, (2, 20))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens), rtol=1e-5, atol=1e-6)
+    found = load_file(tmp_path / "merged" / "model.safetensors")
+    expected = theirs.state_dict()
+    for name, there in (
+        ("layers.3.mlp.down", "mlp.down_proj"),
+        ("layers.3.attention.query", "self_attn.q_proj"),
+    ):
+        ours_now = found[f"model.layers.3.{there}.weight"]
+        torch.testing.assert_close(ours_now, expected[f"{name}.weight"], rtol=0, atol=1e-7)
+    assert not torch.equal(
+        found["model.layers.3.mlp.down_proj.weight"],
+        load_file(tmp_path / "base.safetensors")["layers.3.mlp.down.weight"],
+    )
+    # The base weights have been replaced since the training.
+    save_file({"a": torch.zeros(1)}, tmp_path / "base.safetensors")
+    with pytest.raises(StorageError, match="other weights"):
+        Exporter(config, checkpoint, merge=True)
+    config.checkpoint.init_digest = "xxh3_128:0"
+    with pytest.raises(StorageError, match="has adapters of other weights"):
+        Exporter(config, checkpoint)
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_keeps_its_layout(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    inner = {"_target_": "transformers.LlamaConfig", "tie_word_embeddings": True, **sizes}
+    node = {"_target_": "transformers.LlamaForCausalLM", "config": inner}
+    run_ranks(save, 2, node, ZERO3, tmp_path, "")
+    config, checkpoint = Config(model=node), tmp_path / "step-00000001"
+    assert export(config, checkpoint, tmp_path / "out", dtype="bf16").kind == "Hugging Face"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert theirs.dtype == torch.bfloat16
+    ours = trained_model(config, checkpoint)
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(value, ours.state_dict()[name].bfloat16()), name
+    with pytest.raises(ConfigError, match="the run has no adapters"):
+        Exporter(config, checkpoint, merge=True)

@@ -42,6 +42,7 @@ from hpctrain.training.hooks import Hook, Hooks
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.meter import Meter
+from hpctrain.training.measuring.profiled_steps import ProfiledSteps
 from hpctrain.training.measuring.slow_ranks import SlowRanks
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.step import TrainStep
@@ -144,7 +145,7 @@ def build(
         asked=Asked.of(config),
         patience=_patience(config.train.early_stopping),
         best=_best(config.checkpoint, run, ranks, checkpointer),
-        hooks=_hooks(config),
+        hooks=_hooks(config, run, ranks),
     )
 
 
@@ -153,7 +154,7 @@ def _patience(stopping: EarlyStoppingConfig) -> Improvement:
     return Improvement(stopping.metric, stopping.mode, stopping.min_delta, patience)
 
 
-def _hooks(config: Config) -> Hooks:
+def _hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
     made = [make(f"hooks[{i}]", node) for i, node in enumerate(config.hooks)]
     for i, hook in enumerate(made):
         if not isinstance(hook, Hook):
@@ -161,7 +162,10 @@ def _hooks(config: Config) -> Hooks:
                 f"hooks[{i}]={config.hooks[i]}: it makes a {type(hook).__name__}; it must be a "
                 "class that inherits from hpctrain.training.Hook"
             )
-    return Hooks(made)
+    steps, rank = config.train.profile, ranks.rank
+    if steps is None or rank not in config.train.profile_ranks:
+        return Hooks(made)
+    return Hooks(made, ProfiledSteps(steps, run.path / "profile", rank))
 
 
 def _best(

@@ -59,6 +59,7 @@ Commands
   bench OVERRIDES      measure loader, steps and links of a training; --against FILE compares
   doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
   plan OVERRIDES       tell memory, time and cost of a run and its layouts, before it is queued
+  plot RUN...          draw the curves of runs in the terminal, or --out FILE.png|.html
   keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
   metrics [GROUP|NAME] print the unit and meaning of everything that a run measures
   from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
@@ -99,6 +100,7 @@ COMMANDS = {
     "plan": "hpctrain.plan.plan_command",
     "top": "hpctrain.top.live",
     "keys": "hpctrain.config.keys",
+    "plot": "hpctrain.plot.plot_command",
     "metrics": "hpctrain.config.metric_command",
     "from-deepspeed": "hpctrain.commands.translate.deepspeed",
     "from-accelerate": "hpctrain.commands.translate.accelerate",

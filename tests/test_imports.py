@@ -41,6 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "commands": EVERYBODY
     | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
     | {"tracking.left"},
+    "plot": EVERYBODY
+    | {"commands.select", "tracking.columns", "tracking.journal", "tracking.samples"},
     "report": EVERYBODY
     | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
     | {"commands.select", "commands.observations", "commands.state"}
@@ -73,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
     "trained": EVERYBODY
     | {"checkpoint", "commands.select", "config", "data", "distributed", "job", "models"}
-    | {"parallel", "runs", "shards", "tasks", "tracking", "training"},
+    | {"parallel", "runs", "shards", "tasks", "tracking", "training", "plot.table_file"},
     "plan": EVERYBODY
     | {"hardware", "config", "parallel", "job.building", "shards", "data", "tasks", "runs"},
     "cli": {""},  # the command line may import everything
@@ -95,6 +97,7 @@ NO_TORCH = (
     *(
         "tracking",
         "report",
+        "plot",
         "distributed.ranks",
         "distributed.run_secret",
         "distributed.report",

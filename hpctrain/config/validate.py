@@ -250,7 +250,12 @@ def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
-    train = config.train
+    train, splits = config.train, config.data.val_splits
+    if len({*splits, config.data.val_split}) <= len(splits) or any("/" in one for one in splits):
+        yield (
+            f"data.val_splits={splits}: it must name each split once, none with a '/', and not "
+            f"data.val_split={config.data.val_split}"
+        )
     if train.max_epochs is None and train.max_steps is None:
         yield "train.max_epochs and train.max_steps are both null: give one of them"
     yield from _resources(config)

@@ -236,6 +236,32 @@ class RandomCrop:
         return found.view(b, channels, height, width)
 
 
+class CenterCrop:
+    """Keeps the middle of images, for evaluations of a model that is trained on random crops.
+
+    Args:
+        size: Height and width of the middle.
+        fields: The fields; "image" by default.
+    """
+
+    def __init__(self, size: int, fields: Names = "image") -> None:
+        self._size, self._fields = size, _names(fields)
+
+    def __call__(self, batch: Batch, draws: Draws) -> Batch:
+        """See `Transform`."""
+        return batch | {name: self._crop(name, _image(batch, name)) for name in self._fields}
+
+    def _crop(self, name: str, images: torch.Tensor) -> torch.Tensor:
+        height, width = images.shape[2:]
+        if not 1 <= self._size <= min(height, width):
+            raise ConfigError(
+                f"CenterCrop of size {self._size}: {name!r} is {height} x {width}; the crop is 1 "
+                "or more, and within the image"
+            )
+        top, left = (height - self._size) // 2, (width - self._size) // 2
+        return images[:, :, top : top + self._size, left : left + self._size]
+
+
 class RandomFlip:
     """Mirrors samples left to right (or upside down) with probability `p`.
 

@@ -44,6 +44,9 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--nodes {options.nodes}: it must be at least 1")
     if options.nodes is not None and options.history:
         raise ConfigError("--nodes and --history exclude each other: one checks, the other shows")
+    twice = [text for text in options.overrides if text.lstrip("+").startswith("launch.nodes=")]
+    if options.nodes is not None and twice:
+        raise ConfigError(f"--nodes {options.nodes} and {twice[0]}: give one of them")
     count = [] if options.nodes is None else [f"launch.nodes={options.nodes}"]
     config, here = settings([*options.overrides, *count], options.config_dir)
     if options.history:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from tempfile import TemporaryDirectory
@@ -34,12 +35,16 @@ def checked(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, flo
         LaunchError: The scheduler refuses the job, or it has ended without any answer.
     """
     config.launch.time_min = min(config.launch.time_min, _TIME_MIN)
+    if config.name == Config().name:
+        config.name = "doctor"
     folder = folder_of(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     # The ranks leave the secret here by which they know each other.
     with TemporaryDirectory(dir=folder, prefix="ranks-", ignore_cleanup_errors=True) as meeting:
         arguments = [asdict(Asked.of(config)), meeting]
         job = function.submit(config, node_job.check, arguments, {}, here)
+        # Standard output may be JSON.
+        print(f"job {job.job_id} checks the nodes; its logs: {job.paths.folder}", file=sys.stderr)
         answers = job.answers()
     looks = [Look.of_json(facts) for facts in answers.values()]
     ranks = config.asked_world_sizes[0]

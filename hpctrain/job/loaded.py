@@ -134,7 +134,7 @@ class LoadedRun:
         config = self._config_for(overrides, data, split)
         checkpoint = chosen_checkpoint(self._run, step, best=best)
         self.find_code()
-        return evaluate(config, checkpoint, self._meeting_folder())
+        return evaluate(config, checkpoint, self.meeting_folder())
 
     def predict(
         self,
@@ -184,7 +184,7 @@ class LoadedRun:
         }
         self.find_code()
         folder = Path(os.path.abspath(out))
-        predict(config, checkpoint, self._meeting_folder(), folder, facts, shard_samples)
+        predict(config, checkpoint, self.meeting_folder(), folder, facts, shard_samples)
         return folder
 
     def _config_for(self, overrides: Sequence[str], data: str | None, split: str | None) -> Config:
@@ -202,7 +202,8 @@ class LoadedRun:
             config.data.val_split = split
         return config
 
-    def _meeting_folder(self) -> Path:
+    def meeting_folder(self) -> Path:
+        """Return a folder for the secret by which the ranks of an evaluation know each other."""
         folder = self.path / "evaluations"
         folder.mkdir(exist_ok=True)
         return folder

@@ -31,6 +31,8 @@ def data_digest(config: Config) -> str:
     index = _checked("data.path", data.path)
     if data.val_split is not None:
         _split("data.val_split", data.val_split, data.path, index, is_evaluation=True)
+    for split in data.val_splits:
+        _split("data.val_splits", split, data.path, index, is_evaluation=True)
     digests = [index.digest]
     if not data.mixture:
         _check_fields("data.path", index, config)

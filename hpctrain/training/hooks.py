@@ -19,6 +19,7 @@ from torch import nn
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
 from hpctrain.tracking.tracker import Tracker
+from hpctrain.training.measuring.profiled_steps import NoProfile
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,15 @@ class Hooks:
 
     Args:
         hooks: Objects with the methods of `Hook`.
+        profile: Records steps. It is no hook, because it has no state in the checkpoint.
     """
 
-    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
-        self._hooks = list(hooks)
+    def __init__(self, hooks: Iterable[Hook] = (), profile: NoProfile | None = None) -> None:
+        self._hooks, self._profile = list(hooks), profile or NoProfile()
 
     def after_step(self, state: RunState) -> None:
         """Call `after_step` of each hook."""
+        self._profile.after_step(state.step)
         for hook in self._hooks:
             hook.after_step(state)
 

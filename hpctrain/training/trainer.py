@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,6 +84,7 @@ class Trainer:
     max_steps: int
     every: Every
     meter: NoMeter = field(default_factory=NoMeter)
+    other_evaluations: Mapping[str, Feed] = field(default_factory=dict)
     asked: Sequence[Asked] = ()
     hooks: Hooks = field(default_factory=Hooks)
     patience: Improvement = field(default_factory=Improvement)
@@ -146,8 +147,8 @@ class Trainer:
             self.meter.close()
             self.display.close()
             self.loader.close()
-            if self.evaluation is not None:
-                self.evaluation.close()
+            for feed in self._evaluations.values():
+                feed.close()
         early = self.patience.is_over and self.step < self.max_steps
         reason = self.patience.reason if early and not stopped else ""
         return Outcome(not stopped, self.step, first_step, self.metrics, reason)
@@ -180,23 +181,38 @@ class Trainer:
         if not self.evaluation_due:
             return True
         self.train_step.health.judge(late=False)
-        if self.evaluation is not None:
+        if self._evaluations:
             doing = self.display.doing("an evaluation")
             with self.meter.spent("evaluation"), doing, self._untouched_random_state():
                 self.hooks.before_evaluation(self._state())
                 with self.train_step.average.applied():
-                    means = self._evaluate(self.evaluation)
+                    values = self._evaluate_all()
             self.train_step.model.module.train()
-            if means is None:
+            if values is None:
                 return False
-            values = {f"val/{name}": value for name, value in means.items()}
             self._log(values | self.meter.evaluated())
             self.hooks.after_evaluation(self._state())
-            wrong = [f"val/{name}={v}" for name, v in means.items() if not math.isfinite(v)]
+            wrong = [f"{name}={v}" for name, v in values.items() if not math.isfinite(v)]
             if wrong and dist.get_rank() == 0:
                 log.warning("step %d: not finite: %s", self.step, ", ".join(wrong))
         self.evaluation_due = False
         return True
+
+    @property
+    def _evaluations(self) -> dict[str, Feed]:
+        """The feeds of the evaluation, by what the names of their metrics begin with."""
+        main = {} if self.evaluation is None else {"val": self.evaluation}
+        return main | {f"val/{name}": feed for name, feed in self.other_evaluations.items()}
+
+    def _evaluate_all(self) -> dict[str, float] | None:
+        """Return the metrics of all splits; None as `_evaluate`."""
+        values: dict[str, float] = {}
+        for prefix, feed in self._evaluations.items():
+            means = self._evaluate(feed)
+            if means is None:
+                return None
+            values |= {f"{prefix}/{name}": value for name, value in means.items()}
+        return values
 
     def _evaluate(self, evaluation: Feed) -> dict[str, float] | None:
         """Return the means over the evaluation split, whose samples all count exactly once.

@@ -18,6 +18,7 @@ DEFAULTS: dict[str, Any] = {
     "task": {},
     "data.train_split": "train",
     "data.val_split": "val",
+    "data.val_splits": [],
     "data.fields": None,
     "data.windows.field": None,
     "data.windows.length": 1025,

@@ -128,3 +128,20 @@ def test_wrong_arguments() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             settings([wrong])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--nodes", "0"], "at least 1"),
+        (["--nodes", "2", "--history"], "exclude each other"),
+        (["--nodes", "2", "launch.nodes=3"], "give one of them"),
+    ],
+)
+def test_wrong_options(
+    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        main(argv)
+    assert list(tmp_path.iterdir()) == []

@@ -7,9 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.own_models import own_model_problems
 from hpctrain.errors import ConfigError
 from hpctrain.models import FNO, UNet
 from hpctrain.models.fno import _SpectralConvolution
+from tests.parallel.parity import TOLERANCE, Cell, Result, difference, reference, results
+from tests.parallel.test_parity import OF_FOUR, ZERO
 
 
 @pytest.mark.parametrize("grid", [(17,), (16, 12), (9, 8, 8)])
@@ -78,3 +83,51 @@ def test_what_does_not_fit() -> None:
             make()
     with pytest.raises(ConfigError, match=re.escape("which has [4, 6] modes")):
         FNO(1, 1, [5, 3], 8, 1)(torch.zeros(1, 1, 8, 10))
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"train.accumulate": 2},
+    "zero3": ZERO[3] | {"train.activation_checkpointing": "full"},
+    "zero1": ZERO[1],
+    "zero2": ZERO[2] | {"train.accumulate": 2},
+    "zero3, selective": ZERO[3] | {"train.activation_checkpointing": "selective"},
+}
+MODELS = ("fields, unet", "fields, fno")
+
+
+def cells(ranks: int, layouts: dict[str, dict[str, Any]]) -> tuple[Cell, ...]:
+    return tuple(Cell(model, ranks, (*k.items(),)) for model in MODELS for k in layouts.values())
+
+
+def check(cell: Cell, by_rank: list[Result]) -> None:
+    """Fail unless each rank has the losses, norms and parameters of one process."""
+    for result in by_rank:
+        assert max(difference(result, reference(cell.model))) < TOLERANCE
+
+
+def test_several_ranks_give_the_results_of_one() -> None:
+    chosen = {name: LAYOUTS[name] for name in ("ddp", "zero3")}
+    for cell, by_rank in results(cells(2, chosen)).items():
+        check(cell, by_rank)
+
+
+@pytest.mark.slow
+def test_more_layouts_give_the_results_of_one_process() -> None:
+    for cell, by_rank in results(cells(2, LAYOUTS)).items():
+        check(cell, by_rank)
+    for cell, by_rank in results(cells(4, OF_FOUR)).items():
+        check(cell, by_rank)
+
+
+def test_dividing_a_layer_or_the_layers_is_refused(composer: Composer) -> None:
+    for name in ("UNet", "FNO"):
+        for degree in ("tp", "pp"):
+            config = composer.typed(
+                [
+                    "experiment=digits",
+                    f"model._target_=hpctrain.models.{name}",
+                    f"parallel.{degree}=2",
+                ]
+            )
+            said = [*own_model_problems(config, Degrees.of(config.parallel, 2))]
+            assert f"parallel.{degree}=2: hpctrain.models.{name} has no plan for" in said[0]

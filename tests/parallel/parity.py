@@ -16,14 +16,14 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_optimizer import build_optimizer
-from hpctrain.models import ConvNet, Transformer
+from hpctrain.models import FNO, ConvNet, Transformer, UNet
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import Classification, LanguageModel, on_part
+from hpctrain.tasks import Classification, LanguageModel, Regression, on_part
 from hpctrain.training.average import Average
 from hpctrain.training.step import Totals, TrainStep
 from tests.ranks import run_ranks
@@ -54,6 +54,8 @@ MODELS: dict[str, Any] = {
     "moe, capacity": functools.partial(Transformer, 61, 32, 2, 4, 2, **EXPERTS, capacity=0.75),
     "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),
     "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
+    "fields, unet": functools.partial(UNet, 2, 1, [8, 16], periodic=True),
+    "fields, fno": functools.partial(FNO, 2, 1, [3, 3], 8, 3),
 }
 TASKS: dict[str, Any] = {
     "transformer": functools.partial(LanguageModel, documents=True),
@@ -64,6 +66,8 @@ TASKS: dict[str, Any] = {
     "moe, capacity": functools.partial(LanguageModel, documents=True),
     "conv": functools.partial(Classification, scale=1 / 16),
     "conv, batch norm": functools.partial(Classification, scale=1 / 16),
+    "fields, unet": functools.partial(Regression, loss="relative_l2"),
+    "fields, fno": functools.partial(Regression, loss="mse", weights={"u": 2.0}, channels=["u"]),
 }
 
 
@@ -180,6 +184,12 @@ def batch(model: str, step: int) -> Batch:
     """Return a global batch whose last rows may be padding, as at the end of an epoch."""
     draw = torch.Generator().manual_seed(step)
     mask = torch.arange(ROWS) < ROWS - 3 * (step % 3)
+    if model.startswith("fields"):
+        return {
+            "x": torch.randn(ROWS, 2, 8, 6, generator=draw),
+            "y": torch.randn(ROWS, 1, 8, 6, generator=draw),
+            "mask": mask,
+        }
     if model.startswith("conv"):
         return {
             "image": torch.randint(0, 16, (ROWS, 1, 8, 8), generator=draw, dtype=torch.uint8),

@@ -88,8 +88,8 @@ def test_a_model_that_needs_values(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     code += "        super().__init__()\n        self.n = int(torch.ones(3).sum())\n"
     (tmp_path / "needs_values.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"needs_values\.py.*line 5") as caught:
-        main(["model._target_=needs_values.Net", "--sample-shape", "3x8x8", "--json"])
+    with pytest.raises(ConfigError, match=r"needs_values\.py\", line 5") as caught:
+        main(["+model._target_=needs_values.Net", "--sample-shape", "3x8x8", "--json"])
     assert "plan builds the model without memory" in str(caught.value)
 
 

@@ -87,6 +87,7 @@ STOPS = (
     *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
     *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10", "checkpoint.keep_every=20"),
     *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
+    "data.val_splits=[train]",
     *("train.ema=0.9", "train.log_every=5", "optimizer.groups=[{match: '1.*', freeze: true}]"),
     *("scheduler=plateau", "scheduler.plateau={patience: 1, min_delta: 0.5, factor: 0.5}"),
 )
@@ -108,6 +109,7 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
     one, other = (_without_times(result["result"]) for result in (killed, whole))
     assert one == other
     assert whole["result"]["train/lr"] < 0.02, "the plateau has lowered the rate"
+    assert {"val/loss", "val/train/loss", "val/train/accuracy"} <= whole["result"].keys()
     assert killed["best"] == whole["best"]
     metrics, uninterrupted = (
         {key: value for key, value in journal_metrics(run).items() if key[0].startswith("best/")}
@@ -147,6 +149,10 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
             "checkpoint.best=val/width task._target_=hpctrain.tasks.Mine",
             "checkpoint.best=val/width: its name does not tell which values are better; give "
             "checkpoint.best_mode=min or max",
+        ),
+        (
+            "checkpoint.best=val/hard/los data.val_splits=[hard]",
+            "checkpoint.best=val/hard/los: did you mean val/hard/loss?",
         ),
         (
             "checkpoint.best=train/grad_norm checkpoint.best_mode=min train.local_sgd.every=2",

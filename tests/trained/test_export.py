@@ -104,6 +104,11 @@ def test_a_run_is_exported_as_it_was_trained(train: Train, tmp_path: Path) -> No
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     origin = json.loads((tmp_path / "out" / "hpctrain.json").read_text())
     assert (origin["run"], origin["step"]) == (run.name, 2)
+    program = (run.name, "program", "--dir", f"{tmp_path}/runs", "--torch-export")
+    run_module("hpctrain", "export", *program, cwd=tmp_path)
+    loaded = torch.export.load(tmp_path / "program" / "model.pt2").module()
+    images = torch.rand(5, 1, 8, 8)
+    torch.testing.assert_close(loaded(images), load_run(run).model()(images))
     told = run_module("hpctrain", "export", *given, cwd=tmp_path, code=2).stderr
     assert "out exists: give a folder that does not, or an empty one" in told
     told = run_module("hpctrain", "export", run.name, "x", "--merge", cwd=tmp_path, code=2).stderr

@@ -27,8 +27,11 @@ def names(config: Config) -> tuple[str, ...] | None:
     if own is None:
         return None
     training = (*(f"train/{name}" for name in own), *_OF_TRAINING)
-    evaluation = tuple(f"val/{name}" for name in (*own, *own_tasks.measured(config.task)))
-    return (*training, *(() if config.data.val_split is None else evaluation), *_OF_SPEED)
+    sets = [] if config.data.val_split is None else ["val"]
+    sets += [f"val/{split}" for split in config.data.val_splits]
+    shown = (*own, *own_tasks.measured(config.task))
+    evaluation = (f"{one}/{name}" for one in sets for name in shown)
+    return (*training, *evaluation, *_OF_SPEED)
 
 
 def problems(config: Config, needed: bool = False) -> Iterator[str]:
@@ -77,7 +80,7 @@ def _problems(config: Config, key: str, metric: str) -> Iterator[str]:
         return
     group, _, name = metric.partition("/")
     if known is None and group in ("train", "val") and name:
-        if group == "val" and config.data.val_split is None:
+        if group == "val" and config.data.val_split is None and not config.data.val_splits:
             yield f"{key}={metric}: data.val_split is null, so there is no evaluation"
     elif known is None and group != "perf":
         yield f"{key}={metric}: it must be train/NAME, val/NAME or perf/NAME"
@@ -166,7 +169,7 @@ class Asked:
             seen: The names of all metrics so far.
         """
         group, _, name = self.name.partition("/")
-        doubtful = group == "val" and f"train/{name}" not in seen
+        doubtful = group == "val" and f"train/{name.rpartition('/')[2]}" not in seen
         return doubtful and any(text.startswith("train/") for text in seen) and not _of(group, seen)
 
     def check(self, seen: Collection[str]) -> None:

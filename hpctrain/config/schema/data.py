@@ -95,6 +95,11 @@ class DataConfig:
     )
     train_split: str = key("train", "Training reads this split.")
     val_split: str | None = key("val", "Evaluation reads this split. Null means no evaluation.")
+    val_splits: list[str] = key(
+        [],
+        "Evaluation reads these splits of `path` as well. The metrics of each are val/SPLIT/NAME, "
+        "those of val_split are val/NAME.",
+    )
     fields: list[str] | None = key(None, "Only these fields are read. Null reads all of them.")
     windows: WindowsConfig = section(WindowsConfig)
     images: ImagesConfig = section(ImagesConfig)

@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +150,15 @@ class EarlyStoppingConfig:
     )
 
 
+def _check_profile(steps: str | None) -> str:
+    found = re.fullmatch(r"([0-9]{1,12})-([0-9]{1,12})", steps) if steps is not None else None
+    if steps is not None and found is None:
+        return "it must be a range of steps, such as 10-15"
+    if found is None or 2 <= int(found[1]) <= int(found[2]) < int(found[1]) + 100:
+        return ""
+    return "it must begin at step 2 or later, not end before that, and have at most 100 steps"
+
+
 @dataclass
 class TrainConfig:
     """The length of a run, its batches, and when it reports."""
@@ -275,6 +285,15 @@ class TrainConfig:
         "model must fit into its memory. Null prints nothing.",
         identity=False,
     )
+    profile: str | None = key(
+        None,
+        "torch's profiler records these steps, such as 10-15, into the folder profile of the run. "
+        "A run that ends or resumes inside of the range has no trace. Null records none.",
+        unit="steps",
+        check=_check_profile,
+        identity=False,
+    )
+    profile_ranks: list[int] = key([0], "These ranks are recorded.", unit="ranks", identity=False)
     from_scratch: bool = key(
         False,
         "If the checkpoints of a run are gone, its directory is kept under another name and a new "

@@ -42,6 +42,7 @@ from hpctrain.training.hooks import Hook, Hooks
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.meter import Meter
+from hpctrain.training.measuring.profiled_steps import ProfiledSteps
 from hpctrain.training.measuring.slow_ranks import SlowRanks
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.step import TrainStep
@@ -77,6 +78,7 @@ def build(
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader, evaluation = data.training(), data.evaluation()
+        others = {name: data.evaluation(name) for name in config.data.val_splits}
     sizes = BatchSizes.of(config, mesh.degrees)
     effective = Effective.of(config, loader.steps_per_epoch, sizes)
     if ranks.is_main:
@@ -118,6 +120,7 @@ def build(
         schedule=build_schedule(config.scheduler, effective),
         loader=loader,
         evaluation=evaluation,
+        other_evaluations={name: feed for name, feed in others.items() if feed is not None},
         checkpointer=checkpointer,
         tracker=tracker,
         display=_display(config.metric, run, ranks),
@@ -142,7 +145,7 @@ def build(
         asked=Asked.of(config),
         patience=_patience(config.train.early_stopping),
         best=_best(config.checkpoint, run, ranks, checkpointer),
-        hooks=_hooks(config),
+        hooks=_hooks(config, run, ranks),
     )
 
 
@@ -151,7 +154,7 @@ def _patience(stopping: EarlyStoppingConfig) -> Improvement:
     return Improvement(stopping.metric, stopping.mode, stopping.min_delta, patience)
 
 
-def _hooks(config: Config) -> Hooks:
+def _hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
     made = [make(f"hooks[{i}]", node) for i, node in enumerate(config.hooks)]
     for i, hook in enumerate(made):
         if not isinstance(hook, Hook):
@@ -159,7 +162,10 @@ def _hooks(config: Config) -> Hooks:
                 f"hooks[{i}]={config.hooks[i]}: it makes a {type(hook).__name__}; it must be a "
                 "class that inherits from hpctrain.training.Hook"
             )
-    return Hooks(made)
+    steps, rank = config.train.profile, ranks.rank
+    if steps is None or rank not in config.train.profile_ranks:
+        return Hooks(made)
+    return Hooks(made, ProfiledSteps(steps, run.path / "profile", rank))
 
 
 def _best(

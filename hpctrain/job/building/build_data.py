@@ -95,17 +95,21 @@ class DataBuilder:
             batch_transforms=self._made("data.batch_transforms", data.batch_transforms),
         )
 
-    def evaluation(self) -> Feed | None:
+    def evaluation(self, split: str | None = None) -> Feed | None:
         """Return the feed of the validation split, with each sample once; None without a split.
+
+        Args:
+            split: Another split of the same data set; None means `data.val_split`.
 
         Raises:
             ConfigError: As `training`.
             DataError: As `training`.
         """
         data = self.config.data
-        if data.val_split is None:
+        split = split or data.val_split
+        if split is None:
             return None
-        source, _ = self._source(data.path, data.val_split)
+        source, _ = self._source(data.path, split)
         sizes = BatchSizes.of(self.config, self.mesh.degrees)
         return self._feed(
             source,

@@ -62,6 +62,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
             name: series.last() if math.isfinite(series.last()) else None
             for name, series in sorted(account.history.metrics.items())
         },
+        "profile": account.profile,
         "notes": notes(account),
         "left_out": account.left_out,
     }

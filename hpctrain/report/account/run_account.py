@@ -26,6 +26,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.report.account.allocations import Allocation, allocations
 from hpctrain.report.account.history import History
 from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
+from hpctrain.report.account.trace import traces
 from hpctrain.report.account.usage import Usage
 
 _POINT = 0.01  # "a point" of a metric
@@ -46,6 +47,7 @@ class RunAccount:
         unused_s: Seconds of allocations in which no attempt has begun.
         now: The time as of which all this is true, in seconds since the epoch.
         left_out: What is not said, and why.
+        profile: What traces of torch's profiler say.
     """
 
     facts: Facts
@@ -58,6 +60,7 @@ class RunAccount:
     unused_s: float
     now: float
     left_out: list[str] = field(default_factory=list)
+    profile: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -241,6 +244,8 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
         *(facts, state, _config(facts.path), history, usage, found, queue, unused, now)
     )
     account.left_out += _left_out(account, why)
+    found_traces = traces(facts.path, account.left_out)
+    account.profile += [line for trace in found_traces for line in trace.lines()]
     return account
 
 

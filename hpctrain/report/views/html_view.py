@@ -65,6 +65,7 @@ def run_page(account: RunAccount, charts: Sequence[Chart]) -> str:
         *_listed("Notes", notes(account)),
         "<h2>Figures</h2>" + _table([], figures(account)) if account.spans else "",
         *_attempts(account),
+        *_listed("Profile", account.profile),
         _drawn(charts),
         *_listed("Left out", account.left_out),
     ]

@@ -1,0 +1,165 @@
+"""A trace of torch's profiler: the top operators, and how much communication work covers.
+
+What is communication is told by where it runs, not by the names of kernels:
+
+    GPU   the streams on which an event carries the name of a collective operation
+    CPU   the threads that run no operator of torch, only what the backend annotates (gloo)
+
+An operator's time is its own, without that of the operators inside of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_FILE = re.compile(r"steps-(\d+)-(\d+)\.rank(\d+)\.json\.gz")
+_MOST = 8
+_MICRO = 1e-6
+
+
+@dataclass
+class _Trace:
+    """What a trace says.
+
+    Attributes:
+        rank: The rank.
+        first: The first step in it.
+        last: The last step in it.
+        operators: Name, own seconds and calls of the operators that took most.
+        communication_s: Seconds in which something was communicated.
+        covered_s: Seconds of these in which something was computed, too.
+    """
+
+    rank: int
+    first: int
+    last: int
+    operators: list[tuple[str, float, int]] = field(default_factory=list)
+    communication_s: float = 0.0
+    covered_s: float = 0.0
+
+    def lines(self) -> list[str]:
+        """Return the trace in words."""
+        steps = self.last - self.first + 1
+        found = [
+            f"rank {self.rank}, steps {self.first} to {self.last}: {name} {1000 * own / steps:.3g} "
+            f"ms of a step ({calls / steps:.3g} calls)"
+            for name, own, calls in self.operators
+        ]
+        if self.communication_s:
+            share = 100 * self.covered_s / self.communication_s
+            found.append(
+                f"rank {self.rank}: {1000 * self.communication_s / steps:.3g} ms of communication "
+                f"in a step, {share:.0f}% of it covered by computation"
+            )
+        return found
+
+
+def traces(run_dir: Path, left_out: list[str]) -> list[_Trace]:
+    """Read the traces of a run.
+
+    Args:
+        run_dir: The run directory.
+        left_out: Gets a line for each trace that cannot be read or has no operators.
+    """
+    found = []
+    for path in sorted((run_dir / "profile").glob("*.json.gz")):
+        if name := _FILE.fullmatch(path.name):
+            first, last, rank = map(int, name.groups())
+            try:
+                trace = _read(path, _Trace(rank, first, last))
+            except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
+                left_out.append(f"{path}: no trace of torch's profiler ({error})")
+                continue
+            if trace.operators:
+                found.append(trace)
+            else:
+                left_out.append(f"{path}: a trace without operators, so without steps")
+    return found
+
+
+def _read(path: Path, trace: _Trace) -> _Trace:
+    with gzip.open(path) as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    on_gpu = [each for each in events if each.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    lanes: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    if on_gpu:
+        for event in on_gpu:
+            lanes[event["pid"], event["tid"]].append(event)
+        talks = {k for k, lane in lanes.items() if any("Collective name" in _args(e) for e in lane)}
+    else:
+        for event in events:
+            if event.get("cat") in ("cpu_op", "user_annotation"):
+                lanes[event["tid"]].append(event)
+        talks = {k for k, lane in lanes.items() if all(e["cat"] != "cpu_op" for e in lane)}
+    work = [event for key, lane in lanes.items() if key not in talks for event in lane]
+    if not on_gpu:
+        work = [event for event in work if event["cat"] == "cpu_op"]
+    talk = [event for key in talks for event in lanes[key]]
+    own: dict[str, list[float]] = defaultdict(list)
+    for name, seconds in _own_times(work):
+        own[name].append(seconds)
+    totals = [(name, sum(each), len(each)) for name, each in own.items()]
+    trace.operators = sorted(totals, key=lambda each: -each[1])[:_MOST]
+    said, done = _union(talk), _union(work)
+    trace.communication_s = sum(end - begin for begin, end in said)
+    trace.covered_s = _shared(said, done)
+    return trace
+
+
+def _args(event: dict[str, Any]) -> dict[str, Any]:
+    return event.get("args") or {}
+
+
+def _span(event: dict[str, Any]) -> tuple[float, float]:
+    begin = float(event["ts"]) * _MICRO
+    return begin, begin + float(event["dur"]) * _MICRO
+
+
+def _own_times(events: Iterable[dict[str, Any]]) -> Iterable[tuple[str, float]]:
+    """Yield the name of each event and its seconds without those of the events inside of it."""
+    lanes: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    for event in events:
+        begin, end = _span(event)
+        lanes[event["pid"], event["tid"]].append((begin, -end, str(event["name"])))
+    for lane in lanes.values():
+        stack: list[list[Any]] = []  # end, name, own seconds
+        for begin, minus_end, name in sorted(lane):
+            while stack and stack[-1][0] <= begin:
+                _, done, seconds = stack.pop()
+                yield done, seconds
+            if stack:
+                stack[-1][2] -= -minus_end - begin
+            stack.append([-minus_end, name, -minus_end - begin])
+        for _, done, seconds in stack:
+            yield done, seconds
+
+
+def _union(events: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(map(_span, events)):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _shared(left: list[tuple[float, float]], right: list[tuple[float, float]]) -> float:
+    """Return how long both lists of intervals, each in order and apart, hold at the same time."""
+    total, i, j = 0.0, 0, 0
+    while i < len(left) and j < len(right):
+        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        total += max(0.0, end - begin)
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total

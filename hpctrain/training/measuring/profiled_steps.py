@@ -1,0 +1,53 @@
+"""`train.profile=10-15`: torch's profiler records these steps, for `report` and for a viewer.
+
+The trace is `profile/steps-10-15.rank0.json.gz` in the run directory. Perfetto and Chrome show it.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+
+class NoProfile:
+    """Records nothing."""
+
+    def after_step(self, step: int) -> None:
+        """Note that a step was made."""
+
+
+class ProfiledSteps(NoProfile):
+    """Records a range of steps of this rank, unless an attempt begins inside of it.
+
+    Args:
+        steps: The first and the last step, from 2 on, as in `train.profile`.
+        folder: The folder of the traces.
+        rank: The rank of this process.
+    """
+
+    def __init__(self, steps: str, folder: Path, rank: int) -> None:
+        self._first, self._last = map(int, steps.split("-"))
+        self._file = folder / f"steps-{steps}.rank{rank}.json.gz"
+        self._profiler: torch.profiler.profile | None = None
+
+    def after_step(self, step: int) -> None:
+        """Begin before the first step of the range, and write the trace after the last one."""
+        if step == self._first - 1:
+            self._profiler = torch.profiler.profile()
+            self._profiler.start()
+        elif step == self._last and self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            profiler.stop()
+            try:
+                self._file.parent.mkdir(exist_ok=True)
+                profiler.export_chrome_trace(str(self._file))
+            except (OSError, RuntimeError) as error:
+                log.warning("%s: the profile is not written (%s)", self._file, error)
+            else:
+                log.info("profile of steps %d to %d: %s", self._first, self._last, self._file)

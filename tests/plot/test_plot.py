@@ -1,0 +1,127 @@
+"""Curves of a real journal: as text, as a picture, as a page, and as tables."""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.plot.curves import Curve, load, smoothed, thinned
+from hpctrain.plot.plot_command import main
+from hpctrain.plot.table_file import write_table
+from hpctrain.tracking import JournalTracker, samples
+from hpctrain.trained.export import main as export
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two attempts: the second one has gone on from a checkpoint of step 5."""
+    path = tmp_path / "runs" / "r-0123abcd"
+    position = 0
+    for first, last in ((0, 8), (6, 12)):
+        tracker = JournalTracker(
+            path, uri="http://127.0.0.1:9", experiment="e", run_name="n", uid="r", upload=False
+        )
+        tracker.start({}, {})
+        if first:
+            tracker.rewind(position)
+        for step in range(first, last):
+            tracker.log_metrics({"train/loss": 1 / (step + 1), "nan": math.nan}, step)
+            if step == 5:
+                position = tracker.position()
+        tracker.finish("FINISHED")
+    (path / "run.json").write_text("{}")
+    (path / "config.yaml").write_text("{}")
+    writer = samples.Writer(samples.folder(path) / "n01.jsonl")
+    writer.write(2e9, metrics={"gpu_0_utilization_percentage": 50.0})
+    writer.close()
+    return path
+
+
+def test_what_counts_is_drawn_in_the_terminal(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([str(run), "--log-y"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    lines = shown.splitlines()
+    assert lines[0] == "train/loss"
+    assert lines[1].split()[0] == "1"
+    assert lines[10].split()[0] == "0.08333"
+    assert "later attempts begin at step 6" in shown
+    # A line goes from the top on the left to the bottom on the right.
+    dots = [line[11:] for line in lines[1:11]]
+    assert all(line.strip() for line in dots)
+    firsts = [len(line) - len(line.lstrip()) for line in dots]
+    assert firsts == sorted(firsts)
+
+
+def test_a_picture_and_a_page(run: Path, tmp_path: Path) -> None:
+    for name in ("a.png", "a.html"):
+        options = ["--out", str(tmp_path / name), "--smooth", "0.5", "--log-x", "--log-y"]
+        assert main([str(run), *options]) == 0
+    picture = (tmp_path / "a.png").read_bytes()
+    page = (tmp_path / "a.html").read_text()
+    assert picture.startswith(b"\x89PNG")
+    assert "data:image/png;base64," in page
+    assert "http" not in page
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.html", "runs"}
+
+
+def test_tables_hold_every_value_exactly(run: Path, tmp_path: Path) -> None:
+    from pyarrow.parquet import read_table
+
+    assert write_table(run, tmp_path / "m.csv") == write_table(run, tmp_path / "m.parquet") == 24
+    with (tmp_path / "m.csv").open() as file:
+        rows = [(int(r["step"]), r["key"], float(r["value"])) for r in csv.DictReader(file)]
+    table = read_table(tmp_path / "m.parquet").to_pydict()
+    losses = [(step, value) for step, key, value in rows if key == "train/loss"]
+    assert losses == [(step, 1 / (step + 1)) for step in range(12)]
+    pairs = zip(table["key"], table["value"], strict=True)
+    assert [value for key, value in pairs if key != "nan"] == [value for _, value in losses]
+    assert sum(math.isnan(value) for _, key, value in rows if key == "nan") == 12
+
+
+def test_export_writes_metrics_or_weights(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(run), "--csv", str(tmp_path / "m.csv")]) == 0
+    assert capsys.readouterr().out.endswith("m.csv: 24 values of r-0123abcd\n")
+    with pytest.raises(ConfigError, match=r"export takes a folder for the weights, or --csv FILE"):
+        export([str(run)])
+    with pytest.raises(ConfigError, match=r"out is for weights, and --csv writes metrics"):
+        export([str(run), "out", "--csv", "m.csv"])
+    with pytest.raises(ConfigError, match=r"must end in \.parquet"):
+        export([str(run), "--parquet", "m.csv"])
+
+
+def test_what_cannot_be_drawn_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--metric train/los: did you mean train/loss\?"):
+        main([str(run), "--metric", "train/los"])
+    with pytest.raises(ConfigError, match=r"--smooth 1: it must be at least 0"):
+        main([str(run), "--smooth", "1"])
+    with pytest.raises(ConfigError, match=r"--out a\.pdf: a plot is a \.png or a \.html file"):
+        main([str(run), "--out", "a.pdf"])
+    with pytest.raises(ConfigError, match=r"a table is a \.csv or a \.parquet file"):
+        write_table(run, tmp_path / "a.xls")
+    with pytest.raises(StorageError, match=r"no-folder/a\.csv: cannot be written"):
+        write_table(run, tmp_path / "no-folder" / "a.csv")
+    with pytest.raises(StorageError, match="nothing was tracked"):
+        write_table(tmp_path, tmp_path / "a.csv")
+
+
+def test_curves_keep_restarts_and_peaks(run: Path) -> None:
+    found = load(run)
+    assert found.restarts == [6]
+    assert [*found.metrics["train/loss"].x] == [*range(12)]
+    assert list(found.system) == ["n01/gpu_0_utilization_percentage"]
+    values = np.zeros(10_000)
+    values[7_654] = 9.0
+    few = thinned(Curve(np.arange(10_000.0), values), 100)
+    assert len(few.x) <= 201
+    assert few.y.max() == 9.0
+    flat = smoothed(Curve(np.arange(3.0), np.array([2.0, math.nan, 2.0])), 0.9)
+    assert flat.y == pytest.approx([2.0, 2.0, 2.0])

@@ -77,8 +77,9 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
         if ended and (unclear := [path for path in run_dirs if ending.is_open(path)]):
             for path, (status, reason) in ended(unclear).items():
                 ending.close(path, status, reason)
+        quiet = options.watch is not None
         return sync(
-            *(run_dirs, options.check, options.from_start, uri), quiet=options.watch is not None
+            run_dirs, check=options.check, from_start=options.from_start, uri=uri, quiet=quiet
         )
 
     if options.watch is None:

@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
     "trained": EVERYBODY
     | {"checkpoint", "commands.select", "config", "data", "distributed", "job", "models"}
-    | {"parallel", "runs", "shards", "tasks", "tracking", "training"},
+    | {"parallel", "runs", "shards", "tasks", "tracking", "training", "plot.table_file"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},

@@ -34,9 +34,9 @@ from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
 log = logging.getLogger(__name__)
 
 
-def gpu_file(run_dir: Path, node: str) -> Path:
-    """Return the file in which the ranks of a node write the UUIDs of the job's GPUs."""
-    return samples.folder(run_dir) / f"{node}.gpus"
+def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
+    """Return the file in which a rank of a node writes the UUIDs of the GPUs that it was given."""
+    return samples.folder(run_dir) / f"{node}.{local_rank}.gpus"
 
 
 class _Monitor:
@@ -88,10 +88,10 @@ class _Monitor:
 
     def _take_gpus(self) -> None:
         """Open the GPUs that the ranks have named; the ranks of a node do that one by one."""
-        try:
-            named = gpu_file(self._run, self._node).read_text().split()
-        except OSError:
-            return
+        named: list[str] = []
+        for rank in range(self._options.ranks):
+            with suppress(OSError):  # without a GPU there is no file
+                named += gpu_file(self._run, self._node, rank).read_text().split()
         uuids = list(dict.fromkeys(named))
         if uuids != self._uuids:
             self._uuids, gpus = uuids, Gpus(uuids)
@@ -127,16 +127,22 @@ def _ends_within(seconds: float) -> bool:
     return False
 
 
-def main(argv: list[str]) -> int:
-    """Run the monitor of this node."""
+def parsed(argv: list[str]) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m hpctrain.monitor.process")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--pid", type=int, help="a process of the job, above all of its ranks here")
+    parser.add_argument("--ranks", type=int, default=1, help="the number of ranks on this node")
     parser.add_argument("--idle-percent", type=float, default=5.0)
     parser.add_argument("--idle-minutes", type=float, default=30.0)
     parser.add_argument("--idle-action", choices=("warn", "stop"), default="warn")
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Run the monitor of this node."""
+    options = parsed(argv)
     for number in BROADCAST_SIGNALS:  # it ends with the training, and not before
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BROADCAST_SIGNALS)

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.config.schema import MonitorConfig
+from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.monitor.process import gpu_file
 from hpctrain.tracking import samples
@@ -42,7 +43,7 @@ def monitored(
         return
     with suppress(OSError):
         samples.folder(run_dir).mkdir(exist_ok=True)
-        _add_gpus(gpu_file(run_dir, socket.gethostname()), uuids)
+        _name_gpus(gpu_file(run_dir, socket.gethostname(), ranks.local_rank), uuids)
     process = _start(config, run_dir, ranks) if ranks.local_rank == 0 else None
     try:
         yield
@@ -51,11 +52,15 @@ def monitored(
             _end(process)
 
 
-def _add_gpus(file: Path, uuids: Sequence[str]) -> None:
-    """Append UUIDs. Ranks of a node do this at the same time, so each writes once."""
+def _name_gpus(file: Path, uuids: Sequence[str]) -> None:
+    """Write the UUIDs of a rank, in the place of those of an attempt before.
+
+    That one may have had other GPUs of this node, which are another job's by now.
+    """
     if uuids:
-        with file.open("a") as opened:
-            opened.write("\n".join(uuids) + "\n")
+        write_atomically(file, "\n".join(uuids) + "\n", sync=False)
+    else:
+        file.unlink(missing_ok=True)
 
 
 def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> subprocess.Popen[bytes] | None:
@@ -65,6 +70,7 @@ def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> subprocess.
         "hpctrain.monitor.process",
         str(run_dir),
         f"--pid={above}",
+        f"--ranks={max(1, ranks.local_world_size)}",
         f"--every={config.every_s}",
         f"--idle-percent={config.idle_percent}",
         f"--idle-minutes={config.idle_minutes}",

@@ -35,6 +35,7 @@ from hpctrain.errors import StorageError
 log = logging.getLogger(__name__)
 
 _TAIL = 64 * 1024  # bytes
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # one costs as much as a record
 
 
 def journal_path(run_dir: Path) -> Path:
@@ -111,7 +112,7 @@ class Journal:
             "time": round(at or time.time(), 3),
             **fields,
         }
-        line = json.dumps(body, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        line = _ENCODER.encode(body).encode() + b"\n"
         with self._lock:
             if self._fd < 0:
                 log.error("%s: a %s record after the end is dropped", self.path, kind)

@@ -20,6 +20,9 @@ from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.upload import GaveUp, Upload, check_known, upload_lock
 
+_DONE, _AT_WORK = "nothing to do", "its own uploader is at work"
+_NOTHING = (_DONE, _AT_WORK)
+_WATCH_S = 10.0
 _PATIENCE = 60.0  # seconds of pauses per run while the store does not answer
 
 
@@ -55,15 +58,52 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
     parser.add_argument(
         "--uri", help="upload to this store, now and later, instead of the store of the run"
     )
+    parser.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=_WATCH_S,
+        metavar="SECONDS",
+        help=f"do it again and again, with this pause (default: {_WATCH_S:g}), until Ctrl-C; for "
+        "runs on nodes without a network",
+    )
     options = parser.parse_args(argv)
-    run_dirs = options.run_dir or _find_runs(Path("runs"))
-    if not run_dirs:
-        raise TrackingError("no run directory named, and none under runs/")
     uri = options.uri and resolve_uri(options.uri, Path.cwd())
-    if ended and (unclear := [path for path in run_dirs if ending.is_open(path)]):
-        for path, (status, reason) in ended(unclear).items():
-            ending.close(path, status, reason)
-    return sync(run_dirs, check=options.check, from_start=options.from_start, uri=uri)
+
+    def once() -> int:
+        run_dirs = options.run_dir or _find_runs(Path("runs"))
+        if not run_dirs:
+            raise TrackingError("no run directory named, and none under runs/")
+        if ended and (unclear := [path for path in run_dirs if ending.is_open(path)]):
+            for path, (status, reason) in ended(unclear).items():
+                ending.close(path, status, reason)
+        quiet = options.watch is not None
+        return sync(
+            run_dirs, check=options.check, from_start=options.from_start, uri=uri, quiet=quiet
+        )
+
+    if options.watch is None:
+        return once()
+    if not options.watch > 0:
+        raise TrackingError(f"--watch {options.watch:g}: the pause must be greater than 0 seconds")
+    return _watch(once, options.watch)
+
+
+def _watch(once: Callable[[], int], pause: float) -> int:
+    """Upload again and again until Ctrl-C; what fails is tried again in the next round."""
+    told = ""
+    try:
+        while True:
+            try:
+                once()
+                told = ""
+            except TrackingError as error:
+                if str(error) != told:
+                    print(printable(str(error)), file=sys.stderr, flush=True)
+                told = str(error)
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        return 0
 
 
 def _find_runs(root: Path) -> list[Path]:
@@ -76,6 +116,7 @@ def sync(
     check: bool = False,
     from_start: bool = False,
     uri: str | None = None,
+    quiet: bool = False,
 ) -> int:
     """Upload what is missing in the store and print one line per run.
 
@@ -85,6 +126,7 @@ def sync(
         from_start: Compare the whole journal with the store, and upload what the store lacks.
         uri: The store to use, now and later, instead of the one in `meta.json`; an absolute path
             or a server.
+        quiet: Print no line for a run that has nothing new.
 
     Returns:
         The exit code, 0.
@@ -108,8 +150,9 @@ def sync(
                     raise TrackingError(f"the run cannot be written: {error}") from error
             asked = check or from_start or ending.has_died_here(run_dir)
             done = not asked and is_uploaded(run_dir, meta)
-            outcome = "nothing to do" if done else _upload(run_dir, meta, from_start, uri)
-            print(printable(f"{run_dir}: {outcome}"), flush=True)
+            outcome = _DONE if done else _upload(run_dir, meta, from_start, uri)
+            if not (quiet and outcome in _NOTHING):
+                print(printable(f"{run_dir}: {outcome}"), flush=True)
         except TrackingError as error:
             print(printable(f"{run_dir}: {error}"), file=sys.stderr, flush=True)
             failed.append(run_dir)
@@ -152,7 +195,7 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool, uri: str | None) -> str
                 upload.drain()
                 note = "; its process is gone, so it is KILLED"
     except _Busy:
-        return "its own uploader is at work"
+        return _AT_WORK
     except GaveUp as error:
         raise TrackingError(f"{meta.uri} does not answer: {error.__context__}") from error
     except Exception as error:

@@ -1,4 +1,4 @@
-"""`python -m hpctrain export RUN OUT`: the weights of a run as safetensors."""
+"""`python -m hpctrain export RUN OUT`: the weights of a run, or with --csv its metrics."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from hpctrain.commands.select import select
 from hpctrain.disk import sync
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.plot.table_file import write_table
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 
@@ -19,10 +20,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain export",
         description="Write the weights of a run as safetensors, in the layout of Hugging Face "
-        "where the model has one. It works without a GPU, in the memory of one file.",
+        "where the model has one. It works without a GPU, in the memory of one file. With --csv or "
+        "--parquet, write its metrics instead.",
     )
     parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
-    parser.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
+    parser.add_argument("out", metavar="OUT", type=Path, nargs="?", help="a new folder")
+    tables = parser.add_mutually_exclusive_group()
+    tables.add_argument("--csv", type=Path, metavar="FILE", help="write the metrics as CSV")
+    tables.add_argument("--parquet", type=Path, metavar="FILE", help="write them as Parquet")
     parser.add_argument(
         "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
     )
@@ -58,6 +63,10 @@ def main(argv: list[str]) -> int:
         "yours; this needs the memory of the whole model, and the data set",
     )
     options = parser.parse_args(argv)
+    if options.csv or options.parquet:
+        return _export_metrics(options)
+    if options.out is None:
+        raise ConfigError("export takes a folder for the weights, or --csv FILE or --parquet FILE")
     if not options.shard_gb > 0:
         raise ConfigError(f"--shard-gb {options.shard_gb}: it is greater than 0")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
@@ -104,4 +113,19 @@ def main(argv: list[str]) -> int:
         f"{options.out}: {checkpoint.name} of {paths[0].name}, {made.nbytes / 1e6:.1f} MB in "
         f"{files}, {made.kind}"
     )
+    return 0
+
+
+def _export_metrics(options: argparse.Namespace) -> int:
+    """Write the metrics of a run as a table."""
+    key = "csv" if options.csv else "parquet"
+    file = options.csv or options.parquet
+    if options.out is not None:
+        raise ConfigError(f"export: {options.out} is for weights, and --{key} writes metrics")
+    if file.suffix.lower() != f".{key}":
+        raise ConfigError(f"--{key} {file}: the name of the file must end in .{key}")
+    paths = select(options.dir, [options.run])
+    if len(paths) != 1:
+        raise ConfigError(f"{options.run}: {len(paths)} runs; export takes one")
+    print(f"{file}: {write_table(paths[0], file):,} values of {paths[0].name}")
     return 0

@@ -1,14 +1,18 @@
 """Tests of the monitor's process beside real trainings, on a machine without GPUs."""
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpctrain.config.schema import MonitorConfig
+from hpctrain.monitor import process, start
 from hpctrain.tracking import samples
 from tests.conftest import Completed, run_json, runs
 
@@ -92,3 +96,26 @@ def test_it_costs_little(tmp_path: Path) -> None:
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert seconds / 100 < 0.005 * 10
+
+
+def test_an_attempt_reads_no_gpus_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs of a node may belong to another job by then; there is no GPU here to be read."""
+    opened: list[list[str]] = []
+
+    def gpus(uuids: list[str], nvml: Any = None) -> Any:
+        opened.append(uuids)
+        return SimpleNamespace(facts={}, read=dict)
+
+    monkeypatch.setattr(start, "_start", lambda *_: None)
+    monkeypatch.setattr(process, "Gpus", gpus)
+    ours = ["--ranks=2", f"--pid={os.getpid()}", str(tmp_path)]
+    for attempt in (["GPU-a", "GPU-b"], ["GPU-c", "GPU-a"], [None, "GPU-d"]):
+        for rank, uuid in enumerate(attempt):
+            place = SimpleNamespace(local_rank=rank)
+            with start.monitored(MonitorConfig(), tmp_path, place, [uuid] if uuid else []):  # type: ignore[arg-type]
+                pass
+        monitor = process._Monitor(process.parsed(ours))
+        monitor._take_gpus()
+        assert opened[-1] == [uuid for uuid in attempt if uuid]

@@ -12,6 +12,7 @@ from hpctrain.plot.curves import Curve, load, smoothed, thinned
 from hpctrain.plot.plot_command import main
 from hpctrain.plot.table_file import write_table
 from hpctrain.tracking import JournalTracker, samples
+from hpctrain.trained.export import main as export
 
 
 @pytest.fixture
@@ -82,6 +83,19 @@ def test_tables_hold_every_value_exactly(run: Path, tmp_path: Path) -> None:
     pairs = zip(table["key"], table["value"], strict=True)
     assert [value for key, value in pairs if key != "nan"] == [value for _, value in losses]
     assert sum(math.isnan(value) for _, key, value in rows if key == "nan") == 12
+
+
+def test_export_writes_metrics_or_weights(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(run), "--csv", str(tmp_path / "m.csv")]) == 0
+    assert capsys.readouterr().out.endswith("m.csv: 24 values of r-0123abcd\n")
+    with pytest.raises(ConfigError, match=r"export takes a folder for the weights, or --csv FILE"):
+        export([str(run)])
+    with pytest.raises(ConfigError, match=r"out is for weights, and --csv writes metrics"):
+        export([str(run), "out", "--csv", "m.csv"])
+    with pytest.raises(ConfigError, match=r"must end in \.parquet"):
+        export([str(run), "--parquet", "m.csv"])
 
 
 def test_what_cannot_be_drawn_is_named(run: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpctrain.tracking import JournalTracker
+from hpctrain.tracking import JournalTracker, samples
 
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 run_dir, uri, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
@@ -29,7 +29,12 @@ tracker = JournalTracker(
 tracker.start(params=options.get("params", {}), tags={"who": "test"})
 if "rewind" in options:
     tracker.rewind(options["rewind"])
+# The monitors of so many nodes, each of which writes one sample at every tenth step.
+nodes = [f"n{number:02}" for number in range(options.get("nodes", 0))]
+writers = [samples.Writer(samples.folder(run_dir) / f"{node}.jsonl") for node in nodes]
 for step in range(options["begin"], options["end"]):
+    for writer in writers if step % 10 == 0 else []:
+        writer.write(time.time(), metrics={f"gpu_{k}_power_usage_watts": step for k in range(4)})
     tracker.log_metrics({"loss": 1 / (step + 1), **options.get("metrics", {})}, step)
     if step == options.get("checkpoint"):
         tracker.sync()

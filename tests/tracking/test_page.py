@@ -1,9 +1,11 @@
 """What people read on a run's page in MLflow, in real stores; and the files that it comes from."""
 
 import json
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -207,3 +209,29 @@ def test_a_description_that_somebody_has_changed_stays(
             connection.execute(change)
     tags = dict(rows("SELECT key, value FROM tags"))
     assert (tags["mlflow.note.content"], tags["hpctrain.hosts"]) == ("theirs", "n1")
+
+
+@pytest.mark.slow
+def test_watching_brings_live_metrics_of_a_run_that_does_not_upload(
+    database: Path, tmp_path: Path, rows: Rows
+) -> None:
+    run = tmp_path / "r"
+    tracker = JournalTracker(
+        run, uri=f"sqlite:///{database}", experiment="exp", run_name="n", uid="r", upload=False
+    )
+    tracker.start({}, {})
+    code = "import sys; from hpctrain.tracking.sync import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--watch", "0.1", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        for step in range(3):
+            tracker.log_metrics({"loss": 1.0}, step)
+            while (step,) not in rows("SELECT step FROM metrics"):
+                assert watching.poll() is None
+                time.sleep(0.05)
+            assert rows("SELECT status FROM runs") == [("RUNNING",)]
+        watching.send_signal(signal.SIGINT)
+        lines = watching.stdout.read().splitlines()
+    assert watching.returncode == 0
+    assert lines
+    assert not [line for line in lines if "nothing to do" in line]

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import signal
 import socket
@@ -84,6 +85,41 @@ def server(database: Path) -> Iterator[Server]:
 
 
 @pytest.mark.slow
+def test_eight_runs_with_sensors_while_the_server_is_killed_at_random(
+    server: Server,
+    tmp_path: Path,
+    train: Callable[..., subprocess.Popen[str]],
+    sync: Callable[..., subprocess.CompletedProcess[str]],
+    rows: Callable[..., list[tuple[Any, ...]]],
+) -> None:
+    """HPCTRAIN_KILLS sets the number of kills: 1000 takes hours."""
+    runs, steps, draws = 8, 5_000, random.Random(0)
+    assert initialise(server.uri, "exp")
+    processes = [
+        train(
+            tmp_path / f"r{number}", server.uri, begin=0, end=steps, sleep=0.01, drain=5.0, nodes=2
+        )
+        for number in range(runs)
+    ]
+    for _ in range(int(os.environ.get("HPCTRAIN_KILLS", "5"))):
+        time.sleep(draws.uniform(0.5, 8.0))
+        server.kill()
+        server.start()
+        server.wait()
+    for process in processes:
+        process.communicate(timeout=590)
+        assert process.returncode == 0
+    for number in range(runs):  # what an uploader has left
+        sync(tmp_path / f"r{number}")
+    each = steps + 2 * 4 * steps // 10
+    assert (
+        rows("SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics GROUP BY run_uuid")
+        == [(each, each)] * runs
+    )
+    assert rows("SELECT count(*) FROM runs") == [(runs,)]
+
+
+@pytest.mark.slow
 def test_a_server_killed_in_the_middle_loses_nothing(
     server: Server,
     tmp_path: Path,
@@ -100,7 +136,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     metrics = {"nan": math.nan, "inf": math.inf} | {f"m{k}": k for k in range(7)}
     process = train(
         tmp_path / "r", server.uri, begin=0, end=900, sleep=0.01, drain=200.0,
-        metrics=metrics, params={"text": "ü" * 9000, "empty": ""},
+        metrics=metrics, params={"text": "ü" * 9000, "empty": ""}, nodes=2,
     )  # fmt: skip
 
     def count() -> int:
@@ -118,14 +154,16 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     assert "trying again" in (tmp_path / "r/journal/uploader.log").read_text()
 
     assert rows("SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics") == [
-        (9_000, 9_000)
+        (9_720, 9_720)
     ]
     assert rows(
-        "SELECT key, value, is_nan FROM latest_metrics WHERE key LIKE '%n%' ORDER BY key"
+        "SELECT key, value, is_nan FROM latest_metrics WHERE key IN ('inf', 'nan') ORDER BY key"
     ) == [
         ("inf", 1.7976931348623157e308, 0),
         ("nan", 0, 1),
     ]
+    power = "SELECT sum(value) FROM metrics WHERE key = 'system/n01/gpu_3_power_usage_watts'"
+    assert rows(power) == [(sum(range(0, 900, 10)),)]
     assert rows("SELECT value FROM params WHERE key = 'empty'") == [("",)]
     assert tags("r")["status"] == "FINISHED"
     assert rows("SELECT count(*) FROM runs") == [(1,)]

@@ -14,8 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -79,8 +78,7 @@ class NoMeter:
         """Record where the time of this attempt went."""
 
 
-@dataclass
-class _Seconds:
+class _Seconds(NamedTuple):
     """Seconds by several clocks: readings, or what has passed between two of them."""
 
     at: float = 0.0
@@ -88,11 +86,21 @@ class _Seconds:
     waited: float = 0.0
     compiled: float = 0.0
 
-    def __add__(self, other: _Seconds) -> _Seconds:
-        return _Seconds(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def plus(self, other: _Seconds) -> _Seconds:
+        return _Seconds(
+            self.at + other.at,
+            self.worked + other.worked,
+            self.waited + other.waited,
+            self.compiled + other.compiled,
+        )
 
-    def __sub__(self, other: _Seconds) -> _Seconds:
-        return _Seconds(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def since(self, other: _Seconds) -> _Seconds:
+        return _Seconds(
+            self.at - other.at,
+            self.worked - other.worked,
+            self.waited - other.waited,
+            self.compiled - other.compiled,
+        )
 
 
 class Meter(NoMeter):
@@ -246,8 +254,8 @@ class Meter(NoMeter):
     def _settle(self) -> None:
         """Divide the time since the last call, in which steps were made, into its parts."""
         now = self._now()
-        took, self._before = now - self._before, now
-        self._took += took
+        took, self._before = now.since(self._before), now
+        self._took = self._took.plus(took)
         self._account.move("data_wait", took.waited)
         self._account.move("compile", took.compiled)
         # A compiler that this thread waits for is no other rank.

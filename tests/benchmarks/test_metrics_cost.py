@@ -1,0 +1,133 @@
+"""What the metrics of a step cost the training, beside mlflow.log_metrics and Lightning's logger.
+
+python -m pytest tests/benchmarks/test_metrics_cost.py --benchmark-only -s
+
+All of them take turns in one process: a bit of real work that spoils the caches, then one call for
+each. Ours measures every step and reports every 20 steps into a journal; the others write the same
+values into SQLite at the same steps. The uploader is another process and not a part of it.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import PrecisionConfig
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.tracking.tracker import JournalTracker
+from hpctrain.training.measuring.account import Account
+from hpctrain.training.measuring.meter import Meter
+from hpctrain.training.measuring.slow_ranks import SlowRanks
+
+STEPS, EVERY = 600, 20
+STEP_US = 10_000.0
+CPU = torch.device("cpu")
+BATCH = {"image": torch.zeros(8, 64), "mask": torch.ones(8, dtype=torch.bool)}
+VALUES = {f"train/metric_{number}": 0.1 * number for number in range(5)}
+Step = Callable[[int], None]
+
+
+class Feed:
+    """The loader of a training, of which the meter reads two numbers."""
+
+    wait_s, consumed = 0.0, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed": self.consumed}
+
+
+def ours(folder: Path) -> tuple[Step, list[dict[str, float]]]:
+    """Return a step of ours, and a list that gets the metrics of the reports."""
+    tracker = JournalTracker(
+        folder, uri=f"sqlite:///{folder}/x.db", experiment="e", run_name="r", uid="r", upload=False
+    )
+    tracker.start({}, {})
+    feed: Any = Feed()
+    ranks = SlowRanks(Mesh(Degrees(), 0, CPU), 0, str)
+    precision = Precision(PrecisionConfig(), CPU)
+    meter = Meter(feed, 8, Account(time.monotonic()), ranks, precision, tracker)
+    meter.begin(0)
+    reports: list[dict[str, float]] = []
+
+    def step(number: int) -> None:
+        feed.consumed += 8
+        meter.after_step(number, feed.consumed, BATCH)
+        if number % EVERY == 0:
+            metrics = VALUES | meter.report({"loss": 8.0})
+            reports.append(metrics)
+            with meter.spent("other"):
+                tracker.log_metrics(metrics, number)
+
+    return step, reports
+
+
+def others(uri: str, reports: list[dict[str, float]]) -> dict[str, Step]:
+    """Return steps that log the newest report, by the name of who does it."""
+    import mlflow
+    from lightning.pytorch.loggers import MLFlowLogger
+
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_experiment("exp")
+    mlflow.start_run(run_name="fluent")
+    logger = MLFlowLogger("exp", "lightning", tracking_uri=uri)
+    assert logger.run_id
+
+    def fluent(number: int) -> None:
+        if number % EVERY == 0:
+            mlflow.log_metrics(reports[-1], step=number)
+
+    def lightning(number: int) -> None:
+        if number % EVERY == 0:
+            logger.log_metrics(reports[-1], number)
+
+    return {"mlflow.log_metrics": fluent, "Lightning MLFlowLogger": lightning}
+
+
+def measure(folder: Path, uri: str) -> dict[str, list[float]]:
+    """Return the microseconds of each step by name."""
+    mine, reports = ours(folder)
+    steps = {"hpctrain": mine, **others(uri, reports)}
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    work = torch.randn(400, 400)
+    for number in range(1, STEPS + 1):
+        for name, step in steps.items():
+            work = torch.tanh(work @ work)
+            began = time.perf_counter()
+            step(number)
+            taken[name].append(1e6 * (time.perf_counter() - began))
+    import mlflow
+
+    mlflow.end_run()
+    return taken
+
+
+@pytest.mark.filterwarnings("ignore")  # those of MLflow and of Lightning
+@pytest.mark.usefixtures("group_of_one")
+def test_metrics_cost(
+    benchmark: Any, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging.disable(logging.INFO)
+    try:
+        taken = benchmark.pedantic(measure, args=(tmp_path / "run", f"sqlite:///{store}"), rounds=1)
+    finally:
+        logging.disable(logging.NOTSET)
+    with capsys.disabled():
+        print(
+            f"\nus a step, reports every {EVERY}           mean   of 10 ms    p50      p99  report"
+        )
+        for name, values in taken.items():
+            warm = values[EVERY:]
+            mean, cuts = statistics.fmean(warm), statistics.quantiles(warm, n=100)
+            report = statistics.median(warm[EVERY - 1 :: EVERY])
+            print(
+                f"{name:>34}{mean:11.1f}{100 * mean / STEP_US:10.3f}%{cuts[49]:7.1f}{cuts[98]:9.1f}"
+                f"{report:8.0f}"
+            )
+    assert {len(values) for values in taken.values()} == {STEPS}

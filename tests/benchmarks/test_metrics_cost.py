@@ -26,7 +26,7 @@ from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.slow_ranks import SlowRanks
 
-STEPS, EVERY = 1000, 20
+STEPS, EVERY = 600, 20
 STEP_US = 10_000.0
 CPU = torch.device("cpu")
 BATCH = {"image": torch.zeros(8, 64), "mask": torch.ones(8, dtype=torch.bool)}

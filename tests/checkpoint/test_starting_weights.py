@@ -218,6 +218,7 @@ def test_files_that_are_no_weights(name: str, content: bytes, message: str, tmp_
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

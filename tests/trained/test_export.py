@@ -72,7 +72,10 @@ def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Expor
     return Exporter(config, checkpoint, **options).write(out, limit, lambda name: None)
 
 
-@pytest.mark.parametrize("node", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize(
+    "node",
+    [pytest.param(LLAMA, id="llama"), pytest.param(GPT2, id="gpt2", marks=pytest.mark.slow)],
+)
 def test_transformers_reads_our_models(node: dict[str, Any], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config, checkpoint = Config(model=node), tmp_path / "step-00000001"
@@ -104,11 +107,6 @@ def test_a_run_is_exported_as_it_was_trained(train: Train, tmp_path: Path) -> No
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     origin = json.loads((tmp_path / "out" / "hpctrain.json").read_text())
     assert (origin["run"], origin["step"]) == (run.name, 2)
-    program = (run.name, "program", "--dir", f"{tmp_path}/runs", "--torch-export")
-    run_module("hpctrain", "export", *program, cwd=tmp_path)
-    loaded = torch.export.load(tmp_path / "program" / "model.pt2").module()
-    images = torch.rand(5, 1, 8, 8)
-    torch.testing.assert_close(loaded(images), load_run(run).model()(images))
     told = run_module("hpctrain", "export", *given, cwd=tmp_path, code=2).stderr
     assert "out exists: give a folder that does not, or an empty one" in told
     told = run_module("hpctrain", "export", run.name, "x", "--merge", cwd=tmp_path, code=2).stderr
@@ -164,6 +162,17 @@ def test_merged_adapters_are_those_of_peft(tmp_path: Path) -> None:
     config.checkpoint.init_digest = "xxh3_128:0"
     with pytest.raises(StorageError, match="has adapters of other weights"):
         Exporter(config, checkpoint)
+
+
+@pytest.mark.slow
+def test_a_program_that_needs_no_code(train: Train, tmp_path: Path) -> None:
+    train("train.max_steps=2", "monitor.enabled=false", "tracking=off")
+    (run,) = runs(tmp_path / "runs")
+    program = (run.name, "program", "--dir", f"{tmp_path}/runs", "--torch-export")
+    run_module("hpctrain", "export", *program, cwd=tmp_path)
+    loaded = torch.export.load(tmp_path / "program" / "model.pt2").module()
+    images = torch.rand(5, 1, 8, 8)
+    torch.testing.assert_close(loaded(images), load_run(run).model()(images))
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from hpctrain.config.rules.metrics import better
 from hpctrain.report.account.run_account import RunAccount
 
 _LEAST_RUNS = 3  # fewer say nothing about importance
+_LONGEST = 120  # characters of a cause
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,11 @@ def final(account: RunAccount, metric: str) -> float:
 
 
 def cause(account: RunAccount) -> str:
-    """Return in one line why a run has no result."""
+    """Return in one short line why a run has no result; `logs` and --json have all of it."""
     if account.state.name == "finished":
         return "its metric is not there or not finite"
-    text = account.state.reason or str(account.facts.attempt.get("error", ""))
+    text = " ".join((account.state.reason or str(account.facts.attempt.get("error", ""))).split())
+    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     return f"{account.state.name}: {text}" if text else account.state.name
 
 

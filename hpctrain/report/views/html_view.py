@@ -162,7 +162,7 @@ def _estimates(settings: Sequence[Setting]) -> Iterable[str]:
             *(setting.values.get(key, "") for key in keys),
             *(setting.estimates[metric].text() for metric in metrics),
             str(len(setting.runs)),
-            "; ".join(f"{name}: {why}" for name, why in setting.missing.items()),
+            ", ".join(setting.missing),
         ]
         for setting in settings
     ]

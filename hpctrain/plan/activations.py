@@ -23,6 +23,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hpctrain.config.schema import TrainConfig
+from hpctrain.job.building.flops import tokens_of
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.alike import measured_by_block
 from hpctrain.parallel.preparing.blocks import find_blocks
@@ -30,7 +32,9 @@ from hpctrain.parallel.preparing.initial import Build
 from hpctrain.shards.types import Batch
 
 log = logging.getLogger(__name__)
-_ROWS = (2, 4)  # a batch norm refuses a single value
+# So large that what the samples keep is more than a gradient on its way.
+_ROWS = 256
+_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,20 @@ class Activations:
     Attributes:
         kept: The largest sum of the step: what blocks keep, and what one needs to compute.
         outside: The part of it that belongs to the logits and the loss.
-        output: What the model returns, such as logits.
+        saved: What all blocks keep when the forward pass ends.
+        working: What the backward pass of one block needs beside what all blocks keep.
         exact: Whether they were measured; otherwise they are 0 and unknown.
     """
 
     kept: int
     outside: int
-    output: int
+    saved: int
+    working: int
     exact: bool = True
 
 
 def activations_of(
-    build: Build, task: Any, sample: Batch, compute: torch.dtype | None, mode: str, every: int
+    build: Build, task: Any, sample: Batch, compute: torch.dtype | None, train: TrainConfig
 ) -> Activations:
     """Return the activations of a sample.
 
@@ -60,15 +66,22 @@ def activations_of(
         task: The task.
         sample: One sample.
         compute: The dtype of autocast; None without it.
-        mode: A value of `train.activation_checkpointing`.
-        every: `train.activation_checkpointing_every`.
+        train: Its activation checkpointing and global batch size are read.
+
+    Raises:
+        ConfigError: Blocks are to be computed again, but the model has none.
     """
+    mode, every = train.activation_checkpointing, train.activation_checkpointing_every
+    tokens = tokens_of(task, sample)
+    # Losses compute many positions in parts, so the batch is not larger than that of the run.
+    few_rows = min(_TOKENS // tokens if tokens else _ROWS, train.global_batch_size // 2)
+    few_rows = max(1 if tokens else 2, few_rows)  # a batch norm needs two
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         model = build().train()
         batches = [
             {name: torch.empty((rows, *t.shape[1:]), dtype=t.dtype) for name, t in sample.items()}
-            for rows in _ROWS
+            for rows in (few_rows, 2 * few_rows)
         ]
     if mode != "none":
         blocks = [block for _, block in find_blocks(model, [])]
@@ -83,11 +96,12 @@ def activations_of(
         few, more = (measured_by_block(model, partial(measure, batch)) for batch in batches)
     except Exception as error:  # an operation needs values
         log.info("activations cannot be measured: %s", error)
-        return Activations(0, 0, 0, exact=False)
+        return Activations(0, 0, 0, 0, exact=False)
     # What does not grow with the batch are gradients of parameters on their way.
-    between = _ROWS[1] - _ROWS[0]
-    kept, outside, output = (max(0, b - a) // between for a, b in zip(few, more, strict=True))
-    return Activations(kept, outside, output)
+    kept, outside, saved, working = (
+        max(0, b - a) // few_rows for a, b in zip(few, more, strict=True)
+    )
+    return Activations(kept, outside, saved, working)
 
 
 class _Live(TorchDispatchMode):
@@ -101,18 +115,20 @@ class _Live(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._states = {tensor.untyped_storage()._cdata for tensor in states}
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = self._of_loss = 0
+        # As long as a weak reference exists, no other storage gets the same key.
+        self._held: list[StorageWeakRef] = []
+        self.peak = self._of_loss = self._after_loss = 0
 
     def step(
         self, model: nn.Module, task: Any, batch: Batch, compute: torch.dtype | None
-    ) -> tuple[int, int, int]:
-        """Return the largest sum of a step, the part of the loss, and the size of the output."""
+    ) -> tuple[int, int, int, int]:
+        """Return the numbers of `Activations` for the whole batch."""
         context = nullcontext() if compute is None else torch.autocast("cpu", dtype=compute)
         sizes: list[int] = []  # of the output; of all before the loss; of the loss
 
         def end_loss(gradient: torch.Tensor) -> None:
             sizes.append(max(0, self._of_loss - sizes[1]))
-            self._of_loss = 0
+            self._of_loss = self._after_loss = 0
 
         def note(module: nn.Module, args: Any, result: Any) -> None:
             gc.collect()  # selective checkpointing leaves circles of references behind
@@ -134,7 +150,8 @@ class _Live(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
         output, of_loss = sizes[0], sizes[2] if len(sizes) > 2 else 0
-        return self.peak, output + of_loss, output
+        saved = sizes[1] - output
+        return self.peak, output + of_loss, saved, max(0, self._after_loss - saved)
 
     def _forget(self, parameter: torch.Tensor) -> None:
         """Leave out a gradient as soon as it is one."""
@@ -143,7 +160,9 @@ class _Live(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default and _key(args[0]) in self._states:
-            self._states.add(_key(out))  # a copy of a parameter in the format of the computation
+            # It is a copy of a parameter in the format of the computation.
+            self._states.add(_key(out))
+            self._held.append(StorageWeakRef(out.untyped_storage()))
         new = False
         for leaf in tree_leaves(out):
             if not _is_tensor(leaf) or (key := _key(leaf)) in self._states:
@@ -154,6 +173,7 @@ class _Live(TorchDispatchMode):
         if new:
             now = self._now()
             self.peak = max(self.peak, now)
+            self._after_loss = max(self._after_loss, now)
             if self._of_loss:
                 self._of_loss = max(self._of_loss, now)
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -33,8 +34,7 @@ from hpctrain.plan.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
 from hpctrain.plan.ranking import Ranking, on, rank, sizes_of, smallest
 from hpctrain.plan.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.timing import Efficiencies, best_of
-
-_MODES = ("none", "selective", "full")
+from hpctrain.shards.types import Batch
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,9 @@ class _Answer:
         if self.layouts and self.hardware:
             console.print(f"\nestimates on {self.hardware.title}")
             printing.print_layouts(console, self.layouts, command)
-        for name, reason in self.ranking.excluded.items():
-            console.print(f"excluded: {name}: {reason}", soft_wrap=True)
+        last = {name.partition(" ")[0]: name for name in self.ranking.excluded}
+        for name in last.values():  # each layout once, on the most ranks
+            console.print(f"excluded: {name}: {self.ranking.excluded[name]}", soft_wrap=True)
         if self.kinds:
             console.print("\nthe smallest number of GPUs that fits, of each kind")
             printing.print_hardware(console, self.kinds)
@@ -163,7 +164,7 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     facts = explained(partial(facts_of, model, task, sample), "plan: the model")
     samples = None if shape else samples_of_epoch(config)
     budget = budget_of(asked.budget, config, facts.tokens, samples)
-    activations = _activations(config, task, sample)
+    activations = _Measured(config, task, sample)
     efficiencies = Efficiencies()
     blocks = _count_blocks(model, config)
     memory = MemoryModel(model, facts, activations)
@@ -185,26 +186,36 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     return _Answer(facts, layers, named, ranking, hardware, kinds, assumed)
 
 
-def _activations(config: Config, task: Any, sample: Any) -> dict[str, Activations]:
-    compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(config.precision.compute)
-    every = config.train.activation_checkpointing_every
-    build = partial(make, "model", config.model)
-    found = {}
-    for mode in _MODES:
-        dtype = None if compute is None else DTYPES[compute]
-        found[mode] = activations_of(build, task, sample, dtype, mode, every)
-    return found
+class _Measured(dict[str, Activations]):
+    """The activations for each mode of checkpointing, measured when they are first needed."""
+
+    def __init__(self, config: Config, task: Any, sample: Batch) -> None:
+        super().__init__()
+        self._config, self._task, self._sample = config, task, sample
+
+    def __missing__(self, mode: str) -> Activations:
+        compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(
+            self._config.precision.compute
+        )
+        self[mode] = activations_of(
+            partial(make, "model", self._config.model),
+            self._task,
+            self._sample,
+            None if compute is None else DTYPES[compute],
+            replace(self._config.train, activation_checkpointing=mode),
+        )
+        return self[mode]
 
 
 def _count_blocks(model: nn.Module, config: Config) -> int:
     with contextlib.suppress(ConfigError):
         return len(find_blocks(model, config.parallel.blocks))
-    return 1
+    return 0
 
 
 def _assumptions(
     facts: ModelFacts,
-    activations: dict[str, Activations],
+    activations: Mapping[str, Activations],
     hardware: Hardware | None,
     budget: Budget,
     efficiencies: Efficiencies,

@@ -107,6 +107,11 @@ class Estimator:
         self.facts, self._memory, self._activations = facts, memory, activations
         self._blocks, self._steps, self.efficiencies = blocks, steps, efficiencies
 
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes of activation checkpointing that the model can have."""
+        return ("none", "selective", "full") if self._blocks else ("none",)
+
     def least(self, config: Config, ranks: int) -> float:
         """Return the bytes of a rank below which no layout can go."""
         return self._memory.least(config, ranks)

@@ -6,8 +6,9 @@ Layouts keep the global batch. The smallest number of micro-batches that fits is
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
@@ -15,7 +16,6 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 
-_MODES = ("none", "selective", "full")
 _MOST_PARTS = 4096  # micro-batches of a share
 
 
@@ -75,7 +75,7 @@ def of_command_line(config: Config, nodes: int) -> Layout:
 
 
 def layouts(
-    config: Config, nodes: int, per_node: int, excluded: dict[str, str]
+    config: Config, nodes: int, per_node: int, modes: Sequence[str], excluded: dict[str, str]
 ) -> Iterator[list[Layout]]:
     """Yield the layouts of a number of ranks, by their degrees.
 
@@ -86,13 +86,14 @@ def layouts(
         config: The config.
         nodes: The nodes.
         per_node: The ranks of a node.
+        modes: The modes of activation checkpointing, from the one that needs most memory.
         excluded: Gets what is not possible, with the reason.
     """
     ranks = nodes * per_node
     for name, degrees in _degrees(nodes, per_node).items():
         found = [
             _layout(config, nodes, per_node, degrees, mode, parts)
-            for mode in _MODES
+            for mode in modes
             for parts in _parts(config, degrees, ranks)
         ]
         try:
@@ -149,12 +150,21 @@ def _layout(
         setattr(parallel, key, value)
     train.activation_checkpointing, train.accumulate, train.micro_batch_size = mode, parts, None
     launch.nodes, launch.tasks_per_node = nodes, per_node
-    if config.launch.gpus_per_node:
+    if config.launch.gpus_per_node or config.hardware.get("devices"):
         launch.gpus_per_node = per_node
-    overrides = [f"launch.nodes={nodes}", f"launch.tasks_per_node={per_node}"]
-    overrides += [f"parallel.{key}={value}" for key, value in degrees.items() if value != 1]
-    overrides += [f"parallel.{key}=1" for key in ("dp_replicate",) if degrees.get(key) == 1]
-    overrides.append(f"train.accumulate={parts}")
-    if mode != "none":
-        overrides.append(f"train.activation_checkpointing={mode}")
-    return Layout(changed, nodes, tuple(overrides))
+    return Layout(changed, nodes, _differences(config, changed))
+
+
+def _differences(config: Config, changed: Config) -> tuple[str, ...]:
+    """Return the overrides that make the second config of the first."""
+    names = [f"launch.{name}" for name in ("nodes", "tasks_per_node", "gpus_per_node")]
+    names += [f"parallel.{name}" for name in (*Degrees.__dataclass_fields__, "zero", "ep")]
+    names += ["parallel.weights", "parallel.fsdp.offload"]
+    names += [f"train.{n}" for n in ("micro_batch_size", "accumulate", "activation_checkpointing")]
+    found = []
+    for name in names:
+        before, after = attrgetter(name)(config), attrgetter(name)(changed)
+        if before != after or name in ("launch.nodes", "launch.tasks_per_node"):
+            text = "null" if after is None else str(after).lower()
+            found.append(f"{name}={text}")
+    return tuple(found)

@@ -165,6 +165,7 @@ class Memory:
             because not everything exists at the same time.
         base: What is on the device all the time.
         begin: What is there beside `base` and the activations when the backward pass begins.
+        end: What is there beside `base` and the first block's work when it ends.
         offload: Whether parameters, gradients and optimizer state are on the host.
     """
 
@@ -177,6 +178,7 @@ class Memory:
     peak: int
     base: int
     begin: int
+    end: int
     offload: bool = False
 
     @property
@@ -184,15 +186,20 @@ class Memory:
         """The model states of the ZeRO paper: parameters, gradients and optimizer state."""
         return self.parameters + self.gradients + self.optimizer
 
-    def peak_with(self, activations: int) -> int:
+    def peak_with(self, activations: int, working: int) -> int:
         """Return the largest sum of a step in bytes, with those of all activations.
 
-        Activations are there in full when the backward pass begins, and are gone at its end.
+        Activations are there in full when the backward pass begins, and all gradients when it ends.
 
         Args:
             activations: Bytes of what the forward passes keep, with the logits and the loss.
+            working: Bytes that the backward pass of one block needs, with what the block keeps.
         """
-        return max(self.peak, self.base + self.begin + activations)
+        return max(
+            self.peak,
+            self.base + self.begin + activations,
+            self.base + self.end + working,
+        )
 
     def __str__(self) -> str:
         place = " (host)" if self.offload else ""
@@ -281,6 +288,7 @@ def _whole(
         peak=parameters + gradients + state + max(computing, _temporaries(optimizer, parameters)),
         base=parameters + state,
         begin=gathered + (gradients if kept else 0),
+        end=gradients + buffers,  # converted weights are freed on the way
     )
 
 
@@ -341,6 +349,7 @@ def _divided(
         peak=(0 if offload else parameters + state) + max(forward, begin, end, step),
         base=0 if offload else parameters + state,
         begin=max(forward, begin),
+        end=end,
         offload=offload,
     )
 

@@ -79,8 +79,12 @@ def print_layouts(console: Console, estimates: list[Estimate], command: str) -> 
             _or_unknown(hours and hours / entry["ranks"], "{:,.1f}"),
         )
     console.print(table)
+    shown: set[int] = set()
     for estimate in estimates:
         ranks = estimate.layout.ranks
+        if ranks in shown:  # the first of each number of ranks is the fastest
+            continue
+        shown.add(ranks)
         console.print(f"\n{estimate.layout.kind}, {ranks}: {estimate.reason}", soft_wrap=True)
         console.print(f"  {command} {' '.join(estimate.layout.overrides)}", soft_wrap=True)
 

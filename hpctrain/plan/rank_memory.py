@@ -9,7 +9,7 @@ the logits: both are computed, and the larger counts.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -70,12 +70,12 @@ class MemoryModel:
     """
 
     def __init__(
-        self, model: nn.Module, facts: ModelFacts, activations: dict[str, Activations]
+        self, model: nn.Module, facts: ModelFacts, activations: Mapping[str, Activations]
     ) -> None:
         self._model, self._facts, self._activations = model, facts, activations
-        self._sizes: dict[tuple[int, int, str], list[ModelSizes]] = {}
+        self._sizes: dict[tuple[int, int, str, bool], list[ModelSizes]] = {}
         self._gathered: dict[int, int] = {}
-        self._blocks = 1
+        self._blocks = 0
         with contextlib.suppress(ConfigError):
             self._blocks = len(find_blocks(model, []))
 
@@ -105,12 +105,15 @@ class MemoryModel:
             sizes, degrees, config.parallel, config.precision, config.optimizer, batch.accumulate
         )
         blocks, logits = self._kept(config, degrees)
-        of_stage = len(sizes.blocks) / self._blocks if degrees.pp > 1 else 1
+        of_stage = len(sizes.blocks) / max(1, self._blocks) if degrees.pp > 1 else 1
         last = stage == degrees.pp - 1
         flying = _in_flight(config, degrees, batch.accumulate, stage)
         kept = int(blocks * of_stage * batch.micro * flying)
         of_loss = logits * batch.micro if last else 0
-        peak = states.peak_with(kept + of_loss)
+        measured = self._activations[config.train.activation_checkpointing]
+        working = measured.working + measured.saved // max(1, self._blocks)
+        working //= degrees.cp * degrees.tp
+        peak = states.peak_with(kept + of_loss, working * batch.micro)
         share = self._facts.trainable / max(1, self._facts.parameters)
         frozen = int((1 - share) * (states.gradients + states.optimizer))
         on_gpu = hardware is not None and hardware.memory_bytes is not None
@@ -158,7 +161,8 @@ class MemoryModel:
 
     def _stages(self, config: Config, degrees: Degrees) -> list[ModelSizes]:
         """Return the shapes that each rank of a pipeline has."""
-        key = (degrees.tp, degrees.pp, config.parallel.pipeline.schedule)
+        divided = degrees.ranks > degrees.dp_replicate
+        key = (degrees.tp, degrees.pp, config.parallel.pipeline.schedule, divided)
         if key not in self._sizes:
             self._sizes[key] = self._divided(config, degrees)
         return self._sizes[key]
@@ -170,7 +174,7 @@ class MemoryModel:
         if degrees.ranks > degrees.dp or parallel.ep > 1:
             plan = find_plan(model, parallel, degrees)
             styles = dict(plan.tensor)
-        blocks = self._named_blocks(config)
+        blocks = self._named_blocks(config, degrees)
         whole = ModelSizes.of(model, blocks, styles, degrees.tp)
         if degrees.pp == 1 or plan is None:
             return [whole]
@@ -186,10 +190,12 @@ class MemoryModel:
             stages.append(ModelSizes(tuple(b for part in own for b in part), rest or ((0,),)))
         return stages
 
-    def _named_blocks(self, config: Config) -> list[nn.Module]:
+    def _named_blocks(self, config: Config, degrees: Degrees) -> list[nn.Module]:
         try:
             return [block for _, block in find_blocks(self._model, config.parallel.blocks)]
-        except Exception:  # it matters only where something is divided, which reports it
+        except ConfigError:
+            if degrees.ranks > degrees.dp_replicate:  # what is divided is divided by blocks
+                raise
             return []
 
 

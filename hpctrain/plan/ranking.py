@@ -44,7 +44,7 @@ def rank(
     found: list[Estimate] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
-        for group in layouts(config, nodes, per_node, excluded):
+        for group in layouts(config, nodes, per_node, estimator.modes, excluded):
             name = f"{group[0].kind} on {group[0].ranks} rank{'s' if group[0].ranks > 1 else ''}"
             try:
                 least = estimator.of(group[-1], hardware)
@@ -119,7 +119,7 @@ def _reason(estimate: Estimate) -> str:
     layout, degrees = estimate.layout, estimate.layout.degrees
     mode = layout.config.train.activation_checkpointing
     kind = layout.kind.partition("+")[0]
-    parts = [_WHY[kind]] if kind in _WHY else []
+    parts = [WHY[kind]] if kind in WHY else []
     if degrees.tp > 1:
         parts.append(f"tensor parallel of {degrees.tp} inside a node divides wide layers")
     if degrees.pp > 1:
@@ -131,7 +131,7 @@ def _reason(estimate: Estimate) -> str:
     return "; ".join(parts)
 
 
-_WHY = {
+WHY = {
     "single": "one GPU holds everything, so nothing is sent",
     "ddp": "each GPU holds the whole model, so only gradients are sent",
     "zero1": "the optimizer state is divided, parameters are gathered once a step",

@@ -99,7 +99,7 @@ def test_peak_memory(case: int) -> None:
     with torch.device("meta"):
         model = build()
     dtype = torch.bfloat16 if compute == "bf16" else None
-    activations = {mode: activations_of(build, task, sample, dtype, mode, 1)}
+    activations = {mode: activations_of(build, task, sample, dtype, config.train)}
     memory = MemoryModel(model, facts_of(model, task, sample), activations)
     predicted = memory.of(Layout(config, 1, ()), None)
     with Live() as live:

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import load
 from hpctrain.plan.budget import Budget, budget_of
+from hpctrain.plan.layouts import Layout
 from hpctrain.plan.link_times import gather_s, link_of, send_s
 from hpctrain.plan.plan_command import main
+from hpctrain.plan.ranking import WHY
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]
 MEMORY = {"parameters", "gradients", "optimizer", "gathered", "activations", "logits", "buffers"}
@@ -23,7 +26,9 @@ def plan(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict
     return found
 
 
-def test_the_layout_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_layout_of_the_command_line(
+    capsys: pytest.CaptureFixture[str], composer: Composer
+) -> None:
     named = ["parallel=zero3", "launch.tasks_per_node=8", "hardware=h100_sxm", "--nodes", "1"]
     found = plan(capsys, *LM, *named, "--budget", "1e9tokens")
     assert found["model"]["parameters"] == 1_328_256
@@ -41,6 +46,11 @@ def test_the_layout_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> N
     assert first["cost"] == pytest.approx(first["gpu_hours"] * 3)
     assert others[0]["overrides"][:2] == ["launch.nodes=1", "launch.tasks_per_node=8"]
     assert all(entry["reason"] for entry in others)
+    for entry in others:  # the ready command line is the layout
+        config = composer.typed(["experiment=digits", *named[:2], *entry["overrides"]])
+        assert Layout(config, 1, ()).ranks == 8
+        kind = Layout(config, 1, ()).kind.partition("+")[0]
+        assert entry["reason"].startswith(WHY.get(kind, "tensor parallel")), kind
     assert [entry["step_s"] for entry in others] == sorted(entry["step_s"] for entry in others)
 
 

@@ -155,7 +155,8 @@ class Attempt(NoAttempt):
                 requeue_from_rank(self._ranks.job_id)
             else:
                 log.error("no step since the last restart: not requeued")
-        self.tracker.finish("KILLED", reason=f"stopped by {reason} at step {outcome.step}, saved")
+        by = reason if request is None else request["by"]
+        self.tracker.finish("KILLED", reason=f"stopped by {by} at step {outcome.step}, saved")
 
     def _drop_old_stop_request(self) -> None:
         """Delete the stop request, except after a restart by Slurm: then it still holds."""

@@ -35,7 +35,8 @@ from hpctrain.errors import StorageError
 log = logging.getLogger(__name__)
 
 _TAIL = 64 * 1024  # bytes
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # one costs as much as a record
+# With these options, json.dumps would make an encoder for each record: about 1 us of 11 us.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def journal_path(run_dir: Path) -> Path:

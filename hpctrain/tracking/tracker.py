@@ -12,32 +12,24 @@ process, the `uploader`, uploads the journal. The training does not notice if it
 """
 
 import logging
-import os
 import re
-import signal
-import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hpctrain import secrets
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.journal import Journal, encode, read_all
-from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.child_uploader import ChildUploader
+from hpctrain.tracking.journal import Journal, encode
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
 from hpctrain.tracking.store import check_uri, resolve_uri
-from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, Process, python_module
+from hpctrain.tracking.uploader_process import Process
 
 log = logging.getLogger(__name__)
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-
-_RESTARTS = 5  # at most so many restarts of a killed uploader
-_SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
 
 
 class Tracker(Protocol):
@@ -197,9 +189,7 @@ class JournalTracker:
         self._run_dir = run_dir.absolute()
         self._uri = resolve_uri(uri, Path.cwd())  # the uploader works in another folder
         self._upload = upload
-        self._drain = drain
-        self._uploader: subprocess.Popen[bytes] | None = None
-        self._restarts = 0
+        self._uploader = ChildUploader(self._run_dir, self._uri, drain)
         self._finished = False
         self._rewound = False
         self._logged = False
@@ -223,7 +213,7 @@ class JournalTracker:
                 # Submission has checked it too, but a compute node can have other mounts.
                 log.warning("%s; metrics stay in %s", error, self._journal.path)
             else:
-                self._start_uploader()
+                self._uploader.start()
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record params; nested ones get dotted names.
@@ -322,7 +312,7 @@ class JournalTracker:
     def sync(self) -> None:
         """Call fsync on the journal; restart the uploader if it was killed."""
         self._journal.sync()
-        self._revive_uploader()
+        self._uploader.revive()
 
     def finish(
         self,
@@ -347,122 +337,8 @@ class JournalTracker:
             **{} if final else {"final": False},
         )
         self._journal.close()
-        self._revive_uploader()
-        if self._uploader:
-            self._await(self._uploader)
-
-    def _await(self, uploader: subprocess.Popen[bytes]) -> None:
-        assert uploader.stdin is not None
-        uploader.stdin.close()  # the end of the pipe wakes the uploader
-        began, told = time.monotonic(), False
-        with _noting_signals() as signals:
-            while uploader.poll() is None and not signals:
-                waited = time.monotonic() - began
-                if waited > self._drain:
-                    break
-                if waited > _SILENT_S and not told:
-                    told = True
-                    log.info(
-                        "waiting up to %g s until %s in MLflow "
-                        "(tracking.drain_s; Ctrl-C ends the wait)",
-                        *(self._drain, self._left()),
-                    )
-                time.sleep(0.02)
-        code = uploader.poll()
-        if code == 0:
-            return
-        note = Uploaded.read(self._run_dir)
-        if note is not None and note.problem:
-            why = note.problem
-        elif code is None:
-            goes_on = "in the background"
-            if "SLURM_JOB_ID" in os.environ:
-                goes_on += " until Slurm ends the processes of this job"
-            why = signals[0] if signals else f"after tracking.drain_s={self._drain:g}"
-            log.info(
-                "%s not in MLflow yet (%s); the uploader goes on %s, and nothing is lost: "
-                "`python -m hpctrain sync %s` uploads what it may leave",
-                *(self._left(), why, goes_on, self._run_dir),
-            )
-            return
-        else:
-            why = f"the uploader ended with {code}, see {self._log_path}"
-        log.warning(
-            "%s not in MLflow yet (%s); nothing is lost: "
-            "`python -m hpctrain sync %s` uploads the rest",
-            *(self._left(), why, self._run_dir),
-        )
-
-    def _left(self) -> str:
-        """Return what is not in the store yet, with a verb: `7 points are`, `the end is`."""
-        note = Uploaded.read(self._run_dir)
-        ours = note is not None and note.uri == self._uri
-        records = read_all(self._journal.path, note.offset if note and ours else 0)
-        points = sum(len(r.body["metrics"]) for r in records if r.body["kind"] == "metrics")
-        return f"{points:,} points are" if points else "the end of the run is"
-
-    @property
-    def _log_path(self) -> Path:
-        return self._journal.path.with_name("uploader.log")
-
-    def _revive_uploader(self) -> None:
-        # A negative code means that a signal killed it. With any other code it gave up on purpose.
-        uploader = self._uploader
-        if uploader and (uploader.poll() or 0) < 0 and self._restarts < _RESTARTS:
-            assert uploader.stdin is not None
-            uploader.stdin.close()
-            self._restarts += 1
-            log.warning("the uploader was killed; starting it again")
-            self._start_uploader()
-
-    def _start_uploader(self) -> None:
-        command, env = python_module(
-            "hpctrain.tracking.uploader",
-            str(self._run_dir),
-            f"--drain={self._drain}",
-            f"--uri={self._uri}",
-        )
-        # The child inherits the mask: signals are blocked until the uploader ignores them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
-        try:
-            with self._log_path.open("ab") as output:
-                self._uploader = subprocess.Popen(
-                    command,
-                    env=env,
-                    cwd=self._journal.path.parent,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            log.warning("the uploader cannot be started: %s; `hpctrain sync` uploads later", error)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _noting_signals() -> Iterator[list[str]]:
-    """Yield a list that gets the names of SIGINT and SIGTERM as they arrive.
-
-    During the training `faults.stop` handles them, which would end the process at a second Ctrl-C.
-    """
-    noted: list[str] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    wakeup = signal.set_wakeup_fd(-1)
-    handlers = {
-        number: signal.signal(number, lambda n, _: noted.append(signal.Signals(n).name))
-        for number in numbers
-    }
-    try:
-        yield noted
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        self._uploader.revive()
+        self._uploader.wait()
 
 
 def _public(values: Mapping[str, Any]) -> dict[str, str]:

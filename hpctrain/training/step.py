@@ -1,7 +1,7 @@
 """One optimizer step, and the sums that the steps add up.
 
 micro-batches ── task ── sums and counts ──┬── backward (hpctrain.parallel.wrappers.parallel_model)
-                                           └── one reduction: [sums, counts, stop, loads, used]
+                                           └── one reduction: [sums, counts, flags, loads, used]
 gradient x global batch size / global count ── clip ── finite? ── optimizer
 """
 
@@ -30,6 +30,7 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
 from hpctrain.training.average import Average
+from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.schedule import rate_ratios, set_rates
 
 
@@ -99,6 +100,7 @@ class TrainStep:
         base_lr: The learning rate that the optimizer was made with. Groups of parameters with
             another one keep the ratio to it. None lets all groups have the same.
         average: Follows the parameters; None keeps no average.
+        timer: Asks for evaluations by rank 0's clock, with a flag beside the sums; None never does.
 
     Attributes:
         totals: The sums since the last report.
@@ -117,6 +119,7 @@ class TrainStep:
         micro_batches: MicroBatches | None = None,
         base_lr: float | None = None,
         average: Average | None = None,
+        timer: EvaluationTimer | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
         self.micro_batches = micro_batches
@@ -124,6 +127,7 @@ class TrainStep:
         groups = optimizer.param_groups
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         self.average = average or Average(model)
+        self.timer = timer or EvaluationTimer()
         self.totals = Totals()
         self.grad_norm: Scalar = math.nan
 
@@ -138,11 +142,13 @@ class TrainStep:
         buffers = list(self.model.module.buffers()) if self.health.undoes else []
         before = [buffer.clone() for buffer in buffers]  # such as the statistics of a batch norm
         names, values = self._forward_backward(batch)
-        flags = self.stop.flags()
+        stopping = self.stop.flags()
+        flags = stopping + self.timer.flags()
         mine = self.model.joined(self.model.loads.joined(joined(values, flags)))
         reduced = self.model.settled(over_ranks(mine, mesh))
         sums, rest = reduced[: len(values)], reduced[len(values) :]
-        self.stop.offer(rest[: len(flags)])
+        self.stop.offer(rest[: len(stopping)])
+        self.timer.offer(rest[len(stopping) : len(flags)])
         balanced = self.model.loads.balance(rest[len(flags) :], names, sums)
         place = 2 * names.index("loss")
         loss, count = sums[place], sums[place + 1]

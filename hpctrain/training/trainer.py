@@ -126,7 +126,7 @@ class Trainer:
                 if logs:
                     means = self._training_means()  # it waits for a GPU, whose steps are measured
                     self._log(self.meter.report(self.train_step.totals.counts) | means)
-                due = self.step % self.every.evaluate == 0 or done
+                due = self.step % self.every.evaluate == 0 or self.train_step.timer.is_due() or done
                 if due or any(asked.is_doubtful(self.metrics) for asked in self.asked):
                     self.evaluation_due = True
                 stopped = not self._evaluated() or (self.stop.agreed and not done)
@@ -195,6 +195,7 @@ class Trainer:
             wrong = [f"{name}={v}" for name, v in values.items() if not math.isfinite(v)]
             if wrong and dist.get_rank() == 0:
                 log.warning("step %d: not finite: %s", self.step, ", ".join(wrong))
+        self.train_step.timer.restart()
         self.evaluation_due = False
         return True
 
@@ -278,6 +279,7 @@ class Trainer:
                 "patience": self.patience.state_dict(),
                 "best": self.best.state_dict(),
                 "meter": self.meter.state_dict(),
+                "timer": self.train_step.timer.state_dict(),
             },
             best=self.best.step,
         )
@@ -313,6 +315,7 @@ class Trainer:
             self.patience.load_state_dict(progress["patience"])
             self.best.load_state_dict(progress["best"])
             self.meter.load_state_dict(progress.get("meter", {}))
+            self.train_step.timer.load_state_dict(progress.get("timer", {}))
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         dist.barrier()

@@ -77,6 +77,7 @@ DEFAULTS: dict[str, Any] = {
     "train.max_steps": None,
     "train.clip_norm": 1.0,
     "train.eval_every": None,
+    "train.eval_every_s": None,
     "train.ema": None,
     "train.ema_evaluation": True,
     "train.early_stopping.metric": None,

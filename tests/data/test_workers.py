@@ -262,7 +262,8 @@ def test_a_source_that_fails():
             with pytest.raises(DataError, match=r"s\.h5 is gone"):
                 run(workers, 0, 2)
             descriptors.append(len(os.listdir("/proc/self/fd")))
-        assert len(set(descriptors)) == 1
+        # What the first batches open for good does not count.
+        assert len(set(descriptors[2:])) == 1
 
 
 @pytest.mark.parametrize("transform", [lambda sample, random: sample, partial(map, lambda x: x)])

@@ -29,6 +29,7 @@ class Wait(Hook):
 """
 
 
+@pytest.mark.slow
 def test_samples_of_a_training_are_in_its_directory_and_in_mlflow(
     train: Train, store: Path, tmp_path: Path
 ) -> None:
@@ -46,6 +47,9 @@ def test_samples_of_a_training_are_in_its_directory_and_in_mlflow(
     assert all(names <= s.metrics.keys() for s in found)
     assert all(s.metrics["system_memory_usage_megabytes"] > 100 for s in found)
     assert not (samples.folder(run) / f"{node}.log").read_text()
+    # The uploader does not stumble over the records of where the time went.
+    assert '"kind":"time"' in (run / "journal" / "events.jsonl").read_text()
+    assert "no use for" not in (run / "journal" / "uploader.log").read_text()
     with closing(sqlite3.connect(store)) as connection:
         rows = connection.execute(
             "SELECT value FROM metrics WHERE key = ? ORDER BY step",
@@ -71,6 +75,11 @@ def test_a_run_that_does_nothing_saves_and_ends(train: Train, tmp_path: Path) ->
     assert "the cores below 99% for 0.01 minutes" in text
     assert "monitor.idle_action=stop" in text
     assert record["attempts"][-1]["step"] >= 2
+    (file,) = samples.files(run).values()
+    found = [*samples.read(file)]
+    assert [s.number for s in found] == [*range(len(found))]
+    assert found[0].facts["kernel"]
+    assert len([s for s in found if s.metrics.get("cpu_utilization_percentage", 99) < 99]) >= 3
 
 
 def test_a_window_of_fewer_than_three_samples_is_refused(train: Train, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ LAYOUTS: dict[str, tuple[str, int, Keys]] = {
     "tp, zero3": ("untied", 4, {"parallel.tp": 2} | SHARD),
     "pp, tp": ("untied", 4, PP | {"parallel.tp": 2}),
 }
-FAST = ("zero1", "zero3", "pp")
+FAST = ("zero1", "pp")
 
 
 def cell(name: str) -> Cell:
@@ -100,8 +100,9 @@ def halves(cell: Cell, folder: Path, saves: bool) -> Result:
     return finished(cell, training)
 
 
-OTHERS = [("zero1", "zero1"), ("zero1", "pp")]
+OTHERS = [("zero1", "zero1")]
 MORE = [
+    ("zero1", "pp"),
     *(("hsdp", "ddp"), ("ddp", "tp"), ("tp", "zero3"), ("zero3", "cp"), ("cp", "tp, zero3")),
     *(("pp", "local sgd"), ("pp, tp", "offload"), ("offload", "hsdp"), ("tp, tied", "tp, tied")),
     *(("ep", "ep"), ("local sgd", "local sgd"), ("zero3", "zero2"), ("zero2", "pp, tp")),

@@ -29,7 +29,8 @@ def made(folder: Path, hosts: list[str], state: str = "running") -> RunDir:
     path = folder / "digits-01234567"
     (path / "monitor").mkdir(parents=True)
     attempt = {"started": NOW - 600, "hosts": hosts, "world_size": 2 * len(hosts)}
-    (path / "run.json").write_text(json.dumps({"state": state, "attempts": [attempt]}))
+    frozen = {"signature": "s", "data_digest": "d", "state": state, "attempts": [attempt]}
+    (path / "run.json").write_text(json.dumps(frozen))
     (path / "config.yaml").write_text("monitor:\n  enabled: true\n  every_s: 10.0\n")
     progress = {
         "step": 1200,
@@ -127,7 +128,22 @@ def test_throttling_idleness_and_what_is_over(tmp_path: Path) -> None:
     assert any("61 hot" in line for line in shown(run))
 
 
-def test_a_real_run_and_what_is_wrong(
+def test_the_command_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made(tmp_path, ["n01"], state="finished")
+    sampled(run, "n01", Nvml())
+    assert main(["--once", "--dir", str(tmp_path), run.path.name[:8]]) == 0
+    assert f"{run.path.name}  finished  step 1200/5000" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"nope: no run or sweep of that name"):
+        main(["nope", "--dir", str(tmp_path)])
+    with pytest.raises(StorageError, match=r"no folder of runs"):
+        main(["--dir", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit):
+        main(["--every", "0"])
+    assert "0 is not a number of seconds from 0.2 to 3600" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_real_run(
     train: Callable[..., Completed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train("train.max_steps=30", "tracking.upload=false", "monitor.every_s=0.2")
@@ -141,12 +157,3 @@ def test_a_real_run_and_what_is_wrong(
     assert node["metrics"]["system_memory_usage_percentage"] > 0
     assert node["age_s"] >= seconds
     assert node["notes"] == node["gpus"] == []
-    assert main(["--once", "--dir", str(folder), run.name[:8]]) == 0
-    assert f"{run.name}  finished  step 30/30" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"nope: no run or sweep of that name"):
-        main(["nope", "--dir", str(folder)])
-    with pytest.raises(StorageError, match=r"no folder of runs"):
-        main(["--dir", str(tmp_path / "nowhere")])
-    with pytest.raises(SystemExit):
-        main(["--every", "0"])
-    assert "0 is not a number of seconds from 0.2 to 3600" in capsys.readouterr().err

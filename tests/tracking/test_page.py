@@ -161,7 +161,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, key: str, image: Any, messa
 def test_links_lead_to_the_training_runs(tmp_path: Path) -> None:
     server = "http://user@tracking:5000/"
     assert links.run_page("sqlite:////x/mlflow.db", "1", "ab") == (
-        "http://127.0.0.1:5000/#/experiments/1/runs/ab"
+        "http://127.0.0.1:5000/#/experiments/1/runs/ab?workflowType=machine_learning"
     )
     assert links.experiment_page("http://tracking:5000/", "1") == (
         "http://tracking:5000/#/experiments/1/runs?workflowType=machine_learning"
@@ -171,7 +171,7 @@ def test_links_lead_to_the_training_runs(tmp_path: Path) -> None:
     Uploaded(server, "u", "1", "ab", 7).write(tmp_path)
     pages = links.known_pages(tmp_path)
     assert pages is not None
-    assert pages[0].endswith("tracking:5000/#/experiments/1/runs/ab")
+    assert pages[0].endswith("tracking:5000/#/experiments/1/runs/ab?workflowType=machine_learning")
     # A file of somebody else must not put its own words there, nor lead to a run of another store.
     Uploaded(server, "u", "1", "ab\x1b[1m", 7).write(tmp_path)
     assert links.known_pages(tmp_path) is None

@@ -237,13 +237,13 @@ def test_a_killed_uploader_is_started_again(
         tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", drain=60.0
     )
     tracker.start({}, {})
-    assert tracker._uploader is not None
-    tracker._uploader.kill()
-    tracker._uploader.wait()
+    assert tracker._uploader.process is not None
+    tracker._uploader.process.kill()
+    tracker._uploader.process.wait()
     tracker.log_metrics({"loss": 1}, 0)
     tracker.sync()
     # A signal to the whole job may come before the new uploader ignores signals.
-    tracker._uploader.terminate()
+    tracker._uploader.process.terminate()
     tracker.finish("FAILED", "it diverged", end_time=1_900_000_000.5)
     assert tags("r")["status"] == "FAILED"
     assert tags("r")["hpctrain.reason"] == "it diverged"
@@ -383,7 +383,7 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     )
     tracker.start({}, {})
     tracker.log_metrics({"a": 1, "b": 2}, 0)
-    tracker._uploader = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
+    tracker._uploader.process = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
     before = signal.getsignal(number)
     caplog.set_level("INFO")  # no fault, so no warning
 
@@ -394,12 +394,12 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     ours = threading.Thread(target=interrupt)
     ours.start()
     tracker.finish("FINISHED")
-    assert tracker._uploader.poll() is None, "the wait has ended before the uploader"
+    assert tracker._uploader.process.poll() is None, "the wait has ended before the uploader"
     ours.join()
     assert signal.getsignal(number) == before
     assert f"2 points are not in MLflow yet ({number.name}); the uploader goes on" in caplog.text
-    tracker._uploader.kill()
-    tracker._uploader.wait()
+    tracker._uploader.process.kill()
+    tracker._uploader.process.wait()
 
 
 @pytest.mark.slow

@@ -232,10 +232,8 @@ def records(run: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def test_a_run_logs_registered_metrics_and_where_its_time_went(
-    train: Any, tmp_path: Path, store: Path
-) -> None:
-    train("train.max_steps=50", "checkpoint.every_steps=25", "tracking.drain_s=60")
+def test_a_run_logs_registered_metrics_and_where_its_time_went(train: Any, tmp_path: Path) -> None:
+    train("train.max_steps=50", "checkpoint.every_steps=25", "tracking.upload=false")
     (run,) = runs(tmp_path / "runs")
     logged = {name for r in records(run) if r["kind"] == "metrics" for name in r["metrics"]}
     known = {metric.name for metric in registered()}
@@ -248,5 +246,3 @@ def test_a_run_logs_registered_metrics_and_where_its_time_went(
         total = sum(one["seconds"].values())
         assert total == pytest.approx(one["device_s"], abs=0.01)
         assert total > one["time"] - first  # the process began before the journal
-    # The uploader does not stumble over these records.
-    assert "no use for" not in (run / "journal" / "uploader.log").read_text()

@@ -265,9 +265,18 @@ class TrainConfig:
     )
     eval_every: int | None = key(
         None,
-        "The model is evaluated every this many steps. Null means after every epoch.",
+        "The model is evaluated every this many steps. Null means after every epoch, or with "
+        "eval_every_s not by steps.",
         unit="steps",
         at_least=1,
+    )
+    eval_every_s: float | None = key(
+        None,
+        "The model is evaluated when this much time has passed since the last evaluation, by the "
+        "clock of rank 0. With eval_every both ask for evaluations. Null does not look at the "
+        "time.",
+        unit="seconds",
+        above=0,
     )
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
     ema: float | None = key(

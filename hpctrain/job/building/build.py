@@ -41,6 +41,7 @@ from hpctrain.training.display import Display, choose_display
 from hpctrain.training.hooks import Hook, Hooks
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.account import Account
+from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.profiled_steps import ProfiledSteps
 from hpctrain.training.measuring.slow_ranks import SlowRanks
@@ -105,6 +106,9 @@ def build(
         average=average.tensors,
         base=adapted_base(config),
     )
+    # The last step of a run is evaluated in any case.
+    timed = config.train.eval_every_s is not None
+    by_default = effective.max_steps if timed else loader.steps_per_epoch
     return Trainer(
         train_step=TrainStep(
             model,
@@ -116,6 +120,7 @@ def build(
             micro_batches=micro_batches,
             base_lr=config.optimizer.lr,
             average=average,
+            timer=EvaluationTimer(config.train.eval_every_s, decides=ranks.is_main),
         ),
         schedule=build_schedule(config.scheduler, effective),
         loader=loader,
@@ -129,7 +134,7 @@ def build(
         max_steps=effective.max_steps,
         every=Every(
             log=config.train.log_every,
-            evaluate=config.train.eval_every or loader.steps_per_epoch,
+            evaluate=config.train.eval_every or by_default,
             checkpoint=config.checkpoint.every_steps,
         ),
         meter=Meter(

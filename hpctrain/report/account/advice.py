@@ -63,8 +63,9 @@ def _shares(account: RunAccount) -> Iterator[str]:
             f"`checkpoint.every_steps={every * times}`"
         )
     if share["evaluation"] > 0.2:
-        every = account.value("train.eval_every")
+        every, seconds = account.value("train.eval_every"), account.value("train.eval_every_s")
         fewer = f"`train.eval_every={2 * int(every)}`" if every else "a larger `train.eval_every`"
+        fewer = f"`train.eval_every_s={2 * float(seconds):g}`" if seconds and not every else fewer
         yield f"{_percent(share['evaluation'])} of the time went into evaluations: {fewer}"
     if share["compile"] > 0.1:
         yield (

@@ -1,7 +1,7 @@
 """The addresses of MLflow's pages, for people to open.
 
 A fresh browser shows an experiment as a list of traces of language models. With the workflow in the
-address it shows the training runs; a tag of the experiment does not do that.
+address it shows the training runs, and a run among them; a tag of the experiment does not do that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from hpctrain.secrets import mask
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.store import is_server
 
+_WORKFLOW = "?workflowType=machine_learning"
 _UI = "http://127.0.0.1:5000"  # where `mlflow ui` serves a local store
 
 
@@ -23,12 +24,12 @@ def experiment_page(uri: str, experiment_id: str) -> str:
         uri: The store. For a SQLite store this is the address that `mlflow ui` has.
         experiment_id: MLflow's id of the experiment.
     """
-    return f"{_root(uri)}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+    return f"{_root(uri)}/#/experiments/{experiment_id}/runs{_WORKFLOW}"
 
 
 def run_page(uri: str, experiment_id: str, run_id: str) -> str:
     """Return the address of the page of a run."""
-    return f"{_root(uri)}/#/experiments/{experiment_id}/runs/{run_id}"
+    return f"{_root(uri)}/#/experiments/{experiment_id}/runs/{run_id}{_WORKFLOW}"
 
 
 def known_pages(run_dir: Path) -> tuple[str, str] | None:

@@ -1,0 +1,164 @@
+"""The uploader of a training: a process that the tracker starts, keeps running, and waits for.
+
+    start ── the training goes on, the uploader reads the journal ── wait, at most `drain` seconds
+               └── revive, when a signal has killed it
+
+Its standard input is a pipe that this process holds: the uploader ends after it is closed.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpctrain.tracking.journal import journal_path, read_all
+from hpctrain.tracking.meta import Uploaded
+from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, python_module
+
+log = logging.getLogger(__name__)
+
+_RESTARTS = 5  # at most so many restarts of a killed uploader
+_SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
+
+
+class ChildUploader:
+    """The uploader process of one attempt.
+
+    Args:
+        run_dir: The run directory; absolute.
+        uri: The MLflow store.
+        drain: Seconds that `wait` waits; `tracking.drain_s`.
+
+    Attributes:
+        process: The process; None before `start`, and if it could not be started.
+    """
+
+    def __init__(self, run_dir: Path, uri: str, drain: float) -> None:
+        self._run_dir, self._uri, self._drain = run_dir, uri, drain
+        self._journal = journal_path(run_dir)
+        self._restarts = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; a failure is a warning, and `sync` uploads later."""
+        command, env = python_module(
+            "hpctrain.tracking.uploader",
+            str(self._run_dir),
+            f"--drain={self._drain}",
+            f"--uri={self._uri}",
+        )
+        # The child inherits the mask: signals are blocked until the uploader ignores them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
+        try:
+            with self._log_path.open("ab") as output:
+                self.process = subprocess.Popen(
+                    command,
+                    env=env,
+                    cwd=self._journal.parent,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            log.warning("the uploader cannot be started: %s; `hpctrain sync` uploads later", error)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def revive(self) -> None:
+        """Start the process again if a signal has killed it."""
+        # A negative code means that a signal killed it. With any other code it gave up on purpose.
+        uploader = self.process
+        if uploader and (uploader.poll() or 0) < 0 and self._restarts < _RESTARTS:
+            assert uploader.stdin is not None
+            uploader.stdin.close()
+            self._restarts += 1
+            log.warning("the uploader was killed; starting it again")
+            self.start()
+
+    def wait(self) -> None:
+        """Wait until the process has uploaded everything, and say what is left; SIGINT ends it."""
+        uploader = self.process
+        if uploader is None:
+            return
+        assert uploader.stdin is not None
+        uploader.stdin.close()  # the end of the pipe wakes the uploader
+        began, told = time.monotonic(), False
+        with _noting_signals() as signals:
+            while uploader.poll() is None and not signals:
+                waited = time.monotonic() - began
+                if waited > self._drain:
+                    break
+                if waited > _SILENT_S and not told:
+                    told = True
+                    log.info(
+                        "waiting up to %g s until %s in MLflow "
+                        "(tracking.drain_s; Ctrl-C ends the wait)",
+                        *(self._drain, self._left()),
+                    )
+                time.sleep(0.02)
+        code = uploader.poll()
+        if code == 0:
+            return
+        note = Uploaded.read(self._run_dir)
+        if note is not None and note.problem:
+            why = note.problem
+        elif code is None:
+            goes_on = "in the background"
+            if "SLURM_JOB_ID" in os.environ:
+                goes_on += " until Slurm ends the processes of this job"
+            why = signals[0] if signals else f"after tracking.drain_s={self._drain:g}"
+            log.info(
+                "%s not in MLflow yet (%s); the uploader goes on %s, and nothing is lost: "
+                "`python -m hpctrain sync %s` uploads what it may leave",
+                *(self._left(), why, goes_on, self._run_dir),
+            )
+            return
+        else:
+            why = f"the uploader ended with {code}, see {self._log_path}"
+        log.warning(
+            "%s not in MLflow yet (%s); nothing is lost: "
+            "`python -m hpctrain sync %s` uploads the rest",
+            *(self._left(), why, self._run_dir),
+        )
+
+    def _left(self) -> str:
+        """Return what is not in the store yet, with a verb: `7 points are`, `the end is`."""
+        note = Uploaded.read(self._run_dir)
+        ours = note is not None and note.uri == self._uri
+        records = read_all(self._journal, note.offset if note and ours else 0)
+        points = sum(len(r.body["metrics"]) for r in records if r.body["kind"] == "metrics")
+        return f"{points:,} points are" if points else "the end of the run is"
+
+    @property
+    def _log_path(self) -> Path:
+        return self._journal.with_name("uploader.log")
+
+
+@contextmanager
+def _noting_signals() -> Iterator[list[str]]:
+    """Yield a list that gets the names of SIGINT and SIGTERM as they arrive.
+
+    During the training `faults.stop` handles them, which would end the process at a second Ctrl-C.
+    """
+    noted: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    wakeup = signal.set_wakeup_fd(-1)
+    handlers = {
+        number: signal.signal(number, lambda n, _: noted.append(signal.Signals(n).name))
+        for number in numbers
+    }
+    try:
+        yield noted
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)

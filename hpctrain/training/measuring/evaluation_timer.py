@@ -1,0 +1,69 @@
+"""`train.eval_every_s`: an evaluation after so many seconds, at the same step on every rank.
+
+rank 0's clock ── a flag in the reduction of the step ── all ranks evaluate after the same step
+
+The clocks of ranks differ, so only that of rank 0 counts. As for a stop request, the flag is read
+after the step on the CPU, and after the next one on a GPU (`hpctrain.faults.copied`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from hpctrain.faults.copied import Copied
+
+
+class EvaluationTimer:
+    """Tells when the seconds since the last evaluation are over.
+
+    Args:
+        every_s: The seconds; None is the null form, which adds nothing to the reduction.
+        decides: Whether the clock of this rank counts: one rank's must.
+        clock: Returns seconds that never decrease.
+    """
+
+    def __init__(
+        self,
+        every_s: float | None = None,
+        *,
+        decides: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._every_s, self._decides, self._clock = every_s, decides, clock
+        self._since = clock()
+        self._totals = Copied()
+
+    def flags(self) -> list[float]:
+        """Return this rank's part of the reduction: nothing, or 1.0 when the time is over."""
+        if self._every_s is None:
+            return []
+        return [float(self._decides and self._passed >= self._every_s)]
+
+    def offer(self, totals: list[float] | torch.Tensor) -> None:
+        """Store the reduced flags without waiting for the device."""
+        if self._every_s is not None:
+            self._totals.offer(totals)
+
+    def is_due(self) -> bool:
+        """Return whether the ranks have agreed on an evaluation; the same on every rank."""
+        return any(totals[0] > 0 for totals, _ in self._totals.take(late=True))
+
+    def restart(self) -> None:
+        """Count from now on, after an evaluation."""
+        self._since = self._clock()
+        self._totals = Copied()  # a flag on its way asked for the evaluation that was just made
+
+    @property
+    def _passed(self) -> float:
+        return self._clock() - self._since
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the seconds since the last evaluation, as JSON; rank 0's are saved."""
+        return {} if self._every_s is None else {"passed_s": self._passed}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from what `state_dict` returned: the time between the attempts does not count."""
+        self._since = self._clock() - state.get("passed_s", 0.0)

@@ -5,5 +5,5 @@
     memory ───────┘                 ├── estimate ── ranking ── printing
     hardware ── link_times ── timing ─┘
 
-`memory` does not import torch, so that a login node can use them.
+`memory` does not import torch, so that a login node can use it.
 """

@@ -20,6 +20,25 @@ _HEAT = 0x20 | 0x40
 _POWER = 0x04 | 0x80
 
 
+def handle_of(nvml: Any, uuid: str) -> Any:
+    """Return NVML's handle of a GPU or a MIG instance.
+
+    Args:
+        nvml: The module `pynvml`.
+        uuid: The UUID; torch writes it without the kind before it.
+
+    Raises:
+        NVMLError: There is no such device.
+    """
+    names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
+    for name in names[:-1]:
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+        except nvml.NVMLError:
+            continue
+    return nvml.nvmlDeviceGetHandleByUUID(names[-1])
+
+
 class Gpus:
     """The GPUs of the job on this node.
 
@@ -55,23 +74,13 @@ class Gpus:
             return
         for number, uuid in enumerate(uuids):
             try:
-                handle = self._find(uuid)
+                handle = handle_of(self._nvml, uuid)
                 self._handles[number] = handle
                 if self._nvml.nvmlDeviceIsMigDeviceHandle(handle):
                     self._mig.add(number)
                 self.facts[f"gpu_{number}"] = _word(self._nvml.nvmlDeviceGetName(handle))
             except self._nvml.NVMLError as error:
                 log.warning("GPU %d (%s) is not measured: %s", number, uuid, error)
-
-    def _find(self, uuid: str) -> Any:
-        """Return NVML's handle; torch writes a UUID without the kind before it."""
-        names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
-        for name in names[:-1]:
-            try:
-                return self._nvml.nvmlDeviceGetHandleByUUID(name)
-            except self._nvml.NVMLError:
-                continue
-        return self._nvml.nvmlDeviceGetHandleByUUID(names[-1])
 
     def read(self) -> dict[str, float]:
         """Return the value of every sensor that answers, such as `gpu_0_power_usage_watts`.

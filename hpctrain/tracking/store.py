@@ -24,7 +24,7 @@ from pathlib import Path
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock, patience
 from hpctrain.secrets import mask
-from hpctrain.tracking.uploader_process import python_module
+from hpctrain.tracking.uploader_process import run_python_module
 
 # SQLite needs locks and memory maps that are consistent between hosts. These do not promise that.
 _NETWORK_FILE_SYSTEMS = re.compile(
@@ -254,25 +254,14 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
-    command, env = python_module("hpctrain.tracking.client", uri, experiment)
+    given = "hpctrain.tracking.client", uri, experiment
     # MLflow derives the default experiment's artifact path from the working directory.
     try:
-        done = subprocess.run(
-            command,
-            env=env,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_LOCK_SECONDS,
-        )
+        code, said = run_python_module(*given, cwd=folder, timeout=_LOCK_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise TrackingError(f"tracking.uri={uri}: not ready after {_LOCK_SECONDS:g} s") from error
-    if done.returncode < 0:
-        killer = signal.Signals(-done.returncode).name
+    if code < 0:
+        killer = signal.Signals(-code).name
         raise TrackingError(f"tracking.uri={uri}: {killer} has killed the process that makes it")
-    if done.returncode != 0:
-        (last,) = (done.stderr or done.stdout).strip().splitlines()[-1:] or [
-            f"exit code {done.returncode}"
-        ]
-        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {last}")
+    if code:
+        raise TrackingError(f"tracking.uri={uri}: MLflow cannot make the store: {said}")

@@ -4,6 +4,7 @@ import os
 import signal
 import site
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -68,3 +69,33 @@ def python_module(module: str, *args: str) -> tuple[list[str], dict[str, str]]:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     # -P: a file in the working directory must not be imported in place of mlflow.
     return [sys.executable, "-P", "-m", module, *args], env
+
+
+def run_python_module(module: str, *args: str, cwd: Path, timeout: float) -> tuple[int, str]:
+    """Run `module` to its end, without input.
+
+    Args:
+        module: A module of hpctrain with a command line.
+        args: Its arguments.
+        cwd: The working directory.
+        timeout: Seconds after which it is ended.
+
+    Returns:
+        The exit code, negative for a signal, and the last line that it has printed about an error.
+
+    Raises:
+        subprocess.TimeoutExpired: It has not ended in time.
+    """
+    command, env = python_module(module, *args)
+    done = subprocess.run(
+        command,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return done.returncode, lines[-1] if lines else f"exit code {done.returncode}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri
+from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri, uploader_process
 from hpctrain.tracking.client import explain
 from hpctrain.tracking.store import beside, file_system
 
@@ -111,7 +111,7 @@ def test_many_processes_initialise_a_fresh_store(
     }
     assert not is_ready(f"sqlite:///{path}", "another")
     # A store that exists is only looked at: no process is started, which would take seconds.
-    monkeypatch.setattr("hpctrain.tracking.store.python_module", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(uploader_process, "python_module", lambda *_: pytest.fail("started"))
     assert initialise(f"sqlite:///{path}", "exp")
 
 
@@ -165,7 +165,7 @@ def test_a_maker_that_fails_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
 ) -> None:
     command = [sys.executable, "-c", code], dict(os.environ)
-    monkeypatch.setattr("hpctrain.tracking.store.python_module", lambda *_: command)
+    monkeypatch.setattr(uploader_process, "python_module", lambda *_: command)
     with pytest.raises(TrackingError, match=f"{re.escape(reason)}"):
         initialise(f"sqlite:///{tmp_path}/mlflow.db", "exp")
 

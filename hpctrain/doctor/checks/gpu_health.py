@@ -19,6 +19,7 @@ from rich.filesize import decimal
 
 from hpctrain.doctor.checks import affinity, links
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good, unknown
+from hpctrain.monitor.gpus import handle_of
 
 # Reasons of NVML for a low clock, by bit.
 _HARD = {0x08: "hardware slowdown", 0x40: "heat (hardware)", 0x80: "power brake"}
@@ -104,7 +105,7 @@ class _Gpu:
     def facts(self) -> GpuFacts:
         """Open the GPU and return its facts. NVMLError: it does not answer."""
         nvml = self._nvml
-        handle = self._handle = self._find()
+        handle = self._handle = handle_of(self._nvml, self._uuid)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
         name, driver = nvml.nvmlDeviceGetName(handle), nvml.nvmlSystemGetDriverVersion()
         power = self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
@@ -143,16 +144,6 @@ class _Gpu:
                 yield check()
             except nvml.NVMLError as error:
                 yield unknown(f"{label}: {what}", f"NVML does not tell it ({error})")
-
-    def _find(self) -> Any:
-        known = self._uuid.startswith(("GPU-", "MIG-"))
-        names = [self._uuid] if known else [f"GPU-{self._uuid}", f"MIG-{self._uuid}"]
-        for name in names[:-1]:
-            try:
-                return self._nvml.nvmlDeviceGetHandleByUUID(name)
-            except self._nvml.NVMLError:
-                continue
-        return self._nvml.nvmlDeviceGetHandleByUUID(names[-1])
 
     def _ask(self, function: Callable[[Any], Any]) -> Any:
         """Return an answer of NVML, or None if it does not tell."""

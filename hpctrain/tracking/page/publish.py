@@ -22,7 +22,7 @@ from typing import Any
 from hpctrain.tracking.client import nature
 from hpctrain.tracking.mlrun import MlflowRun
 from hpctrain.tracking.page import run_files
-from hpctrain.tracking.uploader_process import python_module
+from hpctrain.tracking.uploader_process import run_python_module
 
 log = logging.getLogger(__name__)
 
@@ -118,20 +118,11 @@ def _model(run: MlflowRun, run_dir: Path) -> None:
     """Write the model in a process of its own, which imports torch, and publish its folder."""
     with TemporaryDirectory() as folder:
         out = Path(folder, "model")
-        command, env = python_module("hpctrain.job.mlflow_model", str(run_dir), str(out))
+        given = "hpctrain.job.mlflow_model", str(run_dir), str(out)
         try:
-            done = subprocess.run(
-                command,
-                env=env,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_MODEL_S,
-            )
+            code, said = run_python_module(*given, cwd=Path(folder), timeout=_MODEL_S)
         except subprocess.TimeoutExpired as error:
             raise ValueError(f"not written within {_MODEL_S:g} s") from error
-        if done.returncode:
-            lines = (done.stderr or done.stdout).strip().splitlines()
-            raise ValueError(lines[-1] if lines else f"exit code {done.returncode}")
+        if code:
+            raise ValueError(said)
         run.call("log_artifacts", str(out), "model")

@@ -135,7 +135,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(path: Path) -> None:
         code = (
-            "from hpctrain.tracking.client import main\n"
+            "from hpctrain.tracking.uploading.client import main\n"
             f"print([main(['sqlite:///{path}', name]) for name in ('hpctrain', 'exp')])"
         )
         command = [sys.executable, "-c", code]

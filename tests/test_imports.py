@@ -20,7 +20,12 @@ ALLOWED: dict[str, set[str]] = {
     "data": EVERYBODY | {"shards"},
     "tracking": EVERYBODY,
     "monitor": EVERYBODY
-    | {"config.schema", "distributed.ranks", "runs.stop_request", "tracking.uploader_process"}
+    | {
+        "config.schema",
+        "distributed.ranks",
+        "runs.stop_request",
+        "tracking.uploader_process",
+    }
     | {"tracking.samples"},
     "runs": EVERYBODY
     | {"config", *("tracking.store", "tracking.journal", "tracking.page.links")}
@@ -39,7 +44,14 @@ ALLOWED: dict[str, set[str]] = {
     | {"runs", "shards.types", "tracking.tracker", "training"},
     "top": EVERYBODY | {"commands.select", "runs", "tracking.samples"},
     "commands": EVERYBODY
-    | {"config", "runs", "launch", "checkpoint.manifest", "job.text_generation", "tracking.meta"}
+    | {
+        "config",
+        "runs",
+        "launch",
+        "checkpoint.manifest",
+        "job.afterwards.text_generation",
+        "tracking.meta",
+    }
     | {"tracking.left"},
     "plot": EVERYBODY
     | {"commands.select", "tracking.columns", "tracking.journal", "tracking.samples"},
@@ -99,9 +111,9 @@ NO_TORCH = (
         "report",
         "plot",
         "distributed.ranks",
-        "distributed.run_secret",
+        "distributed.rendezvous.run_secret",
         "distributed.report",
-        "distributed.port",
+        "distributed.rendezvous.port",
     ),
     "trained.branch",
     *("distributed.cores", "job.here", "job.compile_cache", "job.requeue", "job.verdict"),
@@ -110,7 +122,7 @@ NO_TORCH = (
     *("doctor.command", "doctor.nodes", "doctor.look", "doctor.comparison", "doctor.history"),
     *("doctor.against_hardware", "bench.figures"),
     *(
-        "distributed.hostlist",
+        "distributed.rendezvous.hostlist",
         "distributed.variables",
         "distributed.leaving",
         "distributed.flight_recorder",
@@ -196,10 +208,10 @@ def test_who_may_not_import_torch_hydra_or_mlflow(module: str) -> None:
     if any(within(inner, prefix) for prefix in NO_HYDRA):
         assert not {"hydra", "submitit"} & found
     if inner not in (
-        "tracking.client",
-        "tracking.mlrun",
-        "tracking.page.publish",
-        "job.mlflow_model",
+        "tracking.uploading.client",
+        "tracking.uploading.mlrun",
+        "tracking.uploading.publish",
+        "job.afterwards.mlflow_model",
     ):
         assert "mlflow" not in found
 

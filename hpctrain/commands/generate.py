@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
             "(checkpoint.every_steps)"
         )
     # Imported late: torch takes seconds, and an error above needs none of it.
-    from hpctrain.job.text_generation import Generator
+    from hpctrain.job.afterwards.text_generation import Generator
 
     generator = Generator.of(paths[0], options.data)
     print(f"==> {generator.checkpoint} <==", file=sys.stderr, flush=True)

@@ -20,13 +20,14 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed import long_work, members, run_secret
+from hpctrain.distributed import long_work
 from hpctrain.distributed.cores import threads
 from hpctrain.distributed.devices import agree
 from hpctrain.distributed.leaving import leave_group_open
 from hpctrain.distributed.objects import device_of
-from hpctrain.distributed.port import listen
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.distributed.rendezvous import members, run_secret
+from hpctrain.distributed.rendezvous.port import listen
 from hpctrain.errors import DistributedError
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpctrain.distributed.hostlist import expand_hostlist, expand_tasks
-from hpctrain.distributed.port import master_port
+from hpctrain.distributed.rendezvous.hostlist import expand_hostlist, expand_tasks
+from hpctrain.distributed.rendezvous.port import master_port
 from hpctrain.errors import DistributedError
 
 

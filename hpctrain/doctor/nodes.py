@@ -8,7 +8,7 @@ from dataclasses import asdict
 from tempfile import TemporaryDirectory
 
 from hpctrain.config.schema import Config
-from hpctrain.distributed.hostlist import expand_hostlist
+from hpctrain.distributed.rendezvous.hostlist import expand_hostlist
 from hpctrain.doctor import comparison, failed_hosts, history, node_job
 from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.finding import Finding

@@ -56,7 +56,7 @@ def _signed_objects(folder: Path, ranks: RankInfo) -> Iterator[None]:
     if ranks.world_size == 1 or "torch.distributed" not in sys.modules:
         yield
         return
-    from hpctrain.distributed import members, run_secret
+    from hpctrain.distributed.rendezvous import members, run_secret
 
     own = run_secret.make(folder) if ranks.is_main else run_secret.wait_for(folder, _LONGEST_WAIT_S)
     with members.signed_objects(run_secret.sign(own, "call", ranks.job_id, ranks.restart_count)):

@@ -105,7 +105,7 @@ def _train_to_the_end(
         from hpctrain.runs.summary import show
 
         if config.train.sample_prompt:
-            from hpctrain.job.text_generation import print_sample
+            from hpctrain.job.afterwards.text_generation import print_sample
 
             print_sample(run.path, config.train.sample_prompt)
         show(config, run, argv)

@@ -122,7 +122,7 @@ def close_tracking(run: RunDir, code: int) -> None:
         return
     if tracking.upload:
         command, env = python_module(
-            "hpctrain.tracking.uploader", str(run.path), f"--drain={tracking.drain_s}"
+            "hpctrain.tracking.uploading.uploader", str(run.path), f"--drain={tracking.drain_s}"
         )
         with (
             (run.path / "journal" / "uploader.log").open("ab") as output,

@@ -9,7 +9,7 @@
         stop           a stop request (see `hpctrain.runs.stop_request`)
         logs/          output of the ranks under Slurm, one file per rank
         checkpoints/   step-00000200/ …
-        secret         with which ranks know each other (see `hpctrain.distributed.run_secret`)
+        secret         with which ranks know each other (`hpctrain.distributed.rendezvous`)
         compile/       the code that torch.compile has made (see `hpctrain.job.compile_cache`)
         journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
         artifacts/     images and plots, for MLflow (see `hpctrain.tracking.page.images`)

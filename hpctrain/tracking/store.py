@@ -254,7 +254,7 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def _initialise_sqlite(uri: str, experiment: str, folder: Path) -> None:
-    given = "hpctrain.tracking.client", uri, experiment
+    given = "hpctrain.tracking.uploading.client", uri, experiment
     # MLflow derives the default experiment's artifact path from the working directory.
     try:
         code, said = run_python_module(*given, cwd=folder, timeout=_LOCK_SECONDS)

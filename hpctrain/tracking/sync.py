@@ -14,11 +14,11 @@ from hpctrain.errors import TrackingError
 from hpctrain.terminal import printable
 from hpctrain.tracking import ending
 from hpctrain.tracking.alerts.alerts import Alerts
-from hpctrain.tracking.client import explain
 from hpctrain.tracking.left import is_uploaded
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.store import check_uri, resolve_uri
-from hpctrain.tracking.upload import GaveUp, Upload, check_known, upload_lock
+from hpctrain.tracking.uploading.client import explain
+from hpctrain.tracking.uploading.upload import GaveUp, Upload, check_known, upload_lock
 
 _DONE, _AT_WORK = "nothing to do", "its own uploader is at work"
 _NOTHING = (_DONE, _AT_WORK)

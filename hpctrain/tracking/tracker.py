@@ -20,12 +20,12 @@ from typing import Any, Literal, Protocol
 
 from hpctrain import secrets
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.child_uploader import ChildUploader
 from hpctrain.tracking.journal import Journal, encode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploader_process import Process
+from hpctrain.tracking.uploading.child_uploader import ChildUploader
 
 log = logging.getLogger(__name__)
 

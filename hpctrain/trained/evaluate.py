@@ -13,7 +13,7 @@ from hpctrain.commands.select import select
 from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
-from hpctrain.job.loaded import LoadedRun
+from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import exact

@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"{options.run}: {len(paths)} runs; export takes one")
     checkpoint = chosen_checkpoint(RunDir.open(paths[0]), options.step, best=options.best)
     # Imported late: torch takes seconds, and an error above needs none of it.
-    from hpctrain.job.loaded import LoadedRun
+    from hpctrain.job.afterwards.loaded import LoadedRun
     from hpctrain.trained.exporter import Exporter
 
     run = LoadedRun(paths[0])

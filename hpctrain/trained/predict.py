@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
-from hpctrain.job.loaded import LoadedRun
+from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.trained.evaluate import add_choice, chosen
 
 

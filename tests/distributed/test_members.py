@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpctrain.distributed import members, objects, run_secret
+from hpctrain.distributed import objects
+from hpctrain.distributed.rendezvous import members, run_secret
 from hpctrain.errors import DistributedError
 from tests import forkserver
 from tests.conftest import Completed

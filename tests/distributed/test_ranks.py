@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from hpctrain.distributed.hostlist import expand_hostlist
-from hpctrain.distributed.port import listen, master_port
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.distributed.rendezvous.hostlist import expand_hostlist
+from hpctrain.distributed.rendezvous.port import listen, master_port
 from hpctrain.errors import DistributedError
 from tests import cluster
 

@@ -19,7 +19,7 @@ from hpctrain.checkpoint.weights import load_weights
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.job.text_generation import Generator, print_sample
+from hpctrain.job.afterwards.text_generation import Generator, print_sample
 from hpctrain.models import Transformer
 from tests.conftest import Completed, journal_metrics, run_json, run_module
 

@@ -33,7 +33,7 @@ def first_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[in
     """
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     killed = subprocess.Popen(
-        python("-m", "hpctrain.tracking.client", f"sqlite:///{path}", "exp"),
+        python("-m", "hpctrain.tracking.uploading.client", f"sqlite:///{path}", "exp"),
         stderr=subprocess.DEVNULL,
     )
     unfinished = beside(path, "new")
@@ -118,7 +118,7 @@ def uploader() -> Callable[..., subprocess.Popen[bytes]]:
     """A function that starts an uploader as the tracker does."""
 
     def start(run_dir: Path, *args: str) -> subprocess.Popen[bytes]:
-        command, env = python_module("hpctrain.tracking.uploader", str(run_dir), *args)
+        command, env = python_module("hpctrain.tracking.uploading.uploader", str(run_dir), *args)
         with (run_dir / "journal" / "uploader.log").open("ab") as log:
             return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=log)
 

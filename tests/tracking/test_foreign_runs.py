@@ -15,7 +15,7 @@ from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.tracking import JournalTracker, check_uri, is_ready
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.sync import sync
-from hpctrain.tracking.upload import Upload
+from hpctrain.tracking.uploading.upload import Upload
 
 SECRET = "s3cret-of-the-victim"
 OTHER = 65534  # user id

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.client import nature
-from hpctrain.tracking.mlrun import clean_key
+from hpctrain.tracking.uploading.client import nature
+from hpctrain.tracking.uploading.mlrun import clean_key
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import initialise, is_ready
-from hpctrain.tracking.client import nature
+from hpctrain.tracking.uploading.client import nature
 
 
 class Server:

@@ -14,8 +14,8 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri, uploader_process
-from hpctrain.tracking.client import explain
 from hpctrain.tracking.store import beside, file_system
+from hpctrain.tracking.uploading.client import explain
 
 MOUNTS = r"""
 /dev/sda1 / ext4 rw 0 0

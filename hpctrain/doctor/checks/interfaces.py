@@ -8,8 +8,8 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hpctrain.distributed.port import listen
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.distributed.rendezvous.port import listen
 from hpctrain.doctor.finding import Finding, good
 from hpctrain.errors import DistributedError
 

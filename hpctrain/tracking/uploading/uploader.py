@@ -1,6 +1,6 @@
 """The uploader: a separate process that uploads a journal to MLflow; see `upload`.
 
-    python -m hpctrain.tracking.uploader RUN_DIR
+    python -m hpctrain.tracking.uploading.uploader RUN_DIR
 
 It follows the journal until the final status is uploaded, or until the process that writes the
 journal has died; then it sets the status KILLED. A later attempt continues the same MLflow run.
@@ -21,9 +21,9 @@ from hpctrain.errors import TrackingError
 from hpctrain.secrets import mask_logging
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.ending import UNRECORDED
-from hpctrain.tracking.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
-from hpctrain.tracking.upload import GaveUp, Upload, upload_lock
 from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
+from hpctrain.tracking.uploading.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
+from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class _Uploader:
 
 def main(argv: list[str]) -> int:
     """Run the uploader; return 0 when everything is in the store."""
-    parser = argparse.ArgumentParser(prog="python -m hpctrain.tracking.uploader")
+    parser = argparse.ArgumentParser(prog="python -m hpctrain.tracking.uploading.uploader")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--poll", type=float, default=2.0, metavar="SECONDS")
     parser.add_argument("--drain", type=float, default=10.0, metavar="SECONDS")

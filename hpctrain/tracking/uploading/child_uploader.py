@@ -47,7 +47,7 @@ class ChildUploader:
     def start(self) -> None:
         """Start the process; a failure is a warning, and `sync` uploads later."""
         command, env = python_module(
-            "hpctrain.tracking.uploader",
+            "hpctrain.tracking.uploading.uploader",
             str(self._run_dir),
             f"--drain={self._drain}",
             f"--uri={self._uri}",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpctrain.tracking import samples
-from hpctrain.tracking.mlrun import BATCH, MlflowRun, Point
+from hpctrain.tracking.uploading.mlrun import BATCH, MlflowRun, Point
 
 _TAG = "hpctrain.system_metrics"
 _MOST = BATCH - 2  # values that a batch has beside this tag and the position in the journal

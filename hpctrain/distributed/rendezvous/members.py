@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hpctrain.distributed.run_secret import sign
+from hpctrain.distributed.rendezvous.run_secret import sign
 from hpctrain.errors import DistributedError
 
 _BYTES = 32  # of a nonce and of a signature

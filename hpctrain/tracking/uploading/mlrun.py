@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import store
-from hpctrain.tracking.client import connect, experiment_id, import_mlflow, nature
 from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
 
 log = logging.getLogger(__name__)
 

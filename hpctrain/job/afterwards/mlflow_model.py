@@ -1,6 +1,6 @@
 """Write the model of a finished run as MLflow stores models, with its signature.
 
-    python -m hpctrain.job.mlflow_model RUN_DIR OUT
+    python -m hpctrain.job.afterwards.mlflow_model RUN_DIR OUT
 
 The uploader runs this program at the end of a run with `tracking.log_model=true`, and puts the
 folder OUT on the run's page. The model is exported as a graph (torch.export), so that loading it
@@ -24,9 +24,9 @@ from hpctrain.data.feed import Feed
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.make import make
-from hpctrain.job.loaded import LoadedRun
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.secrets import mask
 from hpctrain.shards.types import Array

@@ -21,11 +21,11 @@ from hpctrain.secrets import mask
 from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
-from hpctrain.tracking.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
 from hpctrain.tracking.page.nodes import Nodes
-from hpctrain.tracking.page.publish import KINDS, publish
-from hpctrain.tracking.system_metrics import SystemMetrics
 from hpctrain.tracking.uploader_process import Process
+from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
+from hpctrain.tracking.uploading.publish import KINDS, publish
+from hpctrain.tracking.uploading.system_metrics import SystemMetrics
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The connection to MLflow. Only this module and `mlrun` import mlflow.
 
-`python -m hpctrain.tracking.client URI EXPERIMENT` creates a SQLite store; `store.initialise` runs
-this command.
+`python -m hpctrain.tracking.uploading.client URI EXPERIMENT` creates a SQLite store;
+`store.initialise` runs this command.
 """
 
 import gc

@@ -19,10 +19,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hpctrain.tracking.client import nature
-from hpctrain.tracking.mlrun import MlflowRun
 from hpctrain.tracking.page import run_files
 from hpctrain.tracking.uploader_process import run_python_module
+from hpctrain.tracking.uploading.client import nature
+from hpctrain.tracking.uploading.mlrun import MlflowRun
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _model(run: MlflowRun, run_dir: Path) -> None:
     """Write the model in a process of its own, which imports torch, and publish its folder."""
     with TemporaryDirectory() as folder:
         out = Path(folder, "model")
-        given = "hpctrain.job.mlflow_model", str(run_dir), str(out)
+        given = "hpctrain.job.afterwards.mlflow_model", str(run_dir), str(out)
         try:
             code, said = run_python_module(*given, cwd=Path(folder), timeout=_MODEL_S)
         except subprocess.TimeoutExpired as error:

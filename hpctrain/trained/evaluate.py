@@ -45,8 +45,10 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_intermixed_args(argv)
     if options.record:
-        if options.split or options.data:
-            raise ConfigError("--record evaluates as the training would: no --split, no --data")
+        if options.split or options.data or options.ema is not None:
+            raise ConfigError(
+                "--record evaluates as the training would: without --split, --data and --ema"
+            )
         return _record(options)
     path, checkpoint = chosen(options)
     ranks = RankInfo.from_env()
@@ -56,6 +58,7 @@ def main(argv: list[str]) -> int:
         options.split,
         data=options.data,
         step=int(checkpoint.name[5:]),
+        ema=options.ema,
         overrides=options.overrides,
     )
     if not ranks.is_main:
@@ -126,6 +129,11 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
     )
     parser.add_argument("--best", action="store_true", help="take the best checkpoint")
+    parser.add_argument(
+        "--ema",
+        action=argparse.BooleanOptionalAction,
+        help="take the moving average of the parameters (default: as the training's evaluation)",
+    )
 
 
 def chosen(options: argparse.Namespace) -> tuple[Path, Path]:

@@ -111,6 +111,41 @@ def test_more_layouts_train_and_resume_as_one_process(tmp_path: Path) -> None:
     check(MORE, tmp_path)
 
 
+def saved_after_two(made: Cell, folder: Path) -> None:
+    training = build(made)
+    training.run(made, 2)
+    saver(training, folder).save(2, {"step": 2})
+
+
+def resumed(made: Cell, folder: Path) -> Result:
+    again = build(made)
+    assert saver(again, folder).load_latest() == {"step": 2}
+    again.seen = 2
+    again.run(made, made.steps - 2)
+    return Result(again.losses, again.norms, whole(again.model))
+
+
+def check_other_numbers_of_ranks(before: str, after: list[str], folder: Path) -> None:
+    """Check that each layout goes on with the adapters of one that had other ranks."""
+    expected = alone()
+    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
+    run_ranks(saved_after_two, cell(before).ranks, cell(before), folder)
+    for name in after:
+        for result in run_ranks(resumed, cell(name).ranks, cell(name), folder):
+            assert max(difference(result, rest)) < TOLERANCE, name
+
+
+def test_other_numbers_of_ranks_go_on_with_the_adapters(tmp_path: Path) -> None:
+    check_other_numbers_of_ranks("zero3", ["single"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["single", "zero3", "tp", "tp, zero3", "pp, tp"])
+def test_every_number_of_ranks_goes_on_with_the_adapters(before: str, tmp_path: Path) -> None:
+    after = ["single", "zero3", "ddp", "tp", "pp", "cp", "tp, zero3", "pp, tp"]
+    check_other_numbers_of_ranks(before, after, tmp_path)
+
+
 EP: dict[str, tuple[int, dict[str, Any]]] = {
     "ep": (2, {"parallel.ep": 2}),
     "ep, zero3": (2, ZERO3 | {"parallel.ep": 2}),

@@ -10,12 +10,14 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from hpctrain import load_run
 from hpctrain.config.rules.fitting_layout import fit_layout
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.afterwards import predictor
+from hpctrain.job.afterwards.loaded import LoadedRun
 from tests import forkserver
 from tests.conftest import Completed, run_json, run_module, runs
 
@@ -33,18 +35,31 @@ def predictions(folder: Path, split: str = "val") -> np.ndarray[Any, Any]:
     return np.concatenate(parts)
 
 
-def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
-    """Return the logits of the whole model on this process, shard by shard."""
+def validation(loaded: LoadedRun, digits: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs of the model and the labels of the validation split."""
     index = json.loads((digits / "index.json").read_text())
-    loaded = load_run(run)
     scale = loaded.config.task.get("scale", 1.0)
-    found = []
+    images, labels = [], []
     for shard in index["shards"]:
         if shard["split"] == "val":
-            with h5py.File(digits / shard["path"]) as file, torch.no_grad():
-                images = torch.from_numpy(file["image"][:]).float() * scale
-                found.append(loaded.model()(images).numpy())
-    return np.concatenate(found)
+            with h5py.File(digits / shard["path"]) as file:
+                images.append(torch.from_numpy(file["image"][:]).float() * scale)
+                labels.append(torch.from_numpy(file["label"][:]).long())
+    return torch.cat(images), torch.cat(labels)
+
+
+def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
+    """Return the logits of the whole model on this process."""
+    loaded = load_run(run)
+    with torch.no_grad():
+        return loaded.model()(validation(loaded, digits)[0]).numpy()  # type: ignore[no-any-return]
+
+
+def loss_of(model: nn.Module, loaded: LoadedRun, digits: Path) -> float:
+    """Return the loss of a whole model on this process, over the validation split."""
+    images, labels = validation(loaded, digits)
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model.eval()(images), labels))
 
 
 def test_an_evaluation_and_predictions_are_those_of_the_training(

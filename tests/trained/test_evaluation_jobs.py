@@ -104,6 +104,7 @@ def test_jobs_evaluate_the_checkpoints_of_a_run(train: Train, tmp_path: Path, pa
         time.sleep(0.1)
         asked = json.loads(first.read_text())
     subprocess.run(["scancel", asked["job_id"]], check=True)
+    cluster.wait_for(lambda: f"{asked['job_id']}_0" not in cluster.queue(), 120, "its end")
     cancelled = recorded.read(run, 10) is None
     paced.go()
     cluster.wait_for_end(cluster.job_ids(folder))

@@ -112,6 +112,7 @@ class LoadedRun:
         data: str | None = None,
         step: int | None = None,
         best: bool = False,
+        ema: bool | None = None,
         overrides: Sequence[str] = (),
     ) -> dict[str, float]:
         """Evaluate a checkpoint as the training does; all ranks that were started call it together.
@@ -121,6 +122,8 @@ class LoadedRun:
             data: The folder or URL of the data set; None means that of the run.
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
+            ema: Whether to take the moving average of the parameters (`train.ema`); None does as
+                the training (`train.ema_evaluation`).
             overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
 
         Returns:
@@ -133,7 +136,7 @@ class LoadedRun:
         """
         from hpctrain.job.afterwards.evaluator import evaluate
 
-        config = self._config_for(overrides, data, split)
+        config = self._config_for(overrides, data, split, ema=ema)
         checkpoint = chosen_checkpoint(self._run, step, best=best)
         self.find_code()
         return evaluate(config, checkpoint, self.meeting_folder())
@@ -188,6 +191,7 @@ class LoadedRun:
         *,
         step: int | None = None,
         best: bool = False,
+        ema: bool | None = None,
         shard_samples: int = 65536,
         overrides: Sequence[str] = (),
     ) -> Path:
@@ -201,6 +205,7 @@ class LoadedRun:
             split: The split; None means `data.val_split` of the run.
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
+            ema: As `evaluate`.
             shard_samples: The samples of a shard, about.
             overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
 
@@ -216,7 +221,7 @@ class LoadedRun:
         from hpctrain.data.places.origin import load_index
         from hpctrain.job.afterwards.predictor import predict
 
-        config = self._config_for(overrides, data, split, whole_outputs=True)
+        config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)
         if config.data.val_split is None:
             raise ConfigError("data.val_split=null: give a split")
         checkpoint = chosen_checkpoint(self._run, step, best=best)
@@ -225,6 +230,7 @@ class LoadedRun:
             "checkpoint": WeightFiles(checkpoint, None).digest(),
             "data": load_index(config.data.path).digest,
             "split": config.data.val_split,
+            "ema": config.train.ema is not None and config.train.ema_evaluation,
         }
         self.find_code()
         folder = Path(os.path.abspath(out))
@@ -237,6 +243,7 @@ class LoadedRun:
         data: str | None,
         split: str | None,
         *,
+        ema: bool | None = None,
         whole_outputs: bool = False,
     ) -> Config:
         """Return the config with another data set and layout; the result is not changed.
@@ -258,6 +265,10 @@ class LoadedRun:
             changed = fit_layout(config, ranks.world_size, whole_outputs=whole_outputs)
             if changed and ranks.is_main:
                 log.warning("%s", changed)
+        if ema and config.train.ema is None:
+            raise ConfigError("ema: the run has no average of its parameters (train.ema)")
+        if ema is not None:
+            config.train.ema_evaluation = ema
         if data is not None:
             config.data.path = data if "://" in data else os.path.abspath(data)
         if split is not None:

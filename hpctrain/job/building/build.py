@@ -21,12 +21,12 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
-from hpctrain.job.afterwards.evaluation_jobs import EvaluationJobs
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import build_schedule
 from hpctrain.job.building.build_utilisation import build_utilisation
 from hpctrain.job.building.effective import Effective
+from hpctrain.job.building.evaluation_jobs import EvaluationJobs
 from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh

@@ -355,7 +355,7 @@ HOSTILE = ["1e-3", "0x1f", "nan", "${oc.env:HOME}", "\\\\${x}", "yes", "null", "
 
 
 # Few dictionaries of many values, because it takes a tenth of a second to read a config.
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @example({"\\${": ""})
 # Hydra's `???` is a value that is still missing, so no config that was composed has it.
 @given(

@@ -48,6 +48,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_it_opens_in_little_memory(tmp_path):
     fields = {"image": Field("uint8", (3, 64, 64)), "label": Field("int64")}
     shards = tuple(

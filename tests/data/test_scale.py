@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Index, Shard
 

@@ -112,6 +112,12 @@ def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
         )
 
 
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module, and of a layer with an adapter the one that it had before."""
+    kind = type(module)
+    return kind.__bases__[1] if isinstance(module, Adapted) else kind
+
+
 def adapted(model: nn.Module) -> Iterator[tuple[str, Adapted]]:
     """Yield the layers that have an adapter, with their names."""
     for name, module in model.named_modules():

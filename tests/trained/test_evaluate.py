@@ -163,7 +163,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     (folder / "in").mkdir()
     for i in range(12):
-        (folder / "in" / f"{i}.txt").write_text("".join(f"x{i} = {j * i}\n" for j in range(60)))
+        (folder / "in" / f"{i}.txt").write_text(
+            "".join(f"x{i} = {j * j * i % 97}\n" for j in range(400))
+        )
     run_module(
         *("data_prep", "text", str(folder / "in"), str(folder / "data"), "--quiet"),
         *("--train-bpe", "300", "--split", "train=0.5,val=0.5"),
@@ -198,13 +200,13 @@ def test_a_run_of_any_layout_is_predicted_by_any_number_of_ranks(
     found, means = {}, {}
     for ranks in (1, 2, 3):
         out = f"out{ranks}"
-        launched(ranks, "predict", run.name, str(text), out, "--shard-samples", "20")
+        launched(ranks, "predict", run.name, str(text), out, "--shard-samples", "8")
         found[ranks] = predictions(tmp_path / out)
         run_module("data_prep", "verify", str(tmp_path / out))
         said = launched(ranks, "evaluate", run.name, "--json").stdout
         means[ranks] = json.loads(said.strip().splitlines()[-1])["metrics"]
     assert found[1].shape[1:] == (16, 300)
-    assert len(found[1]) > 3 * 20
+    assert len(found[1]) > 3 * 8
     # One process has the whole model, and so it is what the others are measured against.
     for ranks in (2, 3):
         np.testing.assert_allclose(found[ranks], found[1], rtol=1e-4, atol=1e-5)

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from hpctrain import load_run
+from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.job.building.evaluation_jobs import EvaluationJobs
+from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.freeze import check
+from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import recorded
 from tests import cluster
 from tests.cluster import Paced
@@ -130,3 +134,53 @@ def test_jobs_evaluate_the_checkpoints_of_a_run(train: Train, tmp_path: Path, pa
     values = {(row.key, row.step): row.value for row in expected.itertuples()}
     for key, step, value in found:
         assert value == pytest.approx(values[key, step], rel=1e-3, abs=0.006)
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A stand-in for Slurm, which is not in every place: the scripts that are in its queue."""
+    queue: dict[str, str] = {}
+
+    def sbatch(script: Path, config: Config) -> str:
+        queue[str(script)] = script.read_text()
+        return str(len(queue))
+
+    module = "hpctrain.job.building.evaluation_jobs"
+    monkeypatch.setattr(f"{module}.sbatch.sbatch", sbatch)
+    monkeypatch.setattr(f"{module}.queued", lambda users: {(path, 0): None for path in queue})
+    return queue
+
+
+def checkpoint(run: RunDir, step: int) -> None:
+    folder = run.checkpoints / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    Manifest(step, 1, {}, {}, 0.0, {}).write(folder)
+
+
+def test_checkpoints_wait_for_their_results_and_lost_jobs_are_made_up_for(
+    scheduler: dict[str, str], digits: Path, tmp_path: Path
+) -> None:
+    made = config(digits, tmp_path, most_waiting=2)
+    run = RunDir.of(made, "data")
+    run.freeze(made)
+    checkpoint(run, 1)  # of an attempt that was killed before it could ask
+    for step in (2, 3):
+        checkpoint(run, step)
+    jobs = EvaluationJobs(made, run)
+    jobs.finish()
+    # Two wait, and the last one in any case; a second look submits nothing twice.
+    assert jobs.needed() == {1, 2, 3}
+    assert len(scheduler) == 3
+    script = next(text for path, text in scheduler.items() if "step-00000002" in path)
+    assert 'hpctrain evaluate --record --step 2 "$run"' in script
+    recorded.record(run.path, 2, {"val/loss": 1.0}, "xxh3_128:x")
+    assert jobs.needed() == {1, 3}
+    # The job of step 1 is lost twice; after three jobs without a result it is given up.
+    for tries in (2, 3, 3):
+        scheduler.pop(str(run.path / "evaluations" / "jobs" / "step-00000001" / "job.sh"), None)
+        EvaluationJobs(made, run).finish()
+        found = {one.step: one for one in without_result(run.path)}
+        assert found[1].tries == tries
+    assert found[1].given_up
+    assert jobs.needed() == {3}
+    assert [one.step for one in without_result(run.path)] == [1, 3]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from hpctrain.errors import ConfigError
+from hpctrain.models.lora import plain_class
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # containers compute nothing
 
@@ -39,7 +40,7 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
         if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
             continue
         members = [(key, m) for key, m in module.named_children() if _size(m)]
-        kinds = {type(member) for _, member in members}
+        kinds = {plain_class(member) for _, member in members}
         named = [(f"{name}.{key}" if name else key, m) for key, m in members]
         if len(kinds) == 1:
             lists.setdefault(kinds.pop(), []).extend(named)
@@ -64,15 +65,15 @@ def _contains(blocks: list[tuple[str, nn.Module]], found: list[tuple[str, nn.Mod
     """Return whether layers of several classes are the blocks, and not what was found in them."""
     holders = [{b for b, _ in blocks if name.startswith(f"{b}.")} for name, _ in found]
     # A class that comes again is that of a layer. An encoder with layers and a head are no blocks.
-    repeated = len({type(block) for _, block in blocks}) < len(blocks)
+    repeated = len({plain_class(block) for _, block in blocks}) < len(blocks)
     some = len(set().union(*holders)) < len(blocks)
     single = all(not any(True for _ in module.children()) for _, module in found)
     return all(holders) and (single or (some and repeated))
 
 
 def _named(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Module]]:
-    blocks = [(name, m) for name, m in model.named_modules() if type(m).__name__ in classes]
-    names = {type(module).__name__ for _, module in blocks}
+    blocks = [(name, m) for name, m in model.named_modules() if plain_class(m).__name__ in classes]
+    names = {plain_class(module).__name__ for _, module in blocks}
     if missing := [name for name in classes if name not in names]:
         raise ConfigError(
             f"parallel.blocks: {type(model).__name__} has no module of class {missing[0]}; it has "
@@ -108,7 +109,7 @@ def _largest(model: nn.Module) -> str:
     sizes: dict[str, int] = {}
     for name, module in model.named_modules():
         if name and any(True for _ in module.children()) and not isinstance(module, _CONTAINERS):
-            kind = type(module).__name__
+            kind = plain_class(module).__name__
             sizes[kind] = sizes.get(kind, 0) + _size(module)
     return f": parallel.blocks=[{max(sizes, key=sizes.__getitem__)}]" if any(sizes.values()) else ""
 
@@ -116,7 +117,9 @@ def _largest(model: nn.Module) -> str:
 def _classes(model: nn.Module) -> list[str]:
     """Return the class names of the modules that have parameters below them, without the model."""
     found = [m for name, m in model.named_modules() if name and _size(m)]
-    return [*dict.fromkeys(type(m).__name__ for m in found if not isinstance(m, _CONTAINERS))]
+    return [
+        *dict.fromkeys(plain_class(m).__name__ for m in found if not isinstance(m, _CONTAINERS))
+    ]
 
 
 def _sum(blocks: list[tuple[str, nn.Module]]) -> int:

@@ -5,7 +5,8 @@ Kinds of items; those with an option are listed only with this option:
     temporary    files of processes that have ended, half-written and half-deleted folders
     sweep        the folder of a sweep, if none of its runs exists any more
     code         a code snapshot that no run uses    (--code: that only finished runs use)
-    checkpoint   a checkpoint of a finished run, older than its newest complete one
+    checkpoint   a checkpoint of a finished run, older than its newest complete one, which is not
+                 the best one and waits for no evaluation
     archived     a finished run that was repeated, kept under another name       (--archived)
     debug        a run of debug=fast, finished or not                            (--debug)
 
@@ -36,6 +37,7 @@ from hpctrain.commands.select import all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
+from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.function_call import code_of
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import printable
@@ -205,9 +207,11 @@ def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
         reverse=True,
     )
     kept = 0
-    best = f"step-{int((RunDir(run).read().get('best') or {}).get('step', 0)):08d}"
+    best = int((RunDir(run).read().get("best") or {}).get("step", 0))
+    waiting = [one.step for one in without_result(run) if not one.given_up]
+    needed = {f"step-{step:08d}" for step in (best, *waiting)}
     for entry in newest_first:
-        if entry.name == best:
+        if entry.name in needed:
             continue
         if kept < keep:
             kept += _is_complete(Path(entry.path)) and is_healthy(Path(entry.path))

@@ -13,6 +13,8 @@ import pytest
 
 from hpctrain import load_run
 from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.commands.gc import _checkpoints
+from hpctrain.commands.observations import Facts
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
@@ -183,4 +185,7 @@ def test_checkpoints_wait_for_their_results_and_lost_jobs_are_made_up_for(
         assert found[1].tries == tries
     assert found[1].given_up
     assert jobs.needed() == {3}
-    assert [one.step for one in without_result(run.path)] == [1, 3]
+    checkpoint(run, 4)
+    assert [item.path.name[5:] for item in _checkpoints(run.path, 1)] == ["00000002", "00000001"]
+    facts = Facts.read(run.path)
+    assert (facts.unevaluated, facts.evaluated) == ([1, 3], {"val/loss": 1.0})

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "launch": EVERYBODY
     | {"config", "runs"}
     | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"}
-    | {"tracking.page.links"},
+    | {"tracking.page.links", "tracking.refusal"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
     | {"tracking.server", "shards.ragged", "hardware"},

@@ -22,6 +22,7 @@ from hpctrain import secrets
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal, encode
 from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.mlflow_names import Renamed
 from hpctrain.tracking.page import images
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploader_process import Process
@@ -193,6 +194,7 @@ class JournalTracker:
         self._finished = False
         self._rewound = False
         self._logged = False
+        self._renamed = Renamed()
         self._journal = Journal(self._run_dir)
         self.attempt = self._journal.attempt
         meta = Meta(self._uri, experiment, run_name, uid, parent_uid, parent_name)
@@ -232,8 +234,15 @@ class JournalTracker:
         if not self._rewound:
             self.rewind(0)
         self._logged = True
+        if not self._renamed.known.keys() >= metrics.keys():
+            self._say_renamed(metrics)
         values = {key: encode(value) for key, value in metrics.items()}
         self._journal.append("metrics", step=int(step), metrics=values)
+
+    def _say_renamed(self, metrics: Mapping[str, float]) -> None:
+        if told := self._renamed.look(metrics):
+            log.warning("MLflow does not take these names of metrics: %s", ", ".join(told))
+            self.log_tags({"hpctrain.renamed": self._renamed.text()})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Record tags, without the secrets in them."""

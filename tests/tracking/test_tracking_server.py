@@ -194,4 +194,4 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     (identity,) = rows("SELECT experiment_id FROM experiments WHERE name = 'new'")[0]
     post("experiments/delete", experiment_id=str(identity))
     with pytest.raises(TrackingError, match="was deleted"):
-        initialise(server.uri, "new")
+        initialise(server.uri, "new", required=True)

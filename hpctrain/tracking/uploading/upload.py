@@ -25,6 +25,7 @@ from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
 from hpctrain.tracking.uploading.publish import KINDS, publish
+from hpctrain.tracking.uploading.sweep_summary import SweepSummary
 from hpctrain.tracking.uploading.system_metrics import SystemMetrics
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class Upload:
         self._batch: list[Point] = []
         self._system = SystemMetrics(run_dir)
         self._nodes = Nodes(run_dir)
+        self._summary = SweepSummary(run_dir)
+        self._status, self._why = "RUNNING", ""
         self.position = 0
         self.ended = False
         self.writer: Process | None = None
@@ -137,6 +140,7 @@ class Upload:
         self.points += self._system.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
+        self._tell_sweep(run)
         self._write_uploaded(run.run_id)
         return end - begin
 
@@ -172,6 +176,12 @@ class Upload:
         log.info("KILLED: %s", UNRECORDED)
         run.set_ended("KILLED", self._last_time)
         run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
+        self._status, self._why = "KILLED", UNRECORDED
+        self._tell_sweep(run)
+
+    def _tell_sweep(self, run: MlflowRun) -> None:
+        meta = self._meta
+        self._summary.update(run, meta.uid, meta.run_name, self._status, self._why)
 
     def _read_meta(self) -> Meta:
         meta = Meta.read(self.run_dir)
@@ -203,7 +213,8 @@ class Upload:
 
     def _learn_status(self, record: Record) -> None:
         body = record.body
-        self.ended = body["status"] != "RUNNING"
+        self._status, self._why = str(body["status"]), str(body.get("reason", ""))
+        self.ended = self._status != "RUNNING"
         if not self.ended:
             self.writer = Process(body["host"], body["pid"], body["started"])
 

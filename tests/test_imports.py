@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "shards": EVERYBODY,
     "data": EVERYBODY | {"shards"},
     "tracking": EVERYBODY,
+    "trackers": EVERYBODY | {"tracking"},
     "monitor": EVERYBODY
     | {
         "config.schema",
@@ -83,7 +84,7 @@ ALLOWED: dict[str, set[str]] = {
         "parallel",
         "runs",
     }
-    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
+    | {"tasks", "trackers", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
     | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
     "trained": EVERYBODY
     | {"checkpoint", "commands.select", "config", "data", "distributed", "job", "models"}

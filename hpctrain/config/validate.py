@@ -113,7 +113,9 @@ def _targets(config: Config) -> Iterator[str]:
         f"data.{key}": getattr(config.data, key) or []
         for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms")
     }
-    for key, nodes in (lists | {"hooks": config.hooks}).items():
+    for key, nodes in (
+        lists | {"hooks": config.hooks, "tracking.also": config.tracking.also}
+    ).items():
         for i, node in enumerate(nodes):
             advice = (
                 "it must be package.module.Class, or package.module.function and _partial_: true"

@@ -22,8 +22,8 @@ from hpctrain import secrets
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal, encode
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.mlflow_names import Renamed
 from hpctrain.tracking.page import images
+from hpctrain.tracking.page.mlflow_names import Renamed
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.child_uploader import ChildUploader
@@ -223,7 +223,7 @@ class JournalTracker:
         If a later attempt records another value, MLflow keeps the first one, and the new one is
         the tag `hpctrain.changed.KEY`.
         """
-        self._journal.append("params", params=_public(flatten(params)))
+        self._journal.append("params", params=public(flatten(params)))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record the metrics of a step, with one write and no fsync.
@@ -246,7 +246,7 @@ class JournalTracker:
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Record tags, without the secrets in them."""
-        self._journal.append("tags", tags=_public(tags))
+        self._journal.append("tags", tags=public(tags))
 
     def log_dataset(self, facts: Mapping[str, Any]) -> None:
         """Record a data set that the run reads.
@@ -350,7 +350,7 @@ class JournalTracker:
         self._uploader.wait()
 
 
-def _public(values: Mapping[str, Any]) -> dict[str, str]:
+def public(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the values as text, without the secrets in them: others can read the store."""
     known = secrets.known()
     return {

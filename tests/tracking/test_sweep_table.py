@@ -26,6 +26,9 @@ def test_best_first_failed_last_with_the_cause_and_what_people_wrote_stays() -> 
     }
     content = json.loads(sweep_table.table(rows))
     assert content["columns"][:3] == ["run", "lr", "status"]
+    both = dataclasses.replace(GOOD, swept=("a.lr=1", "b.lr=2", "task.step=3", "seed=4"))
+    columns = json.loads(sweep_table.table([both]))["columns"]
+    assert columns[:5] == ["run", "a/lr", "b/lr", "task/step", "seed"]
     assert content["data"][-1][:3] == ["c lr=9", "9", "FAILED"]
 
     first = sweep_table.description("", rows[1:], 0, "7")

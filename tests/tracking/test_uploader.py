@@ -249,7 +249,7 @@ def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
     assert parent["hpctrain.sweep.best"] == "two: val/acc 0.75"
     assert parent["hpctrain.sweep.best_run_id"] == tags("two")["id"]
     table = artifact(rows, parent["id"], "sweep.json")
-    assert table["columns"][:3] == ["run", "optimizer.lr", "status"]
+    assert table["columns"][:3] == ["run", "lr", "status"]
     assert [row[:3] for row in table["data"]] == [
         ["two", "0.75", "FINISHED"],
         ["one", "0.5", "FINISHED"],

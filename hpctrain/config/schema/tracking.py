@@ -1,8 +1,10 @@
 """The keys of `tracking`."""
 
+# ruff: noqa: RUF009 (`key` returns a dataclass field)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hpctrain.config.schema.key import key
 
@@ -33,6 +35,12 @@ class TrackingConfig:
         "`python -m hpctrain sync` uploads the rest later.",
         unit="seconds",
         at_least=0.0,
+    )
+    also: list[dict[str, Any]] = key(
+        [],
+        "These trackers get the metrics, too, beside MLflow: each is a "
+        "hpctrain.trackers.OtherTracker, named by `_target_`, such as "
+        "hpctrain.trackers.TensorBoard.",
     )
     log_model: bool = key(
         False,

@@ -169,7 +169,17 @@ def description(before: str, rows: Sequence[Row], asked: int, experiment_id: str
 def table(rows: Sequence[Row]) -> str:
     """Return the content of `sweep.json`: a table as `mlflow.log_table` writes it."""
     keys = list(dict.fromkeys(text.partition("=")[0] for row in rows for text in row.swept))
-    names = ["run", *keys, "status", "step", "metric", "value", "best value", "why", "run id"]
+    names = [
+        "run",
+        *_columns(keys),
+        "status",
+        "step",
+        "metric",
+        "value",
+        "best value",
+        "why",
+        "run id",
+    ]
     data = []
     for row in rows:
         values = dict(text.partition("=")[::2] for text in row.swept)
@@ -177,6 +187,16 @@ def table(rows: Sequence[Row]) -> str:
         found = [row.status, row.step, row.metric, row.value, row.best, row.why, row.run_id]
         data.append([row.name, *swept, *found])
     return json.dumps({"columns": names, "data": data}, indent=1) + "\n"
+
+
+def _columns(keys: Sequence[str]) -> list[str]:
+    """Return the names of the columns: MLflow's page shows none whose name has a dot."""
+    last = [key.rpartition(".")[2] for key in keys]
+    taken = {"run", "status", "step", "metric", "value", "why"}
+    return [
+        name if last.count(name) == 1 and name not in taken else key.replace(".", "/")
+        for key, name in zip(keys, last, strict=True)
+    ]
 
 
 _WORDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped", "RUNNING": "running"}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import store
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.mlflow_names import clean_key
+from hpctrain.tracking.page.mlflow_names import clean_key
 from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
 
 log = logging.getLogger(__name__)
@@ -169,6 +169,10 @@ class MlflowRun:
         except DeletedError:
             return False
         return True
+
+    def read_tags(self) -> dict[str, str]:
+        """Return the tags that the run has now; people may have changed some."""
+        return dict(self._call(self._client.get_run, self.run_id).data.tags)
 
     def parent(self) -> Any:
         """Return the sweep's run as MLflow has it; None if it is deleted."""

@@ -11,9 +11,10 @@ import os
 import pwd
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock
@@ -21,6 +22,7 @@ from hpctrain.secrets import mask
 from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.page.cause import with_cause
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
@@ -175,7 +177,8 @@ class Upload:
         run = self._open()
         log.info("KILLED: %s", UNRECORDED)
         run.set_ended("KILLED", self._last_time)
-        run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
+        tags = _described(run, {"status": "KILLED", "reason": UNRECORDED})
+        run.log_tags({"hpctrain.reason": UNRECORDED, **tags}, self.position)
         self._status, self._why = "KILLED", UNRECORDED
         self._tell_sweep(run)
 
@@ -268,7 +271,7 @@ class Upload:
                     run.set_running()
                 else:
                     run.set_ended(status, body["time"])
-                run.log_tags(self._tags(record), record.end)
+                run.log_tags({**self._tags(record), **_described(run, body)}, record.end)
             case kind:
                 # A newer version of hpctrain has written it; this version cannot know it.
                 log.warning("no use for a %r record at byte %d", kind, record.start)
@@ -303,6 +306,13 @@ class Upload:
         note = Uploaded(uri, uid, experiment_id, run_id, self.position, parent, problem, sampled)
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0
+
+
+def _described(run: MlflowRun, body: Mapping[str, Any]) -> dict[str, str]:
+    """Return the description with the cause of the end, if that changes it."""
+    before = str(run.read_tags().get(_NOTE, ""))
+    after = with_cause(before, body["status"], str(body.get("reason", "")))
+    return {_NOTE: after} if after != before else {}
 
 
 def check_known(meta: Meta, run_dir: Path) -> None:

@@ -78,7 +78,8 @@ class Postgres:
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self._folder, self._programs, self.port = folder, programs, free_port()
-        self.uri = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        self._address = f"postgres@127.0.0.1:{self.port}/postgres"
+        self.uri = f"postgresql+psycopg2://{self._address}"
 
     def start(self) -> None:
         self._folder.mkdir()
@@ -91,7 +92,14 @@ class Postgres:
         self._run("pg_ctl", "stop", "--mode=immediate", "--pgdata=data")
 
     def ask(self, query: str) -> str:
-        command = ["psql", self.uri, "--tuples-only", "--no-align", "--command", query]
+        command = [
+            "psql",
+            f"postgresql://{self._address}",
+            "--tuples-only",
+            "--no-align",
+            "--command",
+            query,
+        ]
         return subprocess.check_output(command, text=True).strip()
 
     def _run(self, program: str, *arguments: str) -> None:

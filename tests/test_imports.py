@@ -56,7 +56,8 @@ ALLOWED: dict[str, set[str]] = {
     "plot": EVERYBODY
     | {"commands.select", "tracking.columns", "tracking.journal", "tracking.samples"},
     "report": EVERYBODY
-    | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
+    | {"config.rules.metrics", "config.rules.batch_sizes", "config.frozen", "hardware"}
+    | {"launch.slurm.queue", "runs"}
     | {"commands.select", "commands.observations", "commands.state"}
     | {"tracking.journal", "tracking.samples"},
     "models": {"errors"},

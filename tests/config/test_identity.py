@@ -73,6 +73,7 @@ DEFAULTS: dict[str, Any] = {
     "scheduler.options": {},
     "hooks": [],
     "train.global_batch_size": 64,
+    "train.batch_size_ramp": [],
     "train.max_epochs": None,
     "train.max_steps": None,
     "train.clip_norm": 1.0,

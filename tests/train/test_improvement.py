@@ -88,6 +88,7 @@ STOPS = (
     *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10", "checkpoint.keep_every=20"),
     *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
     "data.val_splits=[train]",
+    "train.batch_size_ramp=[{global_batch_size: 16, steps: 12}, {global_batch_size: 32, steps: 4}]",
     *("train.ema=0.9", "train.log_every=5", "optimizer.groups=[{match: '1.*', freeze: true}]"),
     *("scheduler=plateau", "scheduler.plateau={patience: 1, min_delta: 0.5, factor: 0.5}"),
 )

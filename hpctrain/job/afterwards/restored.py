@@ -113,7 +113,7 @@ def _fit_batch(config: Config, degrees: Degrees) -> None:
     """Let the batch be one that these ranks can divide, in place."""
     train = config.train
     config.parallel.weights = None
-    train.micro_batch_size = None
+    train.micro_batch_size, train.batch_size_ramp = None, []
     if degrees.pp == 1:
         train.accumulate = 1
     unit = degrees.dp * train.accumulate

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import Asked
 from hpctrain.config.schema import CheckpointConfig, Config, EarlyStoppingConfig, TrainConfig
@@ -81,7 +81,7 @@ def build(
         loader, evaluation = data.training(), data.evaluation()
         others = {name: data.evaluation(name) for name in config.data.val_splits}
     sizes = BatchSizes.of(config, mesh.degrees)
-    effective = Effective.of(config, loader.steps_per_epoch, sizes)
+    effective = Effective.of(config, loader.steps_per_epoch, sizes, loader.steps_in)
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
@@ -108,7 +108,6 @@ def build(
     )
     # The last step of a run is evaluated in any case.
     timed = config.train.eval_every_s is not None
-    by_default = effective.max_steps if timed else loader.steps_per_epoch
     return Trainer(
         train_step=TrainStep(
             model,
@@ -121,6 +120,7 @@ def build(
             base_lr=config.optimizer.lr,
             average=average,
             timer=EvaluationTimer(config.train.eval_every_s, decides=ranks.is_main),
+            parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
         ),
         schedule=build_schedule(config.scheduler, effective),
         loader=loader,
@@ -134,12 +134,11 @@ def build(
         max_steps=effective.max_steps,
         every=Every(
             log=config.train.log_every,
-            evaluate=config.train.eval_every or by_default,
+            evaluate=config.train.eval_every or (effective.max_steps if timed else None),
             checkpoint=config.checkpoint.every_steps,
         ),
         meter=Meter(
             loader,
-            sizes.global_size,
             account,
             SlowRanks(mesh, ranks.rank, ranks.host),
             precision,
@@ -229,6 +228,8 @@ def _micro_batches(
     if rows is not None and known and (auto or rows < made.rows):
         log.info("micro-batches of %d rows, as the attempt before has found", rows)
         model.accumulate = share // rows
+    if rows is not None and not auto:
+        made.limit = rows
     return made
 
 

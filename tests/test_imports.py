@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     "faults": EVERYBODY | {"distributed.objects"},
     "training": EVERYBODY
     | {"config", "checkpoint", "data", "shards", "distributed.ranks", "distributed.long_work"}
-    | {"faults", "parallel", "tasks", "tracking"},
+    | {"faults", "parallel", "tasks", "tracking", "distributed.objects"},
     "job": EVERYBODY
     | {
         "checkpoint",

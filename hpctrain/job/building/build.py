@@ -42,6 +42,7 @@ from hpctrain.training.hooks import Hook, Hooks
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
+from hpctrain.training.measuring.histograms import Histograms, NoHistograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.profiled_steps import ProfiledSteps
 from hpctrain.training.measuring.slow_ranks import SlowRanks
@@ -120,6 +121,7 @@ def build(
             base_lr=config.optimizer.lr,
             average=average,
             timer=EvaluationTimer(config.train.eval_every_s, decides=ranks.is_main),
+            histograms=_histograms(config.train.histograms_every, run, tracker),
             parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
         ),
         schedule=build_schedule(config.scheduler, effective),
@@ -151,6 +153,10 @@ def build(
         best=_best(config.checkpoint, run, ranks, checkpointer),
         hooks=_hooks(config, run, ranks),
     )
+
+
+def _histograms(every: int | None, run: RunDir, tracker: Tracker) -> NoHistograms:
+    return NoHistograms() if every is None else Histograms(every, run.path, tracker)
 
 
 def _patience(stopping: EarlyStoppingConfig) -> Improvement:

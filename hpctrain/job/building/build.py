@@ -80,7 +80,8 @@ def build(
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
         loader, evaluation = data.training(), data.evaluation()
-        others = {name: data.evaluation(name) for name in config.data.val_splits}
+        sets = config.data.other_sets.items()
+        others = {name: data.evaluation(split, path) for name, (path, split) in sets}
     sizes = BatchSizes.of(config, mesh.degrees)
     effective = Effective.of(config, loader.steps_per_epoch, sizes, loader.steps_in)
     if ranks.is_main:

@@ -96,11 +96,13 @@ class DataBuilder:
             batch_transforms=self._made("data.batch_transforms", data.batch_transforms),
         )
 
-    def evaluation(self, split: str | None = None) -> Feed | None:
+    def evaluation(self, split: str | None = None, path: str | None = None) -> Feed | None:
         """Return the feed of the validation split, with each sample once; None without a split.
 
         Args:
-            split: Another split of the same data set; None means `data.val_split`.
+            split: Another split; None means `data.val_split`.
+            path: Another data set; None means `data.path`. Transforms on the device still have the
+                statistics of the training.
 
         Raises:
             ConfigError: As `training`.
@@ -110,7 +112,7 @@ class DataBuilder:
         split = split or data.val_split
         if split is None:
             return None
-        source, _ = self._source(data.path, split)
+        source, _ = self._source(path or data.path, split)
         sizes = BatchSizes.of(self.config, self.mesh.degrees)
         return self._feed(
             source,

@@ -56,7 +56,7 @@ def data_digest(config: Config) -> str:
         index = _checked(f"{key}.path", one["path"])
         _check_fields(f"{key}.path", index, config, trains=False)
         own = f"{key}.split" if "split" in one else "data.val_split"
-        split = one.get("split", data.val_split)
+        split = str(one.get("split", data.val_split))
         _split(own, split, one["path"], index, is_evaluation=own == "data.val_split")
         digests.append(index.digest)
     if len(digests) == 1:

@@ -42,6 +42,7 @@ RULES: list[dict[str, Any]] = [
     {"match": ["embed.*", "layers.1.*", "layers.0.*query*"], "freeze": True},
     {"match": "layers.2.*", "lr_factor": 0.5},
     {"match": "layers.2.*norm*", "lr_factor": 2.0},
+    {"match": "layers.2.*query*", "options": {"momentum": 0.5, "dampening": 0.1}},
 ]
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),

@@ -239,11 +239,10 @@ class DataConfig:
     @property
     def other_sets(self) -> dict[str, tuple[str, str]]:
         """The path and the split of each evaluation other than that of val_split, by its name."""
-        splits = {split: (self.path, split) for split in self.val_splits}
-        sets = {
-            one["name"]: (one["path"], one.get("split", self.val_split)) for one in self.val_sets
-        }
-        return splits | sets
+        found = {split: (self.path, split) for split in self.val_splits}
+        for one in self.val_sets:
+            found[one["name"]] = one["path"], str(one.get("split", self.val_split))
+        return found
 
     @property
     def paths(self) -> list[str]:

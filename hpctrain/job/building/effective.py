@@ -38,7 +38,7 @@ class Effective:
     global_batch_size: int
     dp: int
     accumulate: int
-    ramp_steps: int
+    ramp_steps: int = 0
 
     @classmethod
     def of(

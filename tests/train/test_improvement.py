@@ -99,11 +99,14 @@ def _without_times(result: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in result.items() if k in counted or not k.startswith("perf/")}
 
 
-def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_stops_early_at_the_same_step(
+    train: Train, digits: Path, tmp_path: Path
+) -> None:
     (tmp_path / "kill.py").write_text(KILL)
-    train(*STOPS, "name=whole", KILL="")
-    train(*STOPS, "name=killed", KILL="1", code=9, new=True)
-    train(*STOPS, "name=killed", KILL="1")
+    common = (*STOPS, f"data.val_sets=[{{name: other, path: {digits}}}]")
+    train(*common, "name=whole", KILL="")
+    train(*common, "name=killed", KILL="1", code=9, new=True)
+    train(*common, "name=killed", KILL="1")
     killed, whole = (run_json(run) for run in runs(tmp_path / "runs"))
     assert len(killed["attempts"]) == 2
     assert (killed["state"], killed["attempts"][-1]["state"]) == ("finished", "finished")
@@ -111,6 +114,7 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
     assert one == other
     assert whole["result"]["train/lr"] < 0.02, "the plateau has lowered the rate"
     assert {"val/loss", "val/train/loss", "val/train/accuracy"} <= whole["result"].keys()
+    assert whole["result"]["val/other/loss"] == whole["result"]["val/loss"], "they are one here"
     assert killed["best"] == whole["best"]
     metrics, uninterrupted = (
         {key: value for key, value in journal_metrics(run).items() if key[0].startswith("best/")}

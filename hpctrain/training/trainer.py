@@ -115,8 +115,7 @@ class Trainer:
         saved, epoch = self.step, self.loader.epoch
         self.meter.begin(self.step)
         try:
-            # A stop request may have ended the last evaluation of the attempt before.
-            stopped = not self._evaluated()
+            stopped = not self._caught_up()
             self.best.mark(saved)
             for batch in () if stopped or self.patience.is_over else self._batches():
                 samples = partial(self.loader.samples, self.loader.last)
@@ -186,6 +185,21 @@ class Trainer:
             | ({GLOBAL_BATCH_SIZE: self.loader.batch_size} if self.train_step.parts else {})
             | {LR: self.schedule(self.step - 1), EPOCH: self.loader.epoch}
         )
+
+    def _caught_up(self) -> bool:
+        """Make the evaluation in which a stop request has ended the attempt before, if any.
+
+        Returns:
+            False when it is still due.
+        """
+        due = self.evaluation_due
+        if not self._evaluated():
+            return False
+        if due and self.patience.is_over and self.step < self.max_steps:
+            # It ends the run, and that attempt could not know that its checkpoint was the last.
+            self.train_step.finish()
+            self._save()
+        return True
 
     def _ends_interval(self, epoch: int) -> bool:
         """Return whether an evaluation follows this step; `epoch` was that before the step."""

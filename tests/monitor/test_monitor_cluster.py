@@ -62,8 +62,8 @@ def test_two_jobs_on_one_node_do_not_see_each_others_gpus(
     gpus = PlantedGpus(tmp_path / "gpus")
     train(
         *("-m", "seed=1,2", "train.max_steps=100000", paced.task, "tracking.upload=false"),
-        *("launch.gpus_per_node=1", "launch.snapshot=off", "monitor.every_s=0.5", gpus.override),
-        "+site.sbatch.nodelist=node1",
+        *("launch.gpus_per_node=1", "launch.snapshot=off", "monitor.every_s=0.5"),
+        *(f"{gpus.override}:{tmp_path}/paced", "+site.sbatch.nodelist=node1"),
     )
     both = runs(tmp_path / "runs")
 

@@ -56,8 +56,9 @@ def _best(sweep: Sweep) -> RenderableType:
     table = Table(box=None, padding=(0, 2), header_style="")
     # A run is named by its whole name, so on a narrow terminal the other columns give way.
     table.add_column("  best runs", no_wrap=True, min_width=max(len(r.name) for r in shown) + 2)
-    for title in (sweep.metric, *(key.rpartition(".")[2] for key in sweep.keys)):
-        table.add_column(Cell(title))
+    table.add_column(Cell(sweep.metric), min_width=7)
+    for key in sweep.keys:
+        table.add_column(Cell(key.rpartition(".")[2]))
     table.add_column("time", justify="right")
     table.add_column("goodput", justify="right")
     for account in shown:

@@ -84,12 +84,13 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
-    | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora", "models.experts", "hardware"},
     "trained": EVERYBODY
     | {"checkpoint", "commands.select", "config", "data", "distributed", "job", "models"}
     | {"parallel", "runs", "shards", "tasks", "tracking", "training", "plot.table_file"},
     "plan": EVERYBODY
-    | {"hardware", "config", "parallel", "job.building", "shards", "data", "tasks", "runs"},
+    | {"hardware", "config", "parallel", "job.building", "shards", "data", "tasks", "runs"}
+    | {"models.experts", "models.lora", "doctor.history"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},

@@ -14,7 +14,7 @@ from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import known, load, of_section
 
-_DOES_NOT_FIT = 8
+_DOES_NOT_FIT, _UNKNOWN = 8, 10
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         argv: The arguments after `plan`.
 
     Returns:
-        The exit code: 0 if it fits, 8 if it does not.
+        The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown.
 
     Raises:
         ConfigError: An argument or the config is wrong.
@@ -65,7 +65,9 @@ def main(argv: list[str]) -> int:
     else:
         command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
         found.show(Console(), command)
-    return 0 if found.fits else _DOES_NOT_FIT
+    if hardware is None:
+        return 0
+    return {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits]
 
 
 def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
+from hpctrain.config import evaluation_job
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.runs import lost_checkpoints, weights_digest
@@ -35,6 +36,7 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
         TrackingError: The store cannot work.
     """
     validate(config, world_size)
+    evaluation_job.check(config)
     weights_digest.pin(config)
     if config.tracking.enabled and config.tracking.upload:
         _check_uri(str(config.tracking.uri))

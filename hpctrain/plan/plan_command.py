@@ -42,9 +42,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one object")
     given = parser.parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
+    folders = [given.config_dir] if given.config_dir else []
+    for text in given.overrides:
+        if text.startswith("hardware=") and text != "hardware=null":
+            load(text.partition("=")[2], folders)  # its error says how to add a machine
     config = _composed(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
-    folders = [given.config_dir] if given.config_dir else []
 
     from hpctrain.plan.answer import Asked, answer  # it imports torch
 

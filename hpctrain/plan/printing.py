@@ -33,7 +33,7 @@ def print_model(console: Console, facts: ModelFacts) -> None:
 
 def print_layers(console: Console, layers: list[Layer]) -> None:
     """Print the table of layers."""
-    table = Table("layer", "class", "shape", "parameters", "FLOPs", "output", box=None)
+    table = Table("layer", "class", "shape", "parameters", "FLOPs", "activations", box=None)
     for layer in layers:
         table.add_row(
             Cell(layer.name),

@@ -48,35 +48,36 @@ def rank(
         for group in groups:
             name = f"{group[0].kind} on {group[0].ranks} rank{'s' if group[0].ranks > 1 else ''}"
             try:
-                least = estimator.of(group[-1], hardware)
+                estimates = _of_group(group, estimator, hardware)
             except ConfigError as error:
                 excluded[name] = str(error).splitlines()[0]
                 continue
-            if least.fits is False:
-                limit = hardware.memory_bytes or 0
-                full = group[-1].config.train.activation_checkpointing == "full"
-                excluded[name] = (
-                    f"needs {least.memory.total / _GIB:.1f} GiB of {limit / _GIB:.1f} GiB per GPU, "
-                    f"also with {'full activation checkpointing and ' * full}the smallest "
-                    "micro-batch"
-                )
+            possible = [estimate for estimate in estimates if estimate.fits is not False]
+            if possible:
+                found.append(min(possible, key=speed))
                 continue
-            found.append(_fastest(group, least, estimator, hardware))
+            limit = hardware.memory_bytes or 0
+            full = group[-1].config.train.activation_checkpointing == "full"
+            excluded[name] = (
+                f"needs {estimates[-1].memory.total / _GIB:.1f} GiB of {limit / _GIB:.1f} GiB per "
+                f"GPU, also with {'full activation checkpointing and ' * full}the smallest "
+                "micro-batch"
+            )
     found.sort(key=lambda e: (e.layout.ranks, speed(e)))
     return Ranking([replace(e, reason=_reason(e)) for e in found], excluded)
 
 
-def _fastest(
-    group: list[Layout], least: Estimate, estimator: Estimator, hardware: Hardware
-) -> Estimate:
-    """Return the fastest of the layouts that fit; the last one is known to."""
+def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> list[Estimate]:
+    """Return the estimates of layouts among which the fastest is; the last needs least memory."""
     first = group[0].config.train.activation_checkpointing
     whole = [layout for layout in group if layout.config.train.activation_checkpointing == first]
     found = [estimator.of(layout, hardware) for layout in whole]
-    if not all(estimate.fits for estimate in found):  # what computes twice is slower
-        others = group[len(whole) : -1]
-        found += [*(estimator.of(layout, hardware) for layout in others), least]
-    return min((e for e in found if e.fits is not False), key=speed)
+    if all(estimate.fits for estimate in found):
+        return found  # what computes twice is slower, and measuring it takes seconds
+    least = estimator.of(group[-1], hardware)
+    if least.fits is False:
+        return [least]
+    return [*found, *(estimator.of(layout, hardware) for layout in group[len(whole) : -1]), least]
 
 
 def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list[tuple[int, int]]:

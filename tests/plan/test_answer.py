@@ -41,7 +41,13 @@ def test_the_layout_of_the_command_line(
     assert found["model"]["parameters"] == 1_328_256
     assert found["model"]["embedding"] == 4096 * 128
     assert found["model"]["flops_per_sample"] == 256 * found["model"]["flops_per_token"]
+    assert found.keys() >= {"model", "layouts", "hardware", "assumptions", "scaling", "loader"}
+    numbers = {"parameters", "trainable", "embedding", "active", "flops_per_sample"}
+    assert found["model"].keys() == numbers | {"flops_per_token"}
     first, *others = found["layouts"]
+    times = {"step_s", "samples_per_s", "tokens_per_s_per_gpu", "mfu", "bubble", "comm_s"}
+    words = {"overrides", "ranks", "nodes", "fits", "memory", "reason", "exposed_comm_s"}
+    assert first.keys() == times | words | {"gpu_hours", "kwh", "cost"}
     assert (first["ranks"], first["nodes"], first["fits"]) == (8, 1, True)
     assert first["memory"].keys() == MEMORY | {"allowance", "total"}
     assert first["memory"]["parameters"] == 1_328_256 * 4 // 8
@@ -190,7 +196,7 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
         ([*LM, "--nodes", "two"], "--nodes=two: it must be numbers of nodes"),
         ([*LM, "--budget", "300e9"], "--budget=300e9: it must be a number with a unit"),
         ([*LM, "--budget", "3epochs"], "the length of an epoch is unknown"),
-        ([*LM, "hardware=v100"], "hardware=v100: no such choice; there are: a100_40"),
+        ([*LM, "hardware=v100"], "known are a100_40, a100_80"),
         ([*LM, "parallel.tp=3", "launch.tasks_per_node=3"], "parallel.tp=3 does not divide"),
         ([*LM, "parallel.tp=2"], "the job has 1 nodes x 1 tasks"),
         ([*LM[:1], "--sample-shape", "3by4"], "--sample-shape=3by4: it must be numbers"),

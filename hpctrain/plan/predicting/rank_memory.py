@@ -19,6 +19,7 @@ from hpctrain.config.schema import Config
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import Hardware
+from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.parallel.dividing.tensor import sequence_is_divided
@@ -120,6 +121,8 @@ class MemoryModel:
         measured = self._activations[config.train.activation_checkpointing]
         working = measured.working + measured.saved // max(1, self._blocks)
         working //= degrees.cp * degrees.tp
+        if degrees.cp > 1 and config.train.activation_checkpointing != "none":
+            working += self._gathered_keys(config, degrees) // max(1, self._blocks)
         peak = states.peak_with(kept + of_loss, working * batch.micro)
         on_gpu = hardware is not None and hardware.memory_bytes is not None
         on_gpu = on_gpu and parallel.device != "cpu"
@@ -149,7 +152,23 @@ class MemoryModel:
                 blocks += whole_inputs * (degrees.tp - 1) // degrees.tp
             divided = config.parallel.loss_parallel
             return blocks, logits // degrees.cp // (degrees.tp if divided else 1)
-        return blocks // degrees.cp, logits // degrees.cp
+        blocks //= degrees.cp
+        if degrees.cp > 1 and config.train.activation_checkpointing == "none":
+            blocks += self._gathered_keys(config, degrees)
+        return blocks, logits // degrees.cp
+
+    def _gathered_keys(self, config: Config, degrees: Degrees) -> int:
+        """Return the bytes of a sample of the keys and values that context parallel gathers.
+
+        Each block keeps them whole, and once more as each of the two chunks of a rank sees them:
+        together 1 + 1 / (2 cp) times.
+        """
+        plan = getattr(self._model, "plan", None)
+        numbers = plan.numbers if isinstance(plan, Plan) else {}
+        heads = numbers.get("heads", 1)
+        width = self._facts.width * numbers.get("kv_heads", heads) // heads // degrees.tp
+        size = 2 if config.precision.compute in ("bf16", "fp16", "fp8") else 4
+        return int((4 + 1 / degrees.cp) * self._facts.tokens * width * size * self._blocks)
 
     def _whole_inputs(self, config: Config, degrees: Degrees) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""

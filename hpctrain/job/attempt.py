@@ -20,14 +20,16 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import HpctrainError, NodeError
+from hpctrain.errors import HpctrainError, NodeError, PortTakenError
 from hpctrain.job import run_page
+from hpctrain.job.building.build_trackers import other_trackers
 from hpctrain.job.environment import changes, environment
-from hpctrain.job.requeue import may_requeue, requeue_from_rank
+from hpctrain.job.requeue import may_requeue, requeue_for_a_port, requeue_from_rank
 from hpctrain.runs import failure, lost_checkpoints, stop_request
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.swept import label
+from hpctrain.trackers.several import SeveralTrackers
 from hpctrain.tracking.alerts.settings import Settings, remove, variable_of
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.training.trainer import Outcome
@@ -104,7 +106,9 @@ class Attempt(NoAttempt):
         self._stack.__exit__(*raised)
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, NodeError) and error.requeued:
+        if isinstance(error, PortTakenError):
+            error.requeued = requeue_for_a_port(self._ranks, self._run.read()["attempts"])
+        if isinstance(error, (NodeError, PortTakenError)) and error.requeued:
             self._run.end_attempt(
                 "interrupted", reason=str(error), step=self._run.last_checkpoint()
             )
@@ -170,19 +174,24 @@ class Attempt(NoAttempt):
         if not tracking.enabled:
             return NullTracker()
         self._arm_alerts()
+        others = other_trackers(tracking.also)
         known = self._run.read()
-        sweep = known.get("sweep", {})
-        return JournalTracker(
+        sweep, uid = known.get("sweep", {}), known["uid"]
+        name = " ".join(filter(None, (self._run.name, label(known.get("swept", [])))))
+        journal = JournalTracker(
             self._run.path,
             uri=str(tracking.uri),
             experiment=tracking.experiment,
-            run_name=" ".join(filter(None, (self._run.name, label(known.get("swept", []))))),
-            uid=known["uid"],
+            run_name=name,
+            uid=uid,
             parent_uid=sweep.get("uid"),
             parent_name=sweep.get("name"),
             upload=tracking.upload,
             drain=tracking.drain_s,
         )
+        if not others:
+            return journal
+        return SeveralTrackers(journal, others, self._run.path, name, uid)
 
     def _arm_alerts(self) -> None:
         """Tell the uploader and `sync` what people want to know; see `tracking.alerts`."""

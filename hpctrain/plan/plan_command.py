@@ -14,7 +14,7 @@ from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import known, load, of_section
 
-_DOES_NOT_FIT = 8
+_DOES_NOT_FIT, _UNKNOWN = 8, 10
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         argv: The arguments after `plan`.
 
     Returns:
-        The exit code: 0 if it fits, 8 if it does not.
+        The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown.
 
     Raises:
         ConfigError: An argument or the config is wrong.
@@ -42,9 +42,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one object")
     given = parser.parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
+    folders = [given.config_dir] if given.config_dir else []
+    for text in given.overrides:
+        if text.startswith("hardware=") and text != "hardware=null":
+            load(text.partition("=")[2], folders)  # its error says how to add a machine
     config = _composed(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
-    folders = [given.config_dir] if given.config_dir else []
 
     from hpctrain.plan.answer import Asked, answer  # it imports torch
 
@@ -65,7 +68,9 @@ def main(argv: list[str]) -> int:
     else:
         command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
         found.show(Console(), command)
-    return 0 if found.fits else _DOES_NOT_FIT
+    if hardware is None:
+        return 0
+    return {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits]
 
 
 def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:

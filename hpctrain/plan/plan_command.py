@@ -8,10 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 
+from rich.text import Text
+
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
+from hpctrain.forecast import time_limit
+from hpctrain.forecast.cautions import cautions
 from hpctrain.hardware import known, load, of_section
 
 _DOES_NOT_FIT = 8
@@ -60,11 +64,15 @@ def main(argv: list[str]) -> int:
     others = [load(name, folders) for name in known(folders)] if nodes is None else []
     others = [other for other in others if other.memory_bytes is not None]
     found = answer(asked, others)
+    warnings = list(cautions(config)) if asked.named or hardware is None else []
     if given.json:
-        print(json.dumps(found.as_json(), indent=1))
+        print(json.dumps({**found.as_json(), "warnings": warnings}, indent=1))
     else:
         command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
-        found.show(Console(), command)
+        console = Console()
+        found.show(console, command)
+        for text in warnings:
+            console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
     return 0 if found.fits else _DOES_NOT_FIT
 
 
@@ -93,6 +101,7 @@ def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
     if config.train.max_steps is None and config.train.max_epochs is None:
         config.train.max_epochs = 1
+    time_limit.pin(config)
     return config
 
 

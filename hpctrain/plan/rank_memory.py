@@ -18,6 +18,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
+from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.parallel.dividing.stages import block_counts, numbers_of
@@ -25,7 +26,7 @@ from hpctrain.parallel.dividing.tensor import sequence_is_divided
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.activations import Activations
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import ModelSizes, memory_of, optimizer_states
+from hpctrain.plan.memory import ModelSizes, memory_of
 from hpctrain.plan.model_facts import ModelFacts
 
 # Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.

@@ -18,11 +18,9 @@ from hpctrain.job.building.make import make
 from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan import printing
-from hpctrain.plan.activations import Activations, activations_of
 from hpctrain.plan.budget import Budget, budget_of
-from hpctrain.plan.estimate import Estimate, Estimator
-from hpctrain.plan.layouts import of_command_line
-from hpctrain.plan.model_facts import (
+from hpctrain.plan.inspecting.activations import Activations, activations_of
+from hpctrain.plan.inspecting.model_facts import (
     Layer,
     ModelFacts,
     build_on_meta,
@@ -30,10 +28,12 @@ from hpctrain.plan.model_facts import (
     facts_of,
     layers_of,
 )
-from hpctrain.plan.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
+from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
+from hpctrain.plan.layouts import of_command_line
+from hpctrain.plan.predicting.estimate import Estimate, Estimator
+from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
+from hpctrain.plan.predicting.timing import Efficiencies, best_of
 from hpctrain.plan.ranking import Ranking, on, rank, sizes_of, smallest
-from hpctrain.plan.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
-from hpctrain.plan.timing import Efficiencies, best_of
 from hpctrain.shards.types import Batch
 
 

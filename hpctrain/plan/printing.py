@@ -8,8 +8,8 @@ from rich.table import Table
 
 from hpctrain.console import Cell, Console
 from hpctrain.hardware import Hardware
-from hpctrain.plan.estimate import Estimate
-from hpctrain.plan.model_facts import Layer, ModelFacts
+from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
+from hpctrain.plan.predicting.estimate import Estimate
 
 _GIB = 2**30
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import Hardware
-from hpctrain.plan.estimate import Estimate, Estimator, speed
 from hpctrain.plan.layouts import layouts
+from hpctrain.plan.predicting.estimate import Estimate, Estimator, speed
 
 _MOST_NODES = 4096
 _GIB = 2**30

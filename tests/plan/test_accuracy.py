@@ -15,10 +15,10 @@ from hpctrain.models import ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.plan.activations import activations_of
+from hpctrain.plan.inspecting.activations import activations_of
+from hpctrain.plan.inspecting.model_facts import facts_of
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.model_facts import facts_of
-from hpctrain.plan.rank_memory import MemoryModel
+from hpctrain.plan.predicting.rank_memory import MemoryModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel
 from hpctrain.training.step import TrainStep

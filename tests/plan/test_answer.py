@@ -12,8 +12,8 @@ from hpctrain.errors import ConfigError
 from hpctrain.hardware import load
 from hpctrain.plan.budget import Budget, budget_of
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.link_times import gather_s, link_of, send_s
 from hpctrain.plan.plan_command import main
+from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
 from hpctrain.plan.ranking import WHY
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]

@@ -9,11 +9,11 @@ from typing import Any
 
 from hpctrain.config.schema import Config
 from hpctrain.hardware import Hardware
-from hpctrain.plan.activations import Activations
+from hpctrain.plan.inspecting.activations import Activations
+from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.model_facts import ModelFacts
-from hpctrain.plan.rank_memory import MemoryModel, RankMemory
-from hpctrain.plan.timing import Efficiencies, StepTime, step_time
+from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
+from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 
 
 @dataclass(frozen=True)

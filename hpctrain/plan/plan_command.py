@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from rich.text import Text
 
@@ -43,6 +44,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
     parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
     parser.add_argument("--layers", action="store_true", help="show the table of layers")
+    parser.add_argument(
+        "--simulate",
+        nargs="?",
+        const=0,
+        type=int,
+        metavar="RANK",
+        help="run the recipe of a rank (0) at full rank count: what it holds, what it sends",
+    )
     parser.add_argument("--json", action="store_true", help="print one object")
     given = parser.parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
@@ -50,7 +59,8 @@ def main(argv: list[str]) -> int:
     hardware = of_section(config.hardware) if config.hardware else None
     folders = [given.config_dir] if given.config_dir else []
 
-    from hpctrain.plan.answer import Asked, answer  # it imports torch
+    from hpctrain.plan.answer import Asked, answer  # they import torch
+    from hpctrain.plan.simulating.simulation import simulate
 
     asked = Asked(
         config,
@@ -65,12 +75,21 @@ def main(argv: list[str]) -> int:
     others = [other for other in others if other.memory_bytes is not None]
     found = answer(asked, others)
     warnings = list(cautions(config)) if asked.named or hardware is None else []
+    simulated = None
+    if given.simulate is not None:
+        if not found.layouts:
+            raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
+        simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
     if given.json:
-        print(json.dumps({**found.as_json(), "warnings": warnings}, indent=1))
+        more: dict[str, Any] = {"warnings": warnings}
+        more |= {} if simulated is None else {"simulation": simulated.as_json()}
+        print(json.dumps({**found.as_json(), **more}, indent=1))
     else:
         command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
         console = Console()
         found.show(console, command)
+        for line in () if simulated is None else simulated.lines():
+            console.print(line, soft_wrap=True)
         for text in warnings:
             console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
     return 0 if found.fits else _DOES_NOT_FIT

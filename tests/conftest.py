@@ -216,6 +216,7 @@ def run_module(
     code: int = 0,
     cwd: Path | None = None,
     new: bool = False,
+    timeout: float = 240,
     **env: str,
 ) -> Completed:
     """Run `python -m MODULE ARGUMENTS`, which must exit with `code`.
@@ -228,7 +229,7 @@ def run_module(
         text=True,
         cwd=cwd,
         env=os.environ | env,
-        timeout=240,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == code, f"{done.args}: {done.returncode}\n{done.stdout}\n{done.stderr}"

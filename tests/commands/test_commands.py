@@ -895,6 +895,7 @@ def test_killed_here_is_lost(digits: Path, tmp_path: Path, no_slurm: None) -> No
     assert "no process holds it on" in row["reason"]
 
 
+@pytest.mark.slow
 def test_logs_of_submitits_local_jobs(train: Train, tmp_path: Path, no_slurm: None) -> None:
     size = ("train.max_steps=5", "launch.tasks_per_node=2")
     train("-m", "seed=1", *size, "tracking=off", "launch.snapshot=off")

@@ -221,6 +221,7 @@ def test_a_stop_request_outlives_a_requeue(train: Train, tmp_path: Path, paced: 
     assert cluster.job_state(job) != "PENDING"
 
 
+@pytest.mark.slow
 def test_why_runs_failed(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_accounting: dict[str, str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_failed_runs_keep_their_code_unless_todays_is_asked_for(
     assert os.path.isdir(runs(tmp_path / "runs")[0] / "provenance")
 
 
+@pytest.mark.slow
 def test_code_that_is_gone_is_not_replaced_in_silence(
     digits: Path, tmp_path: Path, no_sbatch: dict[str, str], paced: Paced
 ) -> None:

@@ -101,7 +101,7 @@ def test_with_torchs_own_collation(folder, transform):
         assert (sign * labels).tolist() == list(range(COUNT))
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_in_workers_that_are_spawned(folder, method):
     dataset = HDF5Dataset(folder, "train", transform=negative)
     dataset[0]

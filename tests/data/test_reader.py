@@ -463,7 +463,7 @@ def test_a_read_that_fails_is_tried_again_then_named(own, monkeypatch):
         reader.read(np.array([4, 3, 2]))
 
 
-@pytest.mark.parametrize("io", ["mmap", "read"])
+@pytest.mark.parametrize("io", ["mmap", pytest.param("read", marks=pytest.mark.slow)])
 def test_more_shards_than_can_be_open(tmp_path, monkeypatch, io):
     """Several threads at a time map shards into slots that other shards have left."""
     write_shards(tmp_path, [("train", {"x": np.arange(600), "y": np.arange(600.0)})], max_bytes=32)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Index, Shard
 
@@ -48,6 +50,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_it_opens_in_little_memory(tmp_path):
     fields = {"image": Field("uint8", (3, 64, 64)), "label": Field("int64")}
     shards = tuple(

@@ -1,9 +1,9 @@
 """Kill a data_prep command at each of its disk changes; running it again must complete the work.
 
-    python crash.py FOLDER REFERENCE < COMMANDS.json
+    python crash.py FOLDER REFERENCE EVERY < COMMANDS.json
 
 The standard input is a JSON list of commands: any set-up commands, then the command to test. Each
-command is a list of words, in which OUT is replaced by FOLDER. For K = 1, 2, … the script removes
+command is a list of words, in which OUT is replaced by FOLDER. For K = 1, 1 + EVERY, … it removes
 FOLDER, runs the set-up commands, and runs the last command in a process that kills itself just
 before its K-th disk change. The script runs the last command again, kills it soon after the start,
 and then runs it to the end. FOLDER must then have the same content as REFERENCE. When the command
@@ -79,11 +79,11 @@ def content(folder: Path) -> dict[str, object]:
     return found | {"index": index, "names": sorted(os.listdir(folder))}
 
 
-def crashes(out: Path, reference: Path, *commands: list[str]) -> int:
+def crashes(out: Path, reference: Path, every: int, *commands: list[str]) -> int:
     """Do what the module says; return the number of disk changes of the last command."""
     *setup, last = [[word.replace("OUT", str(out)) for word in words] for words in commands]
     wanted = content(reference)
-    for kill_at in range(1, 10_000):
+    for kill_at in range(1, 10_000, every):
         shutil.rmtree(out, ignore_errors=True)
         for words in setup:
             assert run(words) == 0, words
@@ -103,4 +103,5 @@ def crashes(out: Path, reference: Path, *commands: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    print(crashes(Path(sys.argv[1]), Path(sys.argv[2]), *json.load(sys.stdin)))
+    folders = Path(sys.argv[1]), Path(sys.argv[2])
+    print(crashes(*folders, int(sys.argv[3]), *json.load(sys.stdin)))

@@ -91,7 +91,7 @@ def test_every_codec(tmp_path, files, data_prep, codec):
     assert index.statistics == Index.load(plain).statistics
 
 
-@pytest.mark.parametrize("codec", ["gzip", "blosc2"])
+@pytest.mark.parametrize("codec", [pytest.param("gzip", marks=pytest.mark.slow), "blosc2"])
 def test_workers_and_parts_write_the_same_bytes(tmp_path, files, data_prep, codec):
     paths, _ = files
     asked = ["--codec", codec, "--shard-size", "600KB", "--chunk", "30KB", "--quiet"]

@@ -131,7 +131,10 @@ def test_a_part_waits_for_one_that_puts_together(tmp_path, reference):
     assert content(out) == reference
 
 
-@pytest.mark.parametrize("again", [[], ["2/3"], ["1/3", "1/3", "3/3"]])
+_SLOW = [pytest.param(again, marks=pytest.mark.slow) for again in ([], ["2/3"])]
+
+
+@pytest.mark.parametrize("again", [*_SLOW, ["1/3", "1/3", "3/3"]])
 def test_all_parts_at_once_some_of_them_twice(tmp_path, data_prep, again):
     """Slurm may requeue a task whose first process still runs on another node."""
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(3000, 20)))

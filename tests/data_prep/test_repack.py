@@ -115,7 +115,13 @@ def test_shards_are_full(tmp_path, repack):
     assert counts == [100] * 10
 
 
-@pytest.mark.parametrize("options", [(), ("--shuffle", "5"), ("--dedup", "exact")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(pytest.param(given, marks=pytest.mark.slow) for given in ((), ("--shuffle", "5"))),
+        ("--dedup", "exact"),
+    ],
+)
 def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, data_prep, options):
     found = []
     for workers in (1, 3):

@@ -42,25 +42,28 @@ SPLIT = ("--split", "train=0.5,val=0.5")
 
 
 @pytest.mark.parametrize(
-    ("setup", "last"),
+    ("setup", "last", "every"),
     [
-        pytest.param([], [*SPLIT], id="new", marks=pytest.mark.slow),
-        pytest.param([[]], [*SPLIT, "--overwrite"], id="replaces"),
+        pytest.param([], [*SPLIT], 1, id="new", marks=pytest.mark.slow),
+        pytest.param([[]], [*SPLIT, "--overwrite"], 5, id="replaces"),
+        pytest.param([[]], [*SPLIT, "--overwrite"], 1, id="replaces-each", marks=pytest.mark.slow),
         pytest.param(
             [],
             [*SPLIT, "--dedup", "exact", "--stratify", "y"],
+            1,
             id="two-passes",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             [[*SPLIT, "--part", "1/2"]],
             [*SPLIT, "--part", "2/2"],
+            1,
             id="last-part",
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, last):
+def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, last, every):
     words = ["arrays", *small, "OUT", *SIZES, "--quiet"]
     whole = [word for word in last if word not in ("--part", "2/2")]
     reference = tmp_path / "reference"
@@ -70,7 +73,7 @@ def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, la
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         done = subprocess.run(
-            [sys.executable, CRASH, Path(folder, "OUT"), reference],
+            [sys.executable, CRASH, Path(folder, "OUT"), reference, str(every)],
             input=json.dumps(commands),
             capture_output=True,
             text=True,

@@ -39,7 +39,11 @@ def contents(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["d.csv", "d.csv.gz", "d.tsv", "d.parquet", "d.feather", "d.arrow"]
+    "name",
+    [
+        *("d.csv", "d.parquet", "d.arrow"),
+        *(pytest.param(f"d.{end}", marks=pytest.mark.slow) for end in ("csv.gz", "tsv", "feather")),
+    ],
 )
 def test_the_digits_from_each_format(data_prep, name):
     images, labels = load_digits(return_X_y=True)

@@ -48,7 +48,7 @@ def test_columns_that_are_converted_together_have_the_same_values():
                     np.testing.assert_array_equal(values, expected[name])
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.csv", pytest.param("a.parquet", marks=pytest.mark.slow)])
 def test_more_columns_than_are_aligned(data_prep, name):
     """A shard of many small datasets is not padded, and is read like any other."""
     count = 1500

@@ -98,7 +98,13 @@ def test_the_standard_library_as_bytes(data_prep):
     assert first["tokens"][0].astype(np.uint8).tobytes() == train[0].encode()[:65]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a.jsonl.zst", "a.parquet"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.jsonl", "a.jsonl.gz")),
+    ],
+)
 def test_the_same_documents_in_each_format(data_prep, name):
     if name == "a.parquet":
         parquet.write_table(pa.table({"id": range(400), "text": TEXTS}), name, row_group_size=90)

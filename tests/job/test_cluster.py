@@ -253,6 +253,7 @@ def test_a_killed_rank_and_one_that_hangs_let_their_job_come_back(
     assert journal_metrics(run) == journal_metrics(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_job_takes_the_nodes_that_are_free(
     train: Train, tmp_path: Path, paced: Paced, no_sbatch: dict[str, str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_bits_per_byte_are_exact(
     assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
 
 
+@pytest.mark.slow  # test_transformer.py looks at the attention
 def test_documents_do_not_see_each_other(corpus: Path, tmp_path: Path) -> None:
     """Windows that span documents give the metrics of documents that are evaluated alone."""
     options = ("train.max_steps=3", "data.windows.documents=true", "task.documents=true")

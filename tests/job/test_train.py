@@ -297,6 +297,7 @@ def test_ranks_save_and_leave_when_torchrun_is_killed(digits: Path, tmp_path: Pa
     assert run_json(run)["attempts"][-1]["reason"] == "SIGTERM"
 
 
+@pytest.mark.slow  # test_cluster.py requeues such a run
 @pytest.mark.usefixtures("store")
 def test_interrupted_run_goes_on_as_the_same_mlflow_run(
     train: Train, digits: Path, tmp_path: Path, paced: Paced

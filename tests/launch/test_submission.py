@@ -440,6 +440,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     cluster.tool("down", **setting)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("strict")
 def test_arrays_keep_to_the_clusters_limits(
     train: Train, tmp_path: Path, strict: dict[str, str]

@@ -130,6 +130,7 @@ def test_scratch_is_one_path_and_a_folder_per_node(tmp_path: Path) -> None:
     assert sorted(cluster.slurm("srun", "-N2", "sh", "-c", program).split()) == ["node1", "node2"]
 
 
+@pytest.mark.slow
 def test_preempted_then_hurried(tmp_path: Path) -> None:
     """A preempted job gets SIGTERM and is requeued, and `hurry` starts it again as restart 1."""
     out = tmp_path / "out"
@@ -180,6 +181,7 @@ def test_a_killed_daemon_is_healed_and_its_job_goes_on() -> None:
         cluster.slurm("scancel", job)
 
 
+@pytest.mark.slow
 def test_a_cut_node_loses_its_job_and_is_healed() -> None:
     job = cluster.sbatch("sleep 600", "--output=/dev/null", "--nodelist=node4", "--no-requeue")
     cluster.wait_for(lambda: cluster.job_state(job) == "RUNNING", 90, "the job starts")

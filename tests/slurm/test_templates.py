@@ -179,6 +179,7 @@ def test_preempted_on_two_nodes_it_comes_back_with_its_frozen_config(
     assert (second["restart_count"], second["state"]) == (1, "finished")
 
 
+@pytest.mark.slow  # test_site_cluster.py submits so, too
 def test_submitted_from_inside_another_job(digits: Path, here: Path) -> None:
     """The inner job does not inherit shape, memory, GPUs, bindings or array of the outer job."""
     spy = script(here / "spy", f'env >"env-${{SLURM_STEP_ID:-batch}}-$SLURM_PROCID"\n{HAND_ON}')
@@ -270,6 +271,7 @@ except urllib.error.HTTPError as error:
 """
 
 
+@pytest.mark.slow
 def test_mlflow_server_serves_other_nodes(digits: Path, empty_store: Path, here: Path) -> None:
     pytest.importorskip("flask_wtf", reason="Flask-WTF (mlflow[auth]) is not installed")
     address = here / "my store" / "server.uri"
@@ -377,6 +379,7 @@ exec /usr/bin/env PATH={path} PYTHONPATH={pythonpath} "$@"
 """
 
 
+@pytest.mark.slow  # a container of a sweep comes back in test_site_cluster.py
 def test_container(digits: Path, here: Path, paced: Paced) -> None:
     log = here.parent / "apptainer.log"
     (here / "my image.sif").write_text("an image")

@@ -111,7 +111,7 @@ def test_a_surrogate_beats_persistence_and_the_linear_map(model: str, tmp_path: 
     run_module("data_prep", "sample", "flow", str(tmp_path / "data" / "flow"), *size)
     small = ["model.widths=[16,32,64]"] if model == "unet" else []
     given = ["experiment=flow", f"model={model}", *small, "train.max_epochs=12"]
-    run_module("hpctrain", *given, "tracking.upload=false", cwd=tmp_path)
+    run_module("hpctrain", *given, "tracking.upload=false", cwd=tmp_path, timeout=1500)
     (run,) = runs(tmp_path / "runs")
     found = {name: value for (name, _), value in journal_metrics(run).items()}
     for name in ("val/relative_l2", "val/spectral_error"):

@@ -188,6 +188,7 @@ def test_killed_training_is_killed_and_its_next_attempt_continues_it(
     assert again["hpctrain.changed.workers"] == "8"
 
 
+@pytest.mark.slow
 def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
     database: Path, tmp_path: Path, train: Start, rows: Rows, tags: Tags
 ) -> None:

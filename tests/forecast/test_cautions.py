@@ -103,7 +103,7 @@ def test_parameters_are_those_of_the_model() -> None:
             counted += 1
         else:
             assert parameter_count(model) is None
-    assert counted == 32 + 4
+    assert counted == 32 + 5
     assert parameter_count({"_target_": "hpctrain.models.Transformer"}) is None
 
 

@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"tracking.samples"},
     "runs": EVERYBODY
     | {"config", "forecast", *("tracking.store", "tracking.journal", "tracking.page.links")}
+    | {"tracking.recorded"}
     | {"checkpoint.manifest", "checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
@@ -53,13 +54,13 @@ ALLOWED: dict[str, set[str]] = {
         "job.afterwards.text_generation",
         "tracking.meta",
     }
-    | {"tracking.left"},
+    | {"tracking.left", "tracking.recorded"},
     "plot": EVERYBODY
     | {"commands.select", "tracking.columns", "tracking.journal", "tracking.samples"},
     "report": EVERYBODY
     | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
     | {"commands.select", "commands.observations", "commands.state"}
-    | {"tracking.journal", "tracking.samples"},
+    | {"tracking.journal", "tracking.samples", "tracking.recorded"},
     "models": {"errors"},
     "tasks": EVERYBODY | {"shards", "data.tokenizer", "data.sources.reader"},
     "parallel": EVERYBODY
@@ -85,6 +86,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
     }
     | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
+    | {"launch.slurm.sbatch", "launch.slurm.script"}
     | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
     "trained": EVERYBODY
     | {"checkpoint", "commands.select", "config", "data", "distributed", "job", "models"}

@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest, Progress
+from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, module_state
 from hpctrain.disk import sync, why_unwritten
@@ -91,6 +92,10 @@ class Checkpointer:
             loaded into these tensors.
         base: The digest of the weights that the adapters of the model (LoRA) belong to. Then its
             frozen parameters are neither saved nor loaded; "" saves the whole model.
+        readers: Who else reads the checkpoints; rank 0 asks it.
+
+    Attributes:
+        readers: The same.
     """
 
     def __init__(
@@ -103,7 +108,9 @@ class Checkpointer:
         keep_every: int | None = None,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
+        readers: Readers | None = None,
     ) -> None:
+        self.readers = readers or Readers()
         self.folder, self.keep, self.ranks = folder, keep, ranks
         self._keep_every, self._average, self._base = keep_every, average, base
         self.model, self.optimizer = model, optimizer
@@ -157,6 +164,7 @@ class Checkpointer:
                     shutil.rmtree(final)
                 temporary.rename(final)
                 sync(self.folder)
+                self.readers.saved()
                 self._remove_old(best)
         except (OSError, dcp.api.CheckpointException) as error:
             reason = str(error).strip().splitlines()[-1]
@@ -300,7 +308,8 @@ class Checkpointer:
         return not local or bool(torch.stack([torch.isfinite(v).all() for v in local]).all())
 
     def _remove_old(self, best: int) -> None:
-        kept = {manifest.newest_healthy(self.folder), self.path(best)}
+        needed = {self.path(step) for step in self.readers.needed()}
+        kept = needed | {manifest.newest_healthy(self.folder), self.path(best)}
         for path in manifest.checkpoints(self.folder)[self.keep :]:
             step = int(path.name.removeprefix("step-"))
             if path in kept or (self._keep_every and step % self._keep_every == 0):

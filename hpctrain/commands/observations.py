@@ -18,7 +18,9 @@ from hpctrain.disk import open_regular, read_json
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.launch.slurm.queue import Ended, Job, ended, queued
 from hpctrain.runs import stop_request
+from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking import recorded
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,9 @@ class Facts:
         record: The content of run.json.
         progress: The content of progress.json, which rank 0 writes every few seconds; may be empty.
         stop_request: Who has asked the run to stop for good, and when; None without a request.
+        evaluated: The last result of an evaluation that was a job of its own; empty without one.
+        unevaluated: The steps of the checkpoints that wait for such a job, or whose jobs have
+            failed.
         held: Whether a process holds the lock of the run, as far as this host can see.
         unanswered: Whether the run was submitted, but `sbatch` has not printed a job id.
         job_id: The job id of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm.
@@ -48,6 +53,8 @@ class Facts:
     record: dict[str, Any] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
     stop_request: dict[str, Any] | None = None
+    evaluated: dict[str, float] = field(default_factory=dict)
+    unevaluated: list[int] = field(default_factory=list)
     held: bool = False
     unanswered: bool = False
     job_id: str = ""
@@ -77,6 +84,10 @@ class Facts:
     @classmethod
     def _of(cls, path: Path, record: dict[str, Any]) -> Facts:
         facts = cls(path, record, _json(path / "progress.json"))
+        if steps := recorded.steps(path):
+            last = recorded.read(path, max(steps))
+            facts.evaluated = {} if last is None else last.metrics
+        facts.unevaluated = [one.step for one in without_result(path)]
         if not facts.is_final:
             submitted = facts.submission.get("time", 0.0)
             facts.stop_request = stop_request.read(path, since=submitted)

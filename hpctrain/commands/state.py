@@ -101,7 +101,11 @@ def eta_s(run: Facts, now: float) -> float | None:
 
 def metric(run: Facts) -> tuple[str, float] | None:
     """Return the name and the last value of the run's main metric; None without one."""
-    values = {**run.progress.get("metrics", {}), **(run.record.get("result") or {})}
+    values = {
+        **run.progress.get("metrics", {}),
+        **(run.record.get("result") or {}),
+        **run.evaluated,
+    }
     names: list[str] = [run.progress.get("metric", ""), "val/accuracy", "val/loss", "train/loss"]
     return next(((name, float(values[name])) for name in names if name in values), None)
 

@@ -98,6 +98,18 @@ class Row:
             return note.problem
         return f"{note.problem}; then `python -m hpctrain sync {self.run.path}` uploads the rest"
 
+    @property
+    def waiting_evaluations(self) -> str:
+        """Which evaluations have no result; "" if none, or while the run itself sees to them."""
+        steps = self.run.unevaluated
+        if not steps or self.state.name == "running":
+            return ""
+        command = f"python -m hpctrain evaluate {self.run.path} --record --step {steps[0]}"
+        return (
+            f"no evaluation yet of step {', '.join(map(str, steps))}: their jobs wait, run or have "
+            f"failed; `{command}` evaluates here"
+        )
+
     def cells(self, metric_name: str = "") -> list[Cell]:
         """Return the cells, one for each of _COLUMNS; the metric without `metric_name`."""
         done, left, took, main_metric = step(self.run), self.eta_s, self.trained_s, metric(self.run)
@@ -121,7 +133,11 @@ class Row:
 
     def facts(self) -> dict[str, Any]:
         """Return the row for --json."""
-        values = {**self.run.progress.get("metrics", {}), **(self.run.record.get("result") or {})}
+        values = {
+            **self.run.progress.get("metrics", {}),
+            **(self.run.record.get("result") or {}),
+            **self.run.evaluated,
+        }
         values.pop("step", None)
         main_metric, found = metric(self.run), best(self.run)
         return {
@@ -137,6 +153,7 @@ class Row:
             "duration_s": self.trained_s,
             "eta_s": self.eta_s,
             "upload_problem": self.upload_problem,
+            "unevaluated": self.run.unevaluated,
             "metric": None if main_metric is None else main_metric[0],
             "best": None if found is None else {"value": found[0], "step": found[1]},
             # JSON has no NaN.
@@ -281,7 +298,11 @@ def _table(rows: list[Row], where: str, width: int, most: int = _ROWS) -> Group:
     table = Table(*(Column(Cell(titles[n]), no_wrap=n != reason, overflow="fold") for n in kept))
     for row in cells:
         table.add_row(*(row[n] for n in kept))
-    problems = [(row.run.name, text) for row in shown if (text := row.upload_problem)]
+    problems = [
+        (row.run.name, text)
+        for row in shown
+        for text in filter(None, (row.upload_problem, row.waiting_evaluations))
+    ]
     lines: list[Text] = [Cell(f"{name}: {text}", "yellow") for name, text in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         lines.append(Text(f"… {len(problems) - _PROBLEMS} more runs have such a problem (--json)"))

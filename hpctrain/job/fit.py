@@ -142,7 +142,10 @@ def _account(run: RunDir, ranks: RankInfo) -> Account:
 def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:
     """Train; out of memory prepares the next attempt, and an error about shapes names the keys."""
     try:
-        return trainer.fit()
+        outcome = trainer.fit()
+        if outcome.finished:
+            trainer.checkpointer.readers.finish()
+        return outcome
     except torch.OutOfMemoryError:
         _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
         raise

@@ -56,6 +56,7 @@ def train_frozen(path: Path) -> int:
         ConfigError: The config does not fit the ranks.
         DataError: The data set is not the one that the run was submitted with.
     """
+    from hpctrain.config.evaluation_job import check_sbatch
     from hpctrain.config.frozen import load
     from hpctrain.config.validate import validate
     from hpctrain.runs.failure import recorded
@@ -69,6 +70,7 @@ def train_frozen(path: Path) -> int:
         validate(config, ranks.world_size)
         # The check opens every shard, so only one rank does it; if it fails, the others end too.
         if ranks.is_main:
+            check_sbatch(config)
             try:
                 digest = check(config, ranks.world_size).data_digest
             except ConfigError as error:  # the config fitted when the run was submitted

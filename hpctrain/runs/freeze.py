@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
+from hpctrain.config import evaluation_job
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.forecast import time_limit
@@ -37,6 +38,7 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     """
     time_limit.pin(config)
     validate(config, world_size)
+    evaluation_job.check(config)
     weights_digest.pin(config)
     if config.tracking.enabled and config.tracking.upload:
         _check_uri(str(config.tracking.uri))

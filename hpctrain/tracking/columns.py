@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.tracking import journal
+from hpctrain.tracking import journal, recorded
 
 
 def read(path: Path) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float64]]:
-    """Read the metrics of a journal, sorted by step and key.
+    """Read the metrics of a run, sorted by step and key: its journal, and recorded evaluations.
 
     Metrics that a resumed attempt has superseded are left out. If a step has a key twice, the later
     value counts.
 
     Args:
-        path: The journal.
+        path: The journal, in its place in the run directory.
 
     Returns:
         The steps, int64 (n,), the keys, text (n,), and the values, float64 (n,).
@@ -44,6 +44,11 @@ def read(path: Path) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float6
             rows_to = rows[end] if end < len(rows) else len(steps)
             if first < end:
                 superseded.append((rows[first], rows_to))
+    for found in recorded.read_all(path.parents[1]):
+        for key, value in found.metrics.items():
+            steps.append(found.step)
+            codes.append(numbers.setdefault(key, len(numbers)))
+            values.append(value)
     kept = np.ones(len(steps), np.bool_)
     for begin, stop in superseded:
         kept[begin:stop] = False

@@ -80,6 +80,8 @@ class Uploaded:
     """Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped."""
     samples: dict[str, int] = dataclasses.field(default_factory=dict)
     """The position in the samples of each node (`hpctrain.monitor`)."""
+    evaluations: list[int] = dataclasses.field(default_factory=list)
+    """The steps of the recorded evaluations (`hpctrain.tracking.recorded`)."""
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""

@@ -27,7 +27,7 @@ from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import exact
-from hpctrain.tracking import journal
+from hpctrain.tracking import journal, recorded
 
 
 def main(argv: list[str]) -> int:
@@ -97,6 +97,7 @@ def branch(
     run.update(
         parent={"run": str(before.path), "uid": record.get("uid"), "step": found.step},
     )
+    _copy_evaluations(before.path, run.path, found.step)
     position = _copy_history(before.path, run.path, int(found.progress["tracker"]))
     _take_over(checkpoint, run.checkpoints / checkpoint.name, found, position)
     return run
@@ -119,6 +120,13 @@ def _take_over(checkpoint: Path, final: Path, found: Manifest, position: int) ->
         temporary.rename(final)
     except OSError as error:
         raise StorageError(f"{final}: cannot be written ({error.strerror})") from error
+
+
+def _copy_evaluations(parent: Path, run: Path, end: int) -> None:
+    """Copy the recorded evaluations of the parent up to a step."""
+    for one in recorded.read_all(parent):
+        if one.step <= end:
+            recorded.copy(parent, run, one.step)
 
 
 def _copy_history(parent: Path, run: Path, end: int) -> int:

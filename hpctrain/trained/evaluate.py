@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,9 @@ from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import exact
+from hpctrain.tracking.uploader_process import run_python_module
+
+_WAIT_S = 60.0  # for the run's own uploader, and for a store that does not answer
 
 
 def main(argv: list[str]) -> int:
@@ -33,7 +37,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--split", metavar="NAME", help="the split (default: data.val_split)")
     parser.add_argument("--data", metavar="PATH", help="the data set (default: that of the run)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="all validation splits of the run; the result belongs to the run, and is in MLflow at "
+        "the step of the checkpoint, as if the training had made it",
+    )
     options = parser.parse_intermixed_args(argv)
+    if options.record:
+        if options.split or options.data or options.ema is not None:
+            raise ConfigError(
+                "--record evaluates as the training would: without --split, --data and --ema"
+            )
+        return _record(options)
     path, checkpoint = chosen(options)
     ranks = RankInfo.from_env()
     run = LoadedRun(path)
@@ -42,6 +58,7 @@ def main(argv: list[str]) -> int:
         options.split,
         data=options.data,
         step=int(checkpoint.name[5:]),
+        ema=options.ema,
         overrides=options.overrides,
     )
     if not ranks.is_main:
@@ -65,6 +82,44 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _record(options: argparse.Namespace) -> int:
+    """Evaluate, record the result, and upload it."""
+    path = _chosen_run(options)
+    run, is_main = LoadedRun(path), RankInfo.from_env().is_main
+    step = options.step
+    if step is None:  # so that all ranks, and the line below, mean the same
+        step = int(chosen_checkpoint(RunDir.open(path), best=options.best).name[5:])
+    values = run.record_evaluation(step, overrides=options.overrides)
+    if not is_main:
+        return 0
+    if options.json:
+        facts = {"run": path.name, "step": step, "metrics": values}
+        print(json.dumps(facts), file=exact())
+    else:
+        print(f"{path.name}, step {step}, recorded:")
+        for name, value in values.items():
+            print(f"  {name:<20} {value:.6g}")
+    tracking = run.config.tracking
+    if tracking.enabled and tracking.upload:
+        _upload(path)
+    return 0
+
+
+def _upload(path: Path) -> None:
+    """Put the result into the store; if that fails, say how it is made up."""
+    module, wait = "hpctrain.tracking.uploading.late_results", f"--wait={_WAIT_S}"
+    try:
+        code, said = run_python_module(module, str(path), wait, cwd=path, timeout=3 * _WAIT_S)
+    except subprocess.TimeoutExpired:
+        code, said = 1, "the store does not answer"
+    if code:
+        print(
+            f"the result is not in MLflow yet ({said}); nothing is lost: "
+            f"`python -m hpctrain sync {path}` uploads it",
+            file=sys.stderr,
+        )
+
+
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose a run's folder and a checkpoint."""
     parser.add_argument(
@@ -74,6 +129,11 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
     )
     parser.add_argument("--best", action="store_true", help="take the best checkpoint")
+    parser.add_argument(
+        "--ema",
+        action=argparse.BooleanOptionalAction,
+        help="take the moving average of the parameters (default: as the training's evaluation)",
+    )
 
 
 def chosen(options: argparse.Namespace) -> tuple[Path, Path]:
@@ -83,10 +143,16 @@ def chosen(options: argparse.Namespace) -> tuple[Path, Path]:
         ConfigError: It names no run, or several, or a word is no KEY=VALUE.
         StorageError: There is no such checkpoint.
     """
+    path = _chosen_run(options)
+    return path, chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
+
+
+def _chosen_run(options: argparse.Namespace) -> Path:
+    """Return the run directory that a command line names; `chosen` tells the errors."""
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: give one run, and KEY=VALUE for what changes")
     paths = select(options.dir, [options.run])
     if len(paths) != 1:
         raise ConfigError(f"{options.run}: {len(paths)} runs; give one")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    return paths[0], chosen_checkpoint(RunDir.open(paths[0]), options.step, best=options.best)
+    return paths[0]

@@ -123,11 +123,8 @@ class Exporter:
         total = 0
         for name, pieces in zip(names, groups, strict=True):
             shown(name)
-            tensors = {piece.name: self._tensor(piece) for piece in pieces}
-            save_file(tensors, folder / name, {"format": "pt"})
-            sync(folder / name)
-            places |= dict.fromkeys(tensors, name)
-            total += sum(value.nbytes for value in tensors.values())
+            total += self._write_file(folder / name, pieces)
+            places |= {piece.name: name for piece in pieces}
         if len(names) > 1:
             index = {"metadata": {"total_size": total}, "weight_map": places}
             _write(folder / f"{stem}.safetensors.index.json", index)
@@ -138,6 +135,13 @@ class Exporter:
             _write(folder / "config.json", layout.config | {"dtype": dtype})
         _write(folder / "hpctrain.json", self._origin())
         return Exported(names, total, layout.kind)
+
+    def _write_file(self, path: Path, pieces: list[Piece]) -> int:
+        """Write one file, and return the bytes of its tensors, which are gone afterwards."""
+        tensors = {piece.name: self._tensor(piece) for piece in pieces}
+        save_file(tensors, path, {"format": "pt"})
+        sync(path)
+        return sum(value.nbytes for value in tensors.values())
 
     def _layout(self) -> Layout:
         if not self._only_adapters:

@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
         options.out,
         options.split,
         step=int(checkpoint.name[5:]),
+        ema=options.ema,
         shard_samples=options.shard_samples,
         overrides=options.overrides,
     )

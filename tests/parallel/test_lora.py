@@ -111,6 +111,77 @@ def test_more_layouts_train_and_resume_as_one_process(tmp_path: Path) -> None:
     check(MORE, tmp_path)
 
 
+def saved_after_two(made: Cell, folder: Path) -> None:
+    training = build(made)
+    training.run(made, 2)
+    saver(training, folder).save(2, {"step": 2})
+
+
+def resumed(made: Cell, folder: Path) -> Result:
+    again = build(made)
+    assert saver(again, folder).load_latest() == {"step": 2}
+    again.seen = 2
+    again.run(made, made.steps - 2)
+    return Result(again.losses, again.norms, whole(again.model))
+
+
+def check_other_numbers_of_ranks(before: str, after: list[str], folder: Path) -> None:
+    """Check that each layout goes on with the adapters of one that had other ranks."""
+    expected = alone()
+    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
+    run_ranks(saved_after_two, cell(before).ranks, cell(before), folder)
+    for name in after:
+        for result in run_ranks(resumed, cell(name).ranks, cell(name), folder):
+            assert max(difference(result, rest)) < TOLERANCE, name
+
+
+def test_other_numbers_of_ranks_go_on_with_the_adapters(tmp_path: Path) -> None:
+    check_other_numbers_of_ranks("zero3", ["single"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["single", "zero3", "tp", "tp, zero3", "pp, tp"])
+def test_every_number_of_ranks_goes_on_with_the_adapters(before: str, tmp_path: Path) -> None:
+    after = ["single", "zero3", "ddp", "tp", "pp", "cp", "tp, zero3", "pp, tp"]
+    check_other_numbers_of_ranks(before, after, tmp_path)
+
+
+EP: dict[str, tuple[int, dict[str, Any]]] = {
+    "ep": (2, {"parallel.ep": 2}),
+    "ep, zero3": (2, ZERO3 | {"parallel.ep": 2}),
+    "ep 2 of 4, zero3": (4, ZERO3 | {"parallel.ep": 2}),
+    "zero3, no ep": (2, ZERO3),
+}
+
+
+def experts(name: str) -> Cell:
+    ranks, keys = (EP | {"single": (1, {})})[name]
+    return Cell("moe", ranks, tuple((LORA | keys).items()))
+
+
+def check_experts(names: list[str], folder: Path) -> None:
+    """Check adapters beside experts, which are frozen and divided; their balance goes on."""
+    (expected,) = run_ranks(train, 1, experts("single"))
+    moved = [name for name in expected.parameters if is_adapter(name)]
+    assert len(moved) == 2 * (3 * 3 + 1 + 2)  # attention, a dense MLP, two shared experts
+    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
+    for size in sorted({EP[name][0] for name in names}):
+        cells = [experts(name) for name in names if EP[name][0] == size]
+        for answer in run_ranks(trained, size, cells, folder / str(size)):
+            for undisturbed, resumed in answer:
+                assert max(difference(undisturbed, expected)) < TOLERANCE
+                assert max(difference(resumed, rest)) < TOLERANCE
+
+
+def test_adapters_beside_divided_experts_train_and_resume_as_one_process(tmp_path: Path) -> None:
+    check_experts(["ep, zero3"], tmp_path)
+
+
+@pytest.mark.slow
+def test_adapters_beside_experts_in_more_layouts(tmp_path: Path) -> None:
+    check_experts(list(EP), tmp_path)
+
+
 def test_the_model_begins_as_it_was_and_only_adapters_are_trained() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
@@ -152,7 +223,6 @@ def test_patterns_that_fit_no_linear_layer(pattern: str, message: str) -> None:
     [
         ({"checkpoint.init_from": None}, "needs checkpoint.init_from: the weights that the"),
         ({"precision.compute": "fp8"}, "with precision.compute=fp8: its layers have no adapters"),
-        ({"parallel.ep": 2}, "train.lora with parallel.ep=2"),
         ({"train.lora.dropout": 0.1, "parallel.tp": 2}, "would draw different masks; use 0"),
         ({"train.lora.match": None, "train.lora.also": ["head"]}, "needs train.lora.match"),
     ],

@@ -10,10 +10,14 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from hpctrain import load_run
+from hpctrain.config.rules.fitting_layout import fit_layout
+from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.afterwards import predictor
+from hpctrain.job.afterwards.loaded import LoadedRun
 from tests import forkserver
 from tests.conftest import Completed, run_json, run_module, runs
 
@@ -31,18 +35,31 @@ def predictions(folder: Path, split: str = "val") -> np.ndarray[Any, Any]:
     return np.concatenate(parts)
 
 
-def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
-    """Return the logits of the whole model on this process, shard by shard."""
+def validation(loaded: LoadedRun, digits: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs of the model and the labels of the validation split."""
     index = json.loads((digits / "index.json").read_text())
-    loaded = load_run(run)
     scale = loaded.config.task.get("scale", 1.0)
-    found = []
+    images, labels = [], []
     for shard in index["shards"]:
         if shard["split"] == "val":
-            with h5py.File(digits / shard["path"]) as file, torch.no_grad():
-                images = torch.from_numpy(file["image"][:]).float() * scale
-                found.append(loaded.model()(images).numpy())
-    return np.concatenate(found)
+            with h5py.File(digits / shard["path"]) as file:
+                images.append(torch.from_numpy(file["image"][:]).float() * scale)
+                labels.append(torch.from_numpy(file["label"][:]).long())
+    return torch.cat(images), torch.cat(labels)
+
+
+def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
+    """Return the logits of the whole model on this process."""
+    loaded = load_run(run)
+    with torch.no_grad():
+        return loaded.model()(validation(loaded, digits)[0]).numpy()  # type: ignore[no-any-return]
+
+
+def loss_of(model: nn.Module, loaded: LoadedRun, digits: Path) -> float:
+    """Return the loss of a whole model on this process, over the validation split."""
+    images, labels = validation(loaded, digits)
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model.eval()(images), labels))
 
 
 def test_an_evaluation_and_predictions_are_those_of_the_training(
@@ -107,3 +124,90 @@ def test_several_ranks_evaluate_and_predict_as_one(
     on_two("predict", run.name, str(digits), "out", "--shard-samples", "100")
     found = predictions(tmp_path / "out")
     np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("trained", "ranks", "used"),
+    [
+        ({"pp": 2, "dp_replicate": 2}, 4, {"dp_shard": 4}),
+        ({"cp": 2}, 2, {"dp_shard": 2}),
+        ({"tp": 2, "pp": 2, "dp_replicate": 1}, 2, {"dp_shard": 1, "tp": 2}),
+        ({"tp": 2}, 3, {"dp_shard": 3}),
+        ({"dp_shard": 4, "dp_replicate": 1, "ep": 4}, 2, {"dp_shard": 2}),
+        ({"dp_replicate": 4}, 3, {"dp_replicate": 3}),
+        ({"dp_replicate": -1}, 3, {"dp_replicate": -1}),  # it fits as it is
+    ],
+)
+def test_the_ranks_that_were_started_decide_the_layout(
+    trained: dict[str, int], ranks: int, used: dict[str, int]
+) -> None:
+    config = Config()
+    for name, degree in trained.items():
+        setattr(config.parallel, name, degree)
+    fit_layout(config, ranks, whole_outputs=True)
+    names = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
+    found = {name: getattr(config.parallel, name) for name in names}
+    assert found == dict.fromkeys(names, 1) | used
+
+
+LM = (
+    *("experiment=stdlib_lm", "model.dim=32", "model.layers=2", "model.heads=4"),
+    *("model.tied=false", "model.vocab_size=300", "data.windows.length=17"),
+    *("train.max_steps=2", "train.global_batch_size=4", "train.log_every=2", "train.eval_every=2"),
+    *("train.sample_prompt=null", "monitor.enabled=false", "tracking=off"),
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "in").mkdir()
+    for i in range(12):
+        (folder / "in" / f"{i}.txt").write_text("".join(f"x{i} = {j * i}\n" for j in range(60)))
+    run_module(
+        *("data_prep", "text", str(folder / "in"), str(folder / "data"), "--quiet"),
+        *("--train-bpe", "300", "--split", "train=0.5,val=0.5"),
+    )
+    return folder / "data"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["pp", "cp", "tp"])
+def test_a_run_of_any_layout_is_predicted_by_any_number_of_ranks(
+    layout: str, text: Path, tmp_path: Path
+) -> None:
+    def launched(ranks: int, *arguments: str) -> Completed:
+        head = ["-m", "hpctrain"]
+        if ranks > 1:
+            head = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *head]
+        done = forkserver.run(
+            *([sys.executable, *head, *arguments],),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    shape = [f"parallel.{layout}=2", "parallel.dp_replicate=1"]
+    shape += ["train.accumulate=2"] if layout == "pp" else []
+    launched(2, *LM, f"data.path={text}", "output_dir=runs", *shape)
+    (run,) = runs(tmp_path / "runs")
+    trained = run_json(run)["result"]
+    found, means = {}, {}
+    for ranks in (1, 2, 3):
+        out = f"out{ranks}"
+        launched(ranks, "predict", run.name, str(text), out, "--shard-samples", "20")
+        found[ranks] = predictions(tmp_path / out)
+        run_module("data_prep", "verify", str(tmp_path / out))
+        said = launched(ranks, "evaluate", run.name, "--json").stdout
+        means[ranks] = json.loads(said.strip().splitlines()[-1])["metrics"]
+    assert found[1].shape[1:] == (16, 300)
+    assert len(found[1]) > 3 * 20
+    # One process has the whole model, and so it is what the others are measured against.
+    for ranks in (2, 3):
+        np.testing.assert_allclose(found[ranks], found[1], rtol=1e-4, atol=1e-5)
+    for measured in means.values():
+        for name, value in measured.items():
+            assert value == pytest.approx(trained[f"val/{name}"], rel=1e-5)

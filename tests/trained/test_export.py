@@ -1,6 +1,9 @@
 """Exported weights: equal to those of the checkpoint, and read back by transformers and peft."""
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -70,6 +73,46 @@ def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Expor
     out.mkdir()
     limit = options.pop("shard_bytes", 10**9)
     return Exporter(config, checkpoint, **options).write(out, limit, lambda name: None)
+
+
+# Prints by how many bytes the process has grown at most.
+MEASURED = """
+import json, pathlib, sys
+from hpctrain.config.schema import Config
+from hpctrain.trained.exporter import Exporter
+
+def memory(name):
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) * 1024
+
+config = Config(model=json.loads(sys.argv[1]))
+exporter = Exporter(config, pathlib.Path(sys.argv[2]))
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = memory("VmRSS")
+exporter.write(pathlib.Path(sys.argv[3]), int(sys.argv[4]), lambda name: None)
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+def test_the_memory_of_an_export_is_that_of_one_file(tmp_path: Path) -> None:
+    node = LLAMA | {"vocab_size": 4096, "dim": 512, "layers": 8, "heads": 8}
+    checkpoints, shard = tmp_path / "run" / "checkpoints", 16 * 10**6
+    run_ranks(save, 2, node, ZERO3, checkpoints, "")
+    (tmp_path / "out").mkdir()
+    words = [json.dumps(node), str(checkpoints / "step-00000001"), str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *words, str(shard)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    files = [path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors")]
+    print(f"{sum(files)} bytes in {len(files)} files: the process has grown by {done.stdout}")
+    assert sum(files) > 100 * 10**6
+    # Beside a file there is what reads one tensor, and what the allocator keeps.
+    assert int(done.stdout) < 2.5 * shard
 
 
 @pytest.mark.parametrize(

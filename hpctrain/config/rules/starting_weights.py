@@ -46,8 +46,6 @@ def _lora(config: Config) -> Iterator[str]:
         return
     if config.precision.compute == "fp8":
         yield "train.lora with precision.compute=fp8: its layers have no adapters; use bf16"
-    if parallel.ep > 1:
-        yield f"train.lora with parallel.ep={parallel.ep}: experts have no adapters; use 1"
     if lora.dropout and parallel.tp > 1:
         yield (
             f"train.lora.dropout={lora.dropout} with parallel.tp={parallel.tp}: the ranks of a "

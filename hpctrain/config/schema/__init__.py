@@ -8,6 +8,7 @@ transforms) takes anything that can be imported.
 
 from hpctrain.config.schema.config import Config
 from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig, WindowsConfig
+from hpctrain.config.schema.evaluation import EvaluationConfig
 from hpctrain.config.schema.launch import LaunchConfig
 from hpctrain.config.schema.monitor import MonitorConfig
 from hpctrain.config.schema.network import NetworkConfig
@@ -34,6 +35,7 @@ __all__ = [
     "DDPConfig",
     "DataConfig",
     "EarlyStoppingConfig",
+    "EvaluationConfig",
     "FSDPConfig",
     "ImagesConfig",
     "LaunchConfig",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.config.schema.data import DataConfig
+from hpctrain.config.schema.evaluation import EvaluationConfig
 from hpctrain.config.schema.key import key, section
 from hpctrain.config.schema.launch import LaunchConfig
 from hpctrain.config.schema.monitor import MonitorConfig
@@ -76,6 +77,7 @@ class Config:
     parallel: ParallelConfig = section(ParallelConfig, identity=False)
     network: NetworkConfig = section(NetworkConfig, identity=False)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
+    evaluation: EvaluationConfig = section(EvaluationConfig, identity=False)
     monitor: MonitorConfig = section(MonitorConfig, identity=False)
     tracking: TrackingConfig = section(TrackingConfig, identity=False)
     notify: NotifyConfig = section(NotifyConfig, identity=False)

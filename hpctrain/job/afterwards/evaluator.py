@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.config.schema import Config
+from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.errors import ConfigError
-from hpctrain.job.afterwards.restored import restored
+from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.tasks import derived
 from hpctrain.training.step import Totals
@@ -33,12 +34,35 @@ def evaluate(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]
     with restored(config, checkpoint, folder) as trained:
         feed = trained.data.evaluation()
         assert feed is not None
-        totals, measured = Totals(), Measured(trained.task, trained.model.mesh)
-        try:
-            for batch in first_in_long_work("the first batch of the evaluation", feed):
-                totals.add(*trained.model.evaluate(measured.task, batch))
-                measured.update()
-        finally:
-            feed.close()
-        totals.reduce(trained.model.mesh)
-        return derived(trained.task, totals.means()) | measured.values()
+        return _means(trained, feed)
+
+
+def evaluate_all(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]:
+    """Return the metrics of all validation splits, by the names that the training gives them.
+
+    All ranks call this together. The arguments and errors are those of `evaluate`.
+    """
+    data = config.data
+    if data.val_split is None and not data.val_splits:
+        raise ConfigError("data.val_split=null: the run has no evaluation")
+    main = [] if data.val_split is None else [("val", data.val_split)]
+    values: dict[str, float] = {}
+    with restored(config, checkpoint, folder) as trained:
+        for prefix, split in main + [(f"val/{name}", name) for name in data.val_splits]:
+            feed = trained.data.evaluation(split)
+            assert feed is not None
+            means = _means(trained, feed)
+            values |= {f"{prefix}/{name}": value for name, value in means.items()}
+    return values
+
+
+def _means(trained: Restored, feed: Feed) -> dict[str, float]:
+    totals, measured = Totals(), Measured(trained.task, trained.model.mesh)
+    try:
+        for batch in first_in_long_work("the first batch of the evaluation", feed):
+            totals.add(*trained.model.evaluate(measured.task, batch))
+            measured.update()
+    finally:
+        feed.close()
+    totals.reduce(trained.model.mesh)
+    return derived(trained.task, totals.means()) | measured.values()

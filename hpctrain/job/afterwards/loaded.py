@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,16 +14,17 @@ from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import journal
+from hpctrain.tracking import journal, recorded
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
 
+log = logging.getLogger(__name__)
 _FREE = ("parallel", "launch", "network")
 
 
@@ -110,6 +112,7 @@ class LoadedRun:
         data: str | None = None,
         step: int | None = None,
         best: bool = False,
+        ema: bool | None = None,
         overrides: Sequence[str] = (),
     ) -> dict[str, float]:
         """Evaluate a checkpoint as the training does; all ranks that were started call it together.
@@ -119,6 +122,8 @@ class LoadedRun:
             data: The folder or URL of the data set; None means that of the run.
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
+            ema: Whether to take the moving average of the parameters (`train.ema`); None does as
+                the training (`train.ema_evaluation`).
             overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
 
         Returns:
@@ -131,10 +136,52 @@ class LoadedRun:
         """
         from hpctrain.job.afterwards.evaluator import evaluate
 
-        config = self._config_for(overrides, data, split)
+        config = self._config_for(overrides, data, split, ema=ema)
         checkpoint = chosen_checkpoint(self._run, step, best=best)
         self.find_code()
         return evaluate(config, checkpoint, self.meeting_folder())
+
+    def record_evaluation(
+        self, step: int | None = None, *, best: bool = False, overrides: Sequence[str] = ()
+    ) -> dict[str, float]:
+        """Evaluate a checkpoint on all validation splits, and let the result belong to the run.
+
+        It is in `metrics` and in MLflow at the step of the checkpoint, as if the training had made
+        it (`val/NAME`). A checkpoint has one result: the first one counts. All ranks that were
+        started call this together.
+
+        Args:
+            step: The step of the checkpoint. None means the newest one that is intact.
+            best: Take the best checkpoint in place of `step`.
+            overrides: As `evaluate`; those of `evaluation.overrides` come first.
+
+        Returns:
+            The result that counts; on other ranks than 0 that of this evaluation.
+
+        Raises:
+            ConfigError: As `evaluate`.
+            DataError: As `evaluate`.
+            StorageError: The checkpoint is missing or damaged, or the result cannot be written.
+        """
+        from hpctrain.checkpoint.weight_files import WeightFiles
+        from hpctrain.distributed.ranks import RankInfo
+        from hpctrain.job.afterwards.evaluator import evaluate_all
+
+        if step is not None and (known := recorded.read(self.path, step)) is not None:
+            return known.metrics
+        own = self.config.evaluation.overrides.items()
+        resources = [f"{key}={value}" for key, value in own]
+        config = self._config_for([*resources, *overrides], None, None)
+        checkpoint = chosen_checkpoint(self._run, step, best=best)
+        self.find_code()
+        values = evaluate_all(config, checkpoint, self.meeting_folder())
+        if not RankInfo.from_env().is_main:
+            return values
+        digest = WeightFiles(checkpoint, None).digest()
+        try:
+            return recorded.record(self.path, int(checkpoint.name[5:]), values, digest).metrics
+        except OSError as error:
+            raise StorageError(f"{self.path}: the result cannot be written ({error})") from error
 
     def predict(
         self,
@@ -144,6 +191,7 @@ class LoadedRun:
         *,
         step: int | None = None,
         best: bool = False,
+        ema: bool | None = None,
         shard_samples: int = 65536,
         overrides: Sequence[str] = (),
     ) -> Path:
@@ -157,6 +205,7 @@ class LoadedRun:
             split: The split; None means `data.val_split` of the run.
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
+            ema: As `evaluate`.
             shard_samples: The samples of a shard, about.
             overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
 
@@ -172,7 +221,7 @@ class LoadedRun:
         from hpctrain.data.places.origin import load_index
         from hpctrain.job.afterwards.predictor import predict
 
-        config = self._config_for(overrides, data, split)
+        config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)
         if config.data.val_split is None:
             raise ConfigError("data.val_split=null: give a split")
         checkpoint = chosen_checkpoint(self._run, step, best=best)
@@ -181,14 +230,29 @@ class LoadedRun:
             "checkpoint": WeightFiles(checkpoint, None).digest(),
             "data": load_index(config.data.path).digest,
             "split": config.data.val_split,
+            "ema": config.train.ema is not None and config.train.ema_evaluation,
         }
         self.find_code()
         folder = Path(os.path.abspath(out))
         predict(config, checkpoint, self.meeting_folder(), folder, facts, shard_samples)
         return folder
 
-    def _config_for(self, overrides: Sequence[str], data: str | None, split: str | None) -> Config:
-        """Return the config with another data set and layout; the result is not changed."""
+    def _config_for(
+        self,
+        overrides: Sequence[str],
+        data: str | None,
+        split: str | None,
+        *,
+        ema: bool | None = None,
+        whole_outputs: bool = False,
+    ) -> Config:
+        """Return the config with another data set and layout; the result is not changed.
+
+        The layout is that of the training, unless it does not fit; see `fit_layout`.
+        """
+        from hpctrain.config.rules.fitting_layout import fit_layout
+        from hpctrain.distributed.ranks import RankInfo
+
         free = tuple(f"{name}." for name in changeable())
         if wrong := [o for o in overrides if not f"{o.partition('=')[0]}.".startswith(free)]:
             raise ConfigError(
@@ -196,6 +260,15 @@ class LoadedRun:
                 "the like change here"
             )
         config = load(self._run.config_file, overrides)
+        if not any(text.startswith("parallel.") for text in overrides):
+            ranks = RankInfo.from_env()
+            changed = fit_layout(config, ranks.world_size, whole_outputs=whole_outputs)
+            if changed and ranks.is_main:
+                log.warning("%s", changed)
+        if ema and config.train.ema is None:
+            raise ConfigError("ema: the run has no average of its parameters (train.ema)")
+        if ema is not None:
+            config.train.ema_evaluation = ema
         if data is not None:
             config.data.path = data if "://" in data else os.path.abspath(data)
         if split is not None:

@@ -61,8 +61,8 @@ def predict(
     if config.parallel.pp > 1 or config.parallel.cp > 1:
         raise ConfigError(
             f"predict with parallel.pp={config.parallel.pp} and parallel.cp={config.parallel.cp}: "
-            "no rank has whole outputs; give parallel.pp=1 parallel.cp=1 (a checkpoint of any "
-            "layout fits)"
+            "no rank has whole outputs; leave them out, and the ranks are data parallel (a "
+            "checkpoint of any layout fits)"
         )
     with restored(config, checkpoint, folder, divided_loss=False) as trained:
         if not isinstance(trained.task, SplitTask):

@@ -17,8 +17,8 @@ from hpctrain.checkpoint.matching import renames
 from hpctrain.checkpoint.starting_point import restore, restore_average, start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import WeightFiles
-from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.fitting_layout import fit_batch
 from hpctrain.config.schema import Config
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
@@ -85,7 +85,7 @@ def restored(
             f"{error}\nThe run was trained in another layout; a checkpoint fits any: give one for "
             "these ranks, such as parallel.tp=1 parallel.pp=1"
         ) from error
-    _fit_batch(config, degrees)
+    fit_batch(config, degrees)
     with process_group(
         ranks,
         config.parallel,
@@ -107,19 +107,6 @@ def restored(
         data = DataBuilder(config, ranks, mesh, device, make)
         yield Restored(model, task, data, config, ranks, device)
         del model
-
-
-def _fit_batch(config: Config, degrees: Degrees) -> None:
-    """Let the batch be one that these ranks can divide, in place."""
-    train = config.train
-    config.parallel.weights = None
-    train.micro_batch_size = None
-    if degrees.pp == 1:
-        train.accumulate = 1
-    unit = degrees.dp * train.accumulate
-    train.global_batch_size = -(-train.global_batch_size // unit) * unit
-    if wrong := list(batch_sizes.problems(config, degrees)):
-        raise ConfigError("\n".join(wrong))
 
 
 def _load(config: Config, checkpoint: Path, model: ParallelModel) -> None:

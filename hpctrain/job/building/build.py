@@ -14,6 +14,7 @@ from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import Asked
 from hpctrain.config.schema import CheckpointConfig, Config, EarlyStoppingConfig, TrainConfig
+from hpctrain.data.feed import Feed
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
@@ -25,6 +26,7 @@ from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import build_schedule
 from hpctrain.job.building.build_utilisation import build_utilisation
 from hpctrain.job.building.effective import Effective
+from hpctrain.job.building.evaluation_jobs import EvaluationJobs
 from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
@@ -78,8 +80,7 @@ def build(
     data = DataBuilder(config, ranks, mesh, device, make)
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     with long_work("preparing the data"):
-        loader, evaluation = data.training(), data.evaluation()
-        others = {name: data.evaluation(name) for name in config.data.val_splits}
+        loader, evaluation, others = _feeds(config, data)
     sizes = BatchSizes.of(config, mesh.degrees)
     effective = Effective.of(config, loader.steps_per_epoch, sizes)
     if ranks.is_main:
@@ -106,6 +107,7 @@ def build(
         keep_every=config.checkpoint.keep_every,
         average=average.tensors,
         base=adapted_base(config),
+        readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,
     )
     # The last step of a run is evaluated in any case.
     timed = config.train.eval_every_s is not None
@@ -126,7 +128,7 @@ def build(
         schedule=build_schedule(config.scheduler, effective),
         loader=loader,
         evaluation=evaluation,
-        other_evaluations={name: feed for name, feed in others.items() if feed is not None},
+        other_evaluations=others,
         checkpointer=checkpointer,
         tracker=tracker,
         display=_display(config.metric, run, ranks),
@@ -163,6 +165,15 @@ def _facts(model: ParallelModel, device: torch.device) -> dict[str, Any]:
     if model.mesh.degrees.pp == 1:
         facts["parameters"] = sum(p.numel() for p in model.module.parameters())
     return facts
+
+
+def _feeds(config: Config, data: DataBuilder) -> tuple[Feed, Feed | None, dict[str, Feed]]:
+    """Return the feeds of the training, of its evaluation, and of those of more splits by name."""
+    if config.evaluation.job:
+        return data.training(), None, {}
+    loader, evaluation = data.training(), data.evaluation()
+    others = {name: data.evaluation(name) for name in config.data.val_splits}
+    return loader, evaluation, {name: feed for name, feed in others.items() if feed is not None}
 
 
 def _patience(stopping: EarlyStoppingConfig) -> Improvement:

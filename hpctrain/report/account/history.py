@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.tracking import recorded
 from hpctrain.tracking.journal import Record, journal_path, read_all
 
 # What a record of other types than ours raises; it is left out like a damaged line.
@@ -101,6 +102,11 @@ class History:
         except OSError:
             pass
         raw.finish(history)
+        for evaluated in recorded.read_all(run_dir):
+            for name, value in evaluated.metrics.items():
+                series = history.metrics.setdefault(name, Series())
+                series.values.append(value)
+                series.steps.append(evaluated.step)
         return history
 
     def series(self, name: str) -> Series:

@@ -23,6 +23,7 @@ from hpctrain.tracking.journal import Record, decode, journal_path, read, read_a
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.uploader_process import Process
+from hpctrain.tracking.uploading.evaluation_metrics import EvaluationMetrics
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
 from hpctrain.tracking.uploading.publish import KINDS, publish
 from hpctrain.tracking.uploading.system_metrics import SystemMetrics
@@ -65,6 +66,7 @@ class Upload:
         self._run: MlflowRun | None = None
         self._batch: list[Point] = []
         self._system = SystemMetrics(run_dir)
+        self._evaluations = EvaluationMetrics(run_dir)
         self._nodes = Nodes(run_dir)
         self.position = 0
         self.ended = False
@@ -119,7 +121,8 @@ class Upload:
     def _drain(self) -> int:
         self._batch = []  # what a call that was interrupted has left is after `position`
         end = self.scan()
-        if end == self.position and self._run and not self._system.is_new:
+        beside = self._system.is_new or self._evaluations.is_new
+        if end == self.position and self._run and not beside:
             return 0
         meta = self._read_meta()
         if meta.parent_uid != self._meta.parent_uid:  # a sweep has adopted the run
@@ -134,7 +137,7 @@ class Upload:
                 self._log_other(run, record)
                 self.position = record.end
         self._flush(run, end)
-        self.points += self._system.upload(run, end)
+        self.points += self._system.upload(run, end) + self._evaluations.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
         self._write_uploaded(run.run_id)
@@ -159,7 +162,8 @@ class Upload:
                 if body["kind"] in KINDS:
                     publish(run, self.run_dir, body)
                 tags |= self._tags(record)
-        missing += [p for p in self._system.all_points() if stored(p) not in present]
+        for source in (self._system, self._evaluations):
+            missing += [p for p in source.all_points() if stored(p) not in present]
         for begin in range(0, len(missing), BATCH):
             run.log_points(missing[begin : begin + BATCH], self.position)
         self.points += len(missing)
@@ -188,6 +192,12 @@ class Upload:
                 self._run = MlflowRun(self._meta, start, self._pause)
             self.position = self._run.position
             self._system.begin(self._run.tags)
+            note = Uploaded.read(self.run_dir)
+            known = note is not None and (note.uri, note.run_id) == (
+                self._meta.uri,
+                self._run.run_id,
+            )
+            self._evaluations.begin(note.evaluations if note is not None and known else ())
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
@@ -288,8 +298,12 @@ class Upload:
     def _write_uploaded(self, run_id: str, problem: str = "") -> None:
         uri, uid, parent = self._meta.uri, self._meta.uid, self._meta.parent_uid
         experiment_id = self._run.experiment_id if self._run else ""
-        sampled = self._system.positions
-        note = Uploaded(uri, uid, experiment_id, run_id, self.position, parent, problem, sampled)
+        evaluated = sorted(self._evaluations.uploaded)
+        note = Uploaded(
+            *(uri, uid, experiment_id, run_id, self.position, parent, problem),
+            samples=self._system.positions,
+            evaluations=evaluated,
+        )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0
 

@@ -1,0 +1,156 @@
+"""`evaluation.job=true`: each checkpoint is evaluated by a Slurm job of its own.
+
+    save ── asked.json ── a thread of rank 0 ── sbatch ── evaluate RUN --step N --record
+                               ↑                               └── evaluations/recorded/step-N.json
+                               └── at each save: jobs that ended without a result, again
+
+The training never waits for a job. A checkpoint is kept until its result is there. What an attempt
+could not submit, because it was killed, the next one does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+from hpctrain.checkpoint.manifest import checkpoints, is_healthy
+from hpctrain.checkpoint.readers import Readers
+from hpctrain.config.evaluation_job import job_config
+from hpctrain.config.schema import Config
+from hpctrain.errors import HpctrainError
+from hpctrain.launch.slurm import sbatch
+from hpctrain.launch.slurm.queue import me, queued
+from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.runs.asked_evaluations import Asked, asked, without_result
+from hpctrain.runs.code.snapshot import Snapshot
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking import recorded
+
+log = logging.getLogger(__name__)
+_TRIES = 3
+_LONGEST_END_S = 120.0  # for the last submission of a run that has finished
+
+
+class EvaluationJobs(Readers):
+    """Asks for the evaluations of a run; only rank 0 has one.
+
+    Args:
+        config: The frozen config of the run.
+        run: Its directory.
+    """
+
+    def __init__(self, config: Config, run: RunDir) -> None:
+        self._run, self._most = run, config.evaluation.most_waiting
+        self._config = job_config(config)
+        self._config.name = f"eval-{config.name}"[:64]
+        self._wake, self._finishing = threading.Event(), False
+        self._told = ""
+        self._thread = threading.Thread(target=self._work, name="evaluation-jobs", daemon=True)
+        self._thread.start()
+        self.saved()  # what the attempt before has left
+
+    def saved(self) -> None:
+        """Ask for the evaluation of the checkpoints that have none; the thread submits the jobs."""
+        self._ask()
+        self._wake.set()
+
+    def needed(self) -> Collection[int]:
+        """Return the steps of the checkpoints that wait for their evaluation."""
+        return {one.step for one in without_result(self._run.path) if not one.given_up}
+
+    def finish(self) -> None:
+        """Ask for the last checkpoint, whatever waits, and wait until its job is submitted."""
+        self._ask(last=True)
+        self._finishing = True
+        self._wake.set()
+        self._thread.join(_LONGEST_END_S)
+        if self._thread.is_alive():
+            log.warning("Slurm does not answer; %s", self._cure())
+        elif waiting := self.needed():
+            steps = ", ".join(map(str, sorted(waiting)))
+            log.info("the evaluations of step %s go on in jobs of their own", steps)
+
+    def _ask(self, *, last: bool = False) -> None:
+        """Note the checkpoints to evaluate, the oldest first, as far as there is room."""
+        every = asked(self._run.path)
+        done = recorded.steps(self._run.path) | {one.step for one in every}
+        room = self._most - len(self.needed())
+        steps = [int(path.name[5:]) for path in checkpoints(self._run.checkpoints)]
+        for step in sorted(steps):
+            path = self._run.checkpoints / f"step-{step:08d}"
+            if step in done or not is_healthy(path):
+                continue
+            if room > 0 or (last and step == max(steps)):
+                Asked.of(self._run.path, step).write()
+                room -= 1
+            elif step == max(steps):
+                log.warning(
+                    "step %d is not evaluated yet: %d checkpoints wait for their evaluations "
+                    "(evaluation.most_waiting)",
+                    *(step, self._most),
+                )
+
+    def _work(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            finishing = self._finishing
+            try:
+                self._submit_missing()
+                self._told = ""
+            except (HpctrainError, OSError) as error:
+                if str(error) != self._told:
+                    self._told = str(error)
+                    log.warning("an evaluation is not submitted: %s; %s", error, self._cure())
+            if finishing:
+                return
+
+    def _submit_missing(self) -> None:
+        """Submit a job for each evaluation that has neither a result nor a job in the queue."""
+        for one in asked(self._run.path):
+            if recorded.read(self._run.path, one.step) is not None:
+                one.remove()
+        waiting = [one for one in without_result(self._run.path) if not one.given_up]
+        queue = queued([me()]) if any(one.tries for one in waiting) else {}
+        for one in waiting:
+            if (str(one.script), 0) in queue:
+                continue
+            # It may have left the queue after the results were read, because it is done.
+            if recorded.read(self._run.path, one.step) is not None:
+                continue
+            if one.tries == _TRIES or not self._checkpoint(one).is_dir():
+                dataclasses.replace(one, given_up=True).write()
+                log.error(
+                    "step %d has no evaluation after %d jobs, see %s; %s",
+                    *(one.step, one.tries, one.folder, self._cure(one.step)),
+                )
+                continue
+            self._submit(one)
+
+    def _submit(self, one: Asked) -> None:
+        one = dataclasses.replace(one, tries=one.tries + 1, job_id=None).write()
+        code = self._run.read().get("code")
+        kept = Snapshot.load(self._run.path.parent / "code" / str(code)) if code else None
+        text = sbatch_script(
+            self._config,
+            one.folder,
+            1,
+            pythonpath=kept.pythonpath if kept else (),
+            command=f"evaluate --record --step {one.step}",
+        )
+        (one.folder / "batch").mkdir(exist_ok=True)
+        (one.folder / "tasks").write_text(f"{self._run.path}\n")
+        one.script.write_text(text)
+        job_id = sbatch.sbatch(one.script, self._config)
+        dataclasses.replace(one, job_id=job_id).write()
+        log.info("job %s evaluates the checkpoint of step %d", job_id, one.step)
+
+    def _checkpoint(self, one: Asked) -> Path:
+        return self._run.checkpoints / f"step-{one.step:08d}"
+
+    def _cure(self, step: int | None = None) -> str:
+        which = "N" if step is None else step
+        return f"`python -m hpctrain evaluate {self._run.path} --record --step {which}` makes it up"

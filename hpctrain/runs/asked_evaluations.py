@@ -1,0 +1,86 @@
+"""The evaluations that a run has asked for: `evaluations/jobs/step-00000200/` in its directory.
+
+    asked.json   {"step": 200, "tries": 1, "job_id": "123", "given_up": false}
+    job.sh       the batch script; the scheduler knows the job by its path
+    batch/       what the batch script has printed
+
+Only rank 0 of the training writes here. The result is elsewhere (`hpctrain.tracking.recorded`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.disk import read_json, write_atomically
+from hpctrain.tracking import recorded
+
+_FILE = "asked.json"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One evaluation that was asked for.
+
+    Attributes:
+        folder: The folder of its job.
+        step: The global step of the checkpoint.
+        tries: How often a job was submitted.
+        job_id: The job id of the last one; None if it is not known.
+        given_up: Whether no further job is submitted.
+    """
+
+    folder: Path
+    step: int
+    tries: int = 0
+    job_id: str | None = None
+    given_up: bool = False
+
+    @classmethod
+    def of(cls, run_dir: Path, step: int) -> Asked:
+        """Return a new one, which is not written yet."""
+        return cls(_folder(run_dir) / f"step-{step:08d}", step)
+
+    @property
+    def script(self) -> Path:
+        """The path of the batch script."""
+        return self.folder / "job.sh"
+
+    def write(self) -> Asked:
+        """Write the file, and return the same."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        body = dataclasses.asdict(self)
+        del body["folder"]
+        write_atomically(self.folder / _FILE, json.dumps(body) + "\n")
+        return self
+
+    def remove(self) -> None:
+        """Remove the folder, as clusters limit the number of files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def asked(run_dir: Path) -> list[Asked]:
+    """Return the evaluations that were asked for, with a result or not, in order of their steps."""
+    found = []
+    for path in sorted(_folder(run_dir).glob(f"step-*/{_FILE}")):
+        try:
+            body = read_json(path)
+            known = (int(body["step"]), int(body["tries"]), body["job_id"], bool(body["given_up"]))
+        except (OSError, ValueError, TypeError, LookupError):
+            continue
+        found.append(Asked(path.parent, *known))
+    return found
+
+
+def without_result(run_dir: Path) -> list[Asked]:
+    """Return those that have no result: they wait, run, or have failed."""
+    every = asked(run_dir)
+    done = recorded.steps(run_dir) if every else set()
+    return [one for one in every if one.step not in done]
+
+
+def _folder(run_dir: Path) -> Path:
+    return run_dir / "evaluations" / "jobs"

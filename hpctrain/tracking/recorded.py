@@ -1,0 +1,102 @@
+"""Results of evaluations that are jobs of their own: `evaluations/recorded/step-00000200.json`.
+
+    {"step": 200, "time": 1.7e9, "metrics": {"val/loss": 0.31}, "checkpoint": "xxh3_128:…"}
+
+A file is created whole, once, and never changes: the first result of a checkpoint counts, however
+often it is evaluated. So the run's journal keeps its single writer, and a result that is uploaded
+twice is the same point in MLflow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from hpctrain import disk
+from hpctrain.tracking.journal import decode, encode
+
+_NAME = re.compile(r"step-(\d{8,18})\.json")
+
+
+class Recorded(NamedTuple):
+    """The result of one evaluation.
+
+    Attributes:
+        step: The global step of the checkpoint.
+        time: When it was evaluated, in seconds since the epoch.
+        metrics: The values by the names that the training's own evaluation gives them.
+    """
+
+    step: int
+    time: float
+    metrics: dict[str, float]
+
+
+def record(run_dir: Path, step: int, metrics: Mapping[str, float], checkpoint: str) -> Recorded:
+    """Write the result of a checkpoint, unless it has one; return the one that counts.
+
+    Args:
+        run_dir: The run directory.
+        step: The global step of the checkpoint.
+        metrics: The values by name.
+        checkpoint: The digest of the checkpoint.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = _path(run_dir, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = {name: encode(value) for name, value in metrics.items()}
+    body = {"step": step, "time": round(time.time(), 3), "metrics": values}
+    text = json.dumps(body | {"checkpoint": checkpoint}, indent=1) + "\n"
+    if not disk.create(path, text) and not path.exists():  # a file system without hard links
+        disk.write_atomically(path, text)
+    found = _read(path)
+    if found is None:
+        raise OSError(f"{path} is damaged")
+    return found
+
+
+def copy(source: Path, target: Path, step: int) -> None:
+    """Copy the result of a checkpoint from one run directory to another one, as it is."""
+    path = _path(target, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.write_atomically(path, _path(source, step).read_text())
+
+
+def steps(run_dir: Path) -> set[int]:
+    """Return the steps of the checkpoints that have a result."""
+    names = (path.name for path in _folder(run_dir).glob("step-*.json"))
+    return {int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
+
+
+def read(run_dir: Path, step: int) -> Recorded | None:
+    """Return the result of a checkpoint; None if there is none."""
+    return _read(_path(run_dir, step))
+
+
+def read_all(run_dir: Path) -> list[Recorded]:
+    """Return all results, in the order of their steps; a damaged file is left out."""
+    found = (read(run_dir, step) for step in sorted(steps(run_dir)))
+    return [each for each in found if each is not None]
+
+
+def _folder(run_dir: Path) -> Path:
+    return run_dir / "evaluations" / "recorded"
+
+
+def _path(run_dir: Path, step: int) -> Path:
+    return _folder(run_dir) / f"step-{step:08d}.json"
+
+
+def _read(path: Path) -> Recorded | None:
+    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+        body = disk.read_json(path)
+        values = {str(name): decode(value) for name, value in body["metrics"].items()}
+        return Recorded(int(body["step"]), float(body["time"]), values)
+    return None

@@ -1,0 +1,61 @@
+"""Results of evaluations that are jobs of their own: in the run's MLflow run, exactly once."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpctrain.tracking import JournalTracker, columns, recorded
+from hpctrain.tracking.journal import journal_path
+from hpctrain.tracking.left import is_uploaded
+from hpctrain.tracking.meta import Meta
+
+Rows = Callable[..., list[tuple[Any, ...]]]
+
+# The second upload knows nothing of the first one, as after a kill before its note was written.
+CARRY = """
+import pathlib, sys
+from hpctrain.tracking.uploading.late_results import carry
+run = pathlib.Path(sys.argv[1])
+assert carry(run, 30)
+(run / "journal" / "uploaded.json").unlink()
+assert carry(run, 30)
+"""
+
+
+def test_results_after_the_end_of_a_run_are_stored_once(
+    database: Path, tmp_path: Path, rows: Rows
+) -> None:
+    run = tmp_path / "r"
+    tracker = JournalTracker(
+        run, uri=f"sqlite:///{database}", experiment="exp", run_name="n", uid="r", upload=False
+    )
+    tracker.start({}, {})
+    tracker.log_metrics({"train/loss": 1.0}, 20)
+    tracker.finish("FINISHED")
+    first = recorded.record(run, 20, {"val/loss": 0.5, "val/odd": float("nan")}, "xxh3_128:a")
+    # The same checkpoint is evaluated again: the first result counts.
+    again = recorded.record(run, 20, {"val/loss": 0.6}, "xxh3_128:a")
+    assert (again.time, again.metrics["val/loss"]) == (first.time, 0.5)
+    recorded.record(run, 10, {"val/loss": 0.7}, "xxh3_128:b")
+    (run / "evaluations" / "recorded" / ".step-00000030.json.host.1").write_text("{")  # unfinished
+    assert recorded.steps(run) == {10, 20}
+    assert not is_uploaded(run, Meta.read(run))
+    done = subprocess.run([sys.executable, "-c", CARRY, str(run)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert is_uploaded(run, Meta.read(run))
+    assert sorted(rows("SELECT key, step, value FROM metrics WHERE key != 'val/odd'")) == [
+        ("train/loss", 20, 1.0),
+        ("val/loss", 10, 0.7),
+        ("val/loss", 20, 0.5),
+    ]
+    assert rows("SELECT step, is_nan FROM metrics WHERE key = 'val/odd'") == [(20, 1)]
+    # A run is FINISHED, whatever arrives later.
+    assert rows("SELECT status FROM runs") == [("FINISHED",)]
+    assert json.loads((run / "journal" / "uploaded.json").read_text())["evaluations"] == [10, 20]
+    steps, keys, values = columns.read(journal_path(run))
+    found = {(key, int(step)): value for step, key, value in zip(steps, keys, values, strict=True)}
+    assert found["val/loss", 10] == 0.7
+    assert found["train/loss", 20] == 1.0

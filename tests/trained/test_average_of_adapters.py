@@ -1,0 +1,144 @@
+"""The moving average of adapters: it is right in checkpoints, evaluations and exported weights."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hpctrain import load_run
+from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.checkpoint.weight_files import WeightFiles
+from hpctrain.errors import ConfigError
+from hpctrain.models import MLP
+from hpctrain.models.lora import is_adapter
+from hpctrain.trained.export import main as export
+from tests import forkserver
+from tests.conftest import Completed, run_module, runs
+from tests.trained.test_evaluate import loss_of, predictions
+
+Train = Callable[..., Completed]
+DECAY = 0.6
+QUICK = (
+    "monitor.enabled=false",
+    "tracking=off",
+    "train.max_steps=4",
+    "optimizer.lr=1e-2",
+    "scheduler.warmup_steps=0",
+)
+
+
+def stored(checkpoint: Path, part: str = "model") -> dict[str, torch.Tensor]:
+    """Return the adapters of a part of a checkpoint."""
+    weights = open_weights(WeightFiles(checkpoint, None), part)
+    found = {n: torch.empty(shape) for n, shape in weights.shapes.items() if is_adapter(n)}
+    weights.load(found)
+    return found
+
+
+def adapted_run(train: Train, tmp_path: Path, *keys: str) -> Path:
+    """Return a run of adapters with an average, which has the checkpoints of all four steps."""
+    torch.manual_seed(1)
+    (tmp_path / "base").mkdir()
+    save_file(MLP(64, [256, 256], 10).state_dict(), tmp_path / "base" / "model.safetensors")
+    lora = "train.lora={match: '[13]', rank: 4, alpha: 8}"
+    train(
+        *(*QUICK, lora, f"checkpoint.init_from={tmp_path}/base", f"train.ema={DECAY}"),
+        *("checkpoint.every_steps=1", "checkpoint.keep=4", *keys),
+    )
+    (run,) = runs(tmp_path / "runs")
+    return run
+
+
+def test_the_average_of_adapters(train: Train, digits: Path, tmp_path: Path) -> None:
+    run = adapted_run(train, tmp_path)
+    steps = [run / "checkpoints" / f"step-{n:08d}" for n in (1, 2, 3, 4)]
+    average = stored(steps[0], "ema")
+    assert len(average) == 4
+    for checkpoint in steps[1:]:
+        own = stored(checkpoint)
+        average = {n: DECAY * value + (1 - DECAY) * own[n] for n, value in average.items()}
+        found = stored(checkpoint, "ema")
+        for name, value in average.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+    loaded = load_run(run)
+    averaged, last = loaded.model(ema=True), loaded.model()
+    for name, value in average.items():
+        torch.testing.assert_close(averaged.get_parameter(name).data, value, rtol=1e-5, atol=1e-7)
+        assert not torch.equal(averaged.get_parameter(name), last.get_parameter(name))
+    # The average is what the training evaluates, unless it is asked for the last values.
+    expected = {True: loss_of(averaged, loaded, digits), False: loss_of(last, loaded, digits)}
+    assert abs(expected[True] - expected[False]) > 1e-3
+    assert loaded.result["val/loss"] == pytest.approx(expected[True], rel=1e-5)
+    for ema, value in expected.items():
+        assert loaded.evaluate(ema=ema)["loss"] == pytest.approx(value, rel=1e-5)
+    assert loaded.evaluate()["loss"] == pytest.approx(expected[True], rel=1e-5)
+    # Exported adapters are the average, and so is what is merged.
+    export([str(run), str(tmp_path / "adapters"), "--ema"])
+    written = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    for name, value in average.items():
+        exported = written[f"base_model.model.{name}.weight"]
+        torch.testing.assert_close(exported, value, rtol=1e-5, atol=1e-7)
+    export([str(run), str(tmp_path / "merged"), "--ema", "--merge"])
+    merged = MLP(64, [256, 256], 10)
+    merged.load_state_dict(load_file(tmp_path / "merged" / "model.safetensors"))
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(merged.eval()(x), averaged.eval()(x))
+    loaded.config.train.ema = None
+    (run / "config.yaml").write_text(
+        (run / "config.yaml").read_text().replace(f"ema: {DECAY}", "ema: null")
+    )
+    with pytest.raises(ConfigError, match="the run has no average"):
+        load_run(run).evaluate(ema=True)
+
+
+@pytest.mark.slow
+def test_adapters_of_two_ranks_are_used_by_any_number(
+    train: Train, digits: Path, tmp_path: Path
+) -> None:
+    def launched(ranks: int, *arguments: str) -> str:
+        head = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "hpctrain"]
+        done = forkserver.run(
+            *([sys.executable, *head, *arguments],),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(done.stdout)
+
+    torch.manual_seed(1)
+    (tmp_path / "base").mkdir()
+    save_file(MLP(64, [256, 256], 10).state_dict(), tmp_path / "base" / "model.safetensors")
+    given = [
+        *("experiment=digits", f"data.path={digits}", "output_dir=runs", *QUICK),
+        *("train.lora={match: '[13]', rank: 4, alpha: 8}", "checkpoint.init_from=base"),
+        *(f"train.ema={DECAY}", "parallel=zero3"),
+    ]
+    launched(2, *given)
+    (run,) = runs(tmp_path / "runs")
+    loaded = load_run(run)
+    values: dict[int, Any] = {}
+    for ranks in (1, 3, 4):
+        said = launched(ranks, "evaluate", run.name, "--json")
+        values[ranks] = json.loads(said.strip().splitlines()[-1])["metrics"]["loss"]
+        launched(ranks, "predict", run.name, str(digits), f"out{ranks}")
+        assert values[ranks] == pytest.approx(loaded.result["val/loss"], rel=1e-5)
+        np.testing.assert_allclose(
+            *(predictions(tmp_path / f"out{ranks}"), predictions(tmp_path / "out1")),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+    whole = loss_of(loaded.model(ema=True), loaded, digits)
+    assert values[1] == pytest.approx(whole, rel=1e-5)
+    # Their merged weights are a start for another run, on one rank.
+    run_module("hpctrain", "export", str(run), str(tmp_path / "merged"), "--merge", "--ema")
+    train(*QUICK, f"checkpoint.init_from={tmp_path}/merged", "train.max_steps=1", "optimizer.lr=0")
+    (other,) = set(runs(tmp_path / "runs")) - {run}
+    assert load_run(other).result["val/loss"] == pytest.approx(whole, rel=1e-5)

@@ -1,0 +1,132 @@
+"""`evaluation.job=true`: each checkpoint is evaluated by a job of its own."""
+
+import json
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain import load_run
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.runs.freeze import check
+from hpctrain.tracking import recorded
+from tests import cluster
+from tests.cluster import Paced
+from tests.conftest import Completed, run_json, run_module, runs
+
+Train = Callable[..., Completed]
+
+
+def config(digits: Path, tmp_path: Path, **evaluation: Any) -> Config:
+    made = Config()
+    sizes = {"in_features": 64, "hidden": [8], "out_features": 10}
+    made.model = {"_target_": "hpctrain.models.MLP", **sizes}
+    made.task = {"_target_": "hpctrain.tasks.Classification"}
+    made.data.path, made.output_dir, made.train.max_steps = str(digits), str(tmp_path), 4
+    made.evaluation.job = True
+    for name, value in evaluation.items():
+        setattr(made.evaluation, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda c: setattr(c.checkpoint, "best", "val/loss"), r"checkpoint.best=val/loss with eva"),
+        (lambda c: setattr(c.train.early_stopping, "metric", "val/loss"), "use train/NAME, or"),
+        (lambda c: setattr(c.data, "val_split", None), "there is nothing to evaluate"),
+        (
+            lambda c: vars(c.site.container).update(runtime="apptainer", image="docker://torch"),
+            "a container has no sbatch",
+        ),
+        (lambda c: c.evaluation.overrides.update({"optimizer.lr": 1}), "would evaluate something"),
+        (lambda c: c.evaluation.overrides.update({"launch.nods": 1}), "did you mean launch.nodes"),
+        (lambda c: c.evaluation.overrides.update({"launch.nodes": "x"}), "launch.nodes"),
+        (lambda c: c.evaluation.overrides.update({"parallel.tp": 3}), "the job is not possible: "),
+        (lambda c: None, "sbatch is not on the PATH"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    change: Callable[[Config], Any],
+    problem: str,
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = config(digits, tmp_path, overrides={})
+    change(made)
+    with pytest.raises(ConfigError, match=problem):
+        check(made, 1)
+
+
+def test_the_result_of_a_checkpoint_belongs_to_the_run(train: Train, tmp_path: Path) -> None:
+    train("train.max_steps=4", "checkpoint.every_steps=2", "monitor.enabled=false", "tracking=off")
+    (run,) = runs(tmp_path / "runs")
+    loaded = load_run(run)
+    values = loaded.record_evaluation(2)
+    assert values == {f"val/{name}": v for name, v in loaded.evaluate(step=2).items()}
+    # Again, though the checkpoint may be gone then.
+    before = recorded.read(run, 2)
+    assert loaded.record_evaluation(2) == values
+    assert recorded.read(run, 2) == before
+    found = loaded.metrics
+    assert dict(found[found["step"] == 2][["key", "value"]].values) == values
+
+
+def stored(folder: Path) -> list[tuple[str, int, float]]:
+    with closing(sqlite3.connect(folder / "mlflow.db", timeout=30)) as store:
+        asked = "SELECT key, step, value FROM metrics WHERE key LIKE 'val/%' ORDER BY key, step"
+        return store.execute(asked).fetchall()
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.usefixtures("empty_queue", "store")
+def test_jobs_evaluate_the_checkpoints_of_a_run(train: Train, tmp_path: Path, paced: Paced) -> None:
+    common = ("train.max_steps=40", "train.log_every=20", "monitor.enabled=false", paced.task)
+    folder = tmp_path / "runs"
+    train(
+        *("-m", *common, "checkpoint.every_steps=10", "tracking.drain_s=60"),
+        *("launch.nodes=2", "evaluation.job=true", "evaluation.overrides={launch.nodes: 1}"),
+    )
+    (run,) = runs(folder)
+    # The first job is cancelled by hand: it leaves no result, and the run submits another one.
+    first = run / "evaluations" / "jobs" / "step-00000010" / "asked.json"
+    asked = cluster.wait_for(lambda: first.exists() and json.loads(first.read_text()), 180, "a job")
+    while asked["job_id"] is None:
+        time.sleep(0.1)
+        asked = json.loads(first.read_text())
+    subprocess.run(["scancel", asked["job_id"]], check=True)
+    cluster.wait_for(lambda: f"{asked['job_id']}_0" not in cluster.queue(), 120, "its end")
+    cancelled = recorded.read(run, 10) is None
+    paced.go()
+    cluster.wait_for_end(cluster.job_ids(folder))
+    cluster.wait_for(lambda: not cluster.queue(), 300, "the end of the evaluations")
+    assert run_json(run)["state"] == "finished"
+    # The cancelled one was made up for by the run itself.
+    assert json.loads(first.read_text())["tries"] == 1 + cancelled
+    # All checkpoints were kept until they were evaluated, though only two are kept otherwise.
+    assert recorded.steps(run) == {10, 20, 30, 40}
+    run_module("hpctrain", "evaluate", str(run), "--record", "--step", "40")
+    # The same training, on one process, with evaluations of its own.
+    other = tmp_path / "other"
+    train(*common, "train.eval_every=10", "tracking.upload=false", f"output_dir={other}")
+    (alone,) = runs(other)
+    expected = load_run(alone).metrics
+    expected = expected[expected["key"].str.startswith("val/")]
+    found = stored(folder)
+    assert [(key, step) for key, step, _ in found] == [
+        (row.key, row.step)
+        for row in expected.sort_values(["key", "step"]).itertuples()
+        if row.key != "val/samples_per_s"
+    ]
+    values = {(row.key, row.step): row.value for row in expected.itertuples()}
+    for key, step, value in found:
+        assert value == pytest.approx(values[key, step], rel=1e-3, abs=0.006)

@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "shards": EVERYBODY,
     "data": EVERYBODY | {"shards"},
     "tracking": EVERYBODY,
+    "trackers": EVERYBODY | {"tracking"},
     "monitor": EVERYBODY
     | {
         "config.schema",
@@ -37,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "launch": EVERYBODY
     | {"config", "runs", "forecast"}
     | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"}
-    | {"tracking.page.links"},
+    | {"tracking.page.links", "tracking.refusal"},
     "doctor": EVERYBODY
     | {"config", "runs", "launch", "distributed", "data", "monitor", "tracking.store"}
     | {"tracking.server", "shards.ragged", "hardware"},
@@ -85,7 +86,7 @@ ALLOWED: dict[str, set[str]] = {
         "parallel",
         "runs",
     }
-    | {"tasks", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
+    | {"tasks", "trackers", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
     | {"launch.slurm.sbatch", "launch.slurm.script"}
     | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
     "trained": EVERYBODY

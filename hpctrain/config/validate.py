@@ -46,7 +46,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
     """
     problems = [
         *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
-        *(*starting_weights.problems(config), *_hardware(config), *_notify(config)),
+        *(*starting_weights.problems(config), *_hardware(config), *_tracking(config)),
     ]
     # With wrong values the rules between keys would report confusing problems.
     problems = problems or list(
@@ -113,7 +113,9 @@ def _targets(config: Config) -> Iterator[str]:
         f"data.{key}": getattr(config.data, key) or []
         for key in ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms")
     }
-    for key, nodes in (lists | {"hooks": config.hooks}).items():
+    for key, nodes in (
+        lists | {"hooks": config.hooks, "tracking.also": config.tracking.also}
+    ).items():
         for i, node in enumerate(nodes):
             advice = (
                 "it must be package.module.Class, or package.module.function and _partial_: true"
@@ -215,6 +217,17 @@ def _secrets(config: Config) -> Iterator[str]:
                 f"{key}={secrets.mask(text)} holds a password or token, which would be written to "
                 "files: export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
             )
+
+
+def _tracking(config: Config) -> Iterator[str]:
+    tracking = config.tracking
+    for key, on in (("enabled", tracking.enabled), ("upload", tracking.upload)):
+        if tracking.required and not on:
+            yield (
+                f"tracking.required=true with tracking.{key}=false: nothing would be sent to the "
+                "store that it requires"
+            )
+    yield from _notify(config)
 
 
 def _notify(config: Config) -> Iterator[str]:

@@ -22,12 +22,14 @@ from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError, NodeError
 from hpctrain.job import run_page
+from hpctrain.job.building.build_trackers import other_trackers
 from hpctrain.job.environment import changes, environment
 from hpctrain.job.requeue import may_requeue, requeue_from_rank
 from hpctrain.runs import failure, lost_checkpoints, stop_request
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.swept import label
+from hpctrain.trackers.several import SeveralTrackers
 from hpctrain.tracking.alerts.settings import Settings, remove, variable_of
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.training.trainer import Outcome
@@ -170,19 +172,24 @@ class Attempt(NoAttempt):
         if not tracking.enabled:
             return NullTracker()
         self._arm_alerts()
+        others = other_trackers(tracking.also)
         known = self._run.read()
-        sweep = known.get("sweep", {})
-        return JournalTracker(
+        sweep, uid = known.get("sweep", {}), known["uid"]
+        name = " ".join(filter(None, (self._run.name, label(known.get("swept", [])))))
+        journal = JournalTracker(
             self._run.path,
             uri=str(tracking.uri),
             experiment=tracking.experiment,
-            run_name=" ".join(filter(None, (self._run.name, label(known.get("swept", []))))),
-            uid=known["uid"],
+            run_name=name,
+            uid=uid,
             parent_uid=sweep.get("uid"),
             parent_name=sweep.get("name"),
             upload=tracking.upload,
             drain=tracking.drain_s,
         )
+        if not others:
+            return journal
+        return SeveralTrackers(journal, others, self._run.path, name, uid)
 
     def _arm_alerts(self) -> None:
         """Tell the uploader and `sync` what people want to know; see `tracking.alerts`."""

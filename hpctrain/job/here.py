@@ -145,7 +145,8 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
     if ranks.is_main and config.tracking.enabled and config.tracking.upload:
         from hpctrain.tracking.store import initialise
 
-        initialise(str(config.tracking.uri), config.tracking.experiment)
+        tracking = config.tracking
+        initialise(str(tracking.uri), tracking.experiment, tracking.required)
     # Collections take a third of the time of the import: torch makes many objects and drops few.
     # Later collections leave them out.
     gc.disable()

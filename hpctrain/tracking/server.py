@@ -3,7 +3,6 @@
 import base64
 import http.client
 import json
-import logging
 import os
 import ssl
 import urllib.error
@@ -11,30 +10,23 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from hpctrain.errors import TrackingError
-
-log = logging.getLogger(__name__)
+from hpctrain.tracking.refusal import RefusedError, deleted
 
 _TIMEOUT = 3.0
 
 
-def initialise(uri: str, experiment: str) -> bool:
-    """Do what `store.initialise` does, for a server."""
-    try:
-        if experiment_id(uri, experiment) is None:
-            status, body = _rest(uri, "experiments/create", {"name": experiment})
-            # Another process may have created it meanwhile.
-            if status != 200 and body.get("error_code") != "RESOURCE_ALREADY_EXISTS":
-                raise _refused(uri, status, body)
-    except OSError as error:
-        log.warning(
-            "tracking.uri=%s does not answer now (%s): metrics stay in the run's journal, and the "
-            "uploader or `python -m hpctrain sync` carries them over once it does",
-            uri,
-            error,
-        )
-        return False
-    return True
+def initialise(uri: str, experiment: str) -> None:
+    """Create the experiment on a server, unless it exists.
+
+    Raises:
+        OSError: The server does not answer now.
+        RefusedError: The experiment was deleted, or the server answers with an error.
+    """
+    if experiment_id(uri, experiment) is None:
+        status, body = _rest(uri, "experiments/create", {"name": experiment})
+        # Another process may have created it meanwhile.
+        if status != 200 and body.get("error_code") != "RESOURCE_ALREADY_EXISTS":
+            raise _refused(uri, status, body)
 
 
 def experiment_id(uri: str, experiment: str) -> str | None:
@@ -42,15 +34,13 @@ def experiment_id(uri: str, experiment: str) -> str | None:
 
     Raises:
         OSError: The server does not answer now.
-        TrackingError: The experiment was deleted, or the server answers with an error.
+        RefusedError: The experiment was deleted, or the server answers with an error.
     """
     query = urllib.parse.urlencode({"experiment_name": experiment})
     status, body = _rest(uri, f"experiments/get-by-name?{query}")
     if status == 200:
         if body["experiment"].get("lifecycle_stage", "active") != "active":
-            raise TrackingError(
-                f"tracking.experiment={experiment} was deleted on {uri}: restore it"
-            )
+            raise deleted(uri, experiment, str(body["experiment"].get("experiment_id", "")))
         return str(body["experiment"].get("experiment_id", ""))
     if body.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
         return None
@@ -61,13 +51,13 @@ def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
     message = body.get("message", "not an MLflow server's answer")
     if status in (401, 403):
         message = (
-            f"it refuses the {'user and password' if _authorization() else 'lack of a password'}; "
+            f"it refuses {_given()}; "
             "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
             "MLFLOW_TRACKING_TOKEN), which jobs inherit; slurm/mlflow-server.sbatch writes them "
             "into server.env"
         )
     # A gateway answers 5xx while the server is down. Other errors do not go away by waiting.
-    kind = OSError if status >= 500 else TrackingError
+    kind = OSError if status >= 500 else RefusedError
     return kind(f"tracking.uri={uri}: HTTP {status}: {message}")
 
 
@@ -120,6 +110,12 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
         if following is not None and not same and not to_tls:
             following.remove_header("Authorization")
         return following
+
+
+def _given() -> str:
+    header = _authorization().get("Authorization", "")
+    kinds = {"Basic": "the user and password", "Bearer": "the token (MLFLOW_TRACKING_TOKEN)"}
+    return kinds.get(header.partition(" ")[0], "the lack of a password")
 
 
 def _authorization() -> dict[str, str]:

@@ -12,6 +12,7 @@ all of them would migrate its schema and most would fail.
 Every process imports this module and few need HTTP, so `server` is imported inside functions.
 """
 
+import logging
 import os
 import re
 import signal
@@ -24,7 +25,10 @@ from pathlib import Path
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock, patience
 from hpctrain.secrets import mask
+from hpctrain.tracking.refusal import OfflineError, RefusedError, deleted
 from hpctrain.tracking.uploader_process import run_python_module
+
+log = logging.getLogger(__name__)
 
 # SQLite needs locks and memory maps that are consistent between hosts. These do not promise that.
 _NETWORK_FILE_SYSTEMS = re.compile(
@@ -127,7 +131,7 @@ def experiment_id(uri: str, experiment: str) -> str | None:
         None if the store or the experiment does not exist, or the store does not answer.
 
     Raises:
-        TrackingError: On the server the experiment is deleted, or the server refuses to answer.
+        RefusedError: The experiment is deleted, or the server refuses to answer.
     """
     if is_server(uri):
         from hpctrain.tracking import server
@@ -139,13 +143,17 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     path = sqlite_path(uri)
     if not path.is_file():
         return None
-    query = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
+    query = "SELECT experiment_id, lifecycle_stage FROM experiments WHERE name = ?"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             row = database.execute(query, (experiment,)).fetchone()
     except sqlite3.Error:
         return None
-    return None if row is None else str(row[0])
+    if row is None:
+        return None
+    if row[1] != "active":
+        raise deleted(uri, experiment, str(row[0]))
+    return str(row[0])
 
 
 def is_made(path: Path) -> bool:
@@ -179,23 +187,53 @@ def is_made(path: Path) -> bool:
     return bool(names)
 
 
-def initialise(uri: str, experiment: str) -> bool:
+def initialise(uri: str, experiment: str, required: bool = False) -> bool:
     """Create the store and the experiment unless they exist. Many processes may call it at once.
 
+    Args:
+        uri: The store.
+        experiment: The name of the experiment.
+        required: Whether a store that does not take the run is an error (`tracking.required`).
+
     Returns:
-        True if the store is ready. False if it is a server that does not answer now. This is no
-        error: the journal keeps everything until the server answers.
+        True if the store is ready. False if it does not take the run now: then a warning says why,
+        and the journal keeps everything until it does.
 
     Raises:
         TrackingError: The store is unusable.
+        OfflineError: With `required`, the server does not answer.
+        RefusedError: With `required`, it refuses the password or token, or the experiment was
+            deleted.
     """
     check_uri(uri)
-    if is_server(uri):
-        from hpctrain.tracking import server
+    try:
+        if is_server(uri):
+            from hpctrain.tracking import server
 
-        return server.initialise(uri, experiment)
-    if is_ready(uri, experiment):
-        return True
+            server.initialise(uri, experiment)
+        elif not is_ready(uri, experiment):
+            _create_sqlite(uri, experiment)
+    except RefusedError as error:
+        if required:
+            raise RefusedError(f"{error} (tracking.required=true)") from error
+        log.warning("%s. %s", error, _KEPT)
+        return False
+    except OSError as error:
+        problem = f"tracking.uri={uri} does not answer now ({error})"
+        if required:
+            raise OfflineError(f"{problem}, and tracking.required=true") from error
+        log.warning("%s. %s", problem, _KEPT)
+        return False
+    return True
+
+
+_KEPT = (
+    "Metrics stay in the run's journal; the uploader or `python -m hpctrain sync` carries them "
+    "over once the store takes them"
+)
+
+
+def _create_sqlite(uri: str, experiment: str) -> None:
     path = sqlite_path(uri).absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +247,6 @@ def initialise(uri: str, experiment: str) -> bool:
         raise TrackingError(_not_ours(uri, path, error)) from error
     except OSError as error:
         raise TrackingError(f"tracking.uri={uri}: {error}") from error
-    return True
 
 
 def _not_ours(uri: str, path: Path, error: PermissionError) -> str:

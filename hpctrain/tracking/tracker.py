@@ -23,6 +23,7 @@ from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal, encode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
+from hpctrain.tracking.page.mlflow_names import Renamed
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.child_uploader import ChildUploader
@@ -193,6 +194,7 @@ class JournalTracker:
         self._finished = False
         self._rewound = False
         self._logged = False
+        self._renamed = Renamed()
         self._journal = Journal(self._run_dir)
         self.attempt = self._journal.attempt
         meta = Meta(self._uri, experiment, run_name, uid, parent_uid, parent_name)
@@ -221,7 +223,7 @@ class JournalTracker:
         If a later attempt records another value, MLflow keeps the first one, and the new one is
         the tag `hpctrain.changed.KEY`.
         """
-        self._journal.append("params", params=_public(flatten(params)))
+        self._journal.append("params", params=public(flatten(params)))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record the metrics of a step, with one write and no fsync.
@@ -232,12 +234,19 @@ class JournalTracker:
         if not self._rewound:
             self.rewind(0)
         self._logged = True
+        if not self._renamed.known.keys() >= metrics.keys():
+            self._say_renamed(metrics)
         values = {key: encode(value) for key, value in metrics.items()}
         self._journal.append("metrics", step=int(step), metrics=values)
 
+    def _say_renamed(self, metrics: Mapping[str, float]) -> None:
+        if told := self._renamed.look(metrics):
+            log.warning("MLflow does not take these names of metrics: %s", ", ".join(told))
+            self.log_tags({"hpctrain.renamed": self._renamed.text()})
+
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Record tags, without the secrets in them."""
-        self._journal.append("tags", tags=_public(tags))
+        self._journal.append("tags", tags=public(tags))
 
     def log_dataset(self, facts: Mapping[str, Any]) -> None:
         """Record a data set that the run reads.
@@ -341,7 +350,7 @@ class JournalTracker:
         self._uploader.wait()
 
 
-def _public(values: Mapping[str, Any]) -> dict[str, str]:
+def public(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the values as text, without the secrets in them: others can read the store."""
     known = secrets.known()
     return {

@@ -132,6 +132,7 @@ class ProgressFile:
             "doing": self._doing,
             "steps_per_s": (step - first) / (now - since) if step > first else None,
             "metric": self._metric,
+            "better": better(self._metric),
             "metrics": self._metrics,
             "best": self._best,  # of the metric, with its step; None while there is none
         }

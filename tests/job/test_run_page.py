@@ -12,7 +12,7 @@ import pytest
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.environment import changes
-from hpctrain.job.run_page import tags
+from hpctrain.job.run_page import plots, tags
 from hpctrain.runs import failure
 from hpctrain.runs.run_dir import RunDir
 from tests import forkserver
@@ -56,6 +56,14 @@ def test_the_description_tells_how_to_go_on(tmp_path: Path) -> None:
     found = tags(run, alone, {})
     assert f"python -m hpctrain resume '{run.path}'" in found["mlflow.note.content"]
     assert found["hpctrain.job_id"] == "7_1 8_1"
+
+
+def test_plots_beside_a_data_set_are_found(tmp_path: Path) -> None:
+    for name in ("b.html", "a.png", "index.json", "c.png"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "c.png").write_bytes(b"x" * (9 << 20))  # too large for a page
+    assert plots(str(tmp_path)) == [tmp_path / "a.png", tmp_path / "b.html"]
+    assert plots("s3://bucket/data") == []
 
 
 def test_changes_of_the_environment() -> None:

@@ -17,6 +17,7 @@ import pytest
 from hpctrain.tracking import JournalTracker, samples
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.page import links, nodes
+from hpctrain.tracking.page.cause import with_cause
 from hpctrain.tracking.page.images import save_image
 
 Rows = Callable[..., list[tuple[Any, ...]]]
@@ -100,7 +101,9 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     )
     assert (name, digest, context) == ("digits", "822cf840a8c8b40511f9a01daef9d30b", "training")
     tags = dict(rows("SELECT key, value FROM tags"))
-    assert tags["mlflow.note.content"] == "how to go on, ${oc.env:MY_API_KEY}"
+    note = tags["mlflow.note.content"]
+    assert note.splitlines()[1] == "**Failed**: OSError: it"
+    assert note.endswith("\n\nhow to go on, ${oc.env:MY_API_KEY}")
     assert tags["hpctrain.reason"] == "OSError: it"
     assert tags["hpctrain.node.n01"] == "kernel=6.1, driver=570"
     assert tags["hpctrain.nodes_differ"] == "driver: 570 on n01, 550 on n02"
@@ -132,6 +135,17 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
         "step": 20, "path": where, "bytes": 5, "digest": "xxh3_128:ab", "healthy": True,
     }  # fmt: skip
     assert links.known_pages(run) is not None
+
+
+def test_the_cause_of_an_end_is_above_what_people_write() -> None:
+    first = with_cause("mine", "FAILED", "it | is\nbad")
+    assert "**Failed**: it | is bad\n" in first
+    assert first.endswith("\n\nmine")
+    second = with_cause(f"over it\n{first}", "KILLED", "node lost")
+    assert second.count("**") == 2
+    assert second.endswith("over it\nmine")
+    assert with_cause(first, "RUNNING", "") == "mine"
+    assert with_cause("", "FAILED", "it") == "", "somebody has removed the description"
 
 
 def test_a_repeated_image_replaces_itself(tmp_path: Path) -> None:

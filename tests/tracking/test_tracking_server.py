@@ -5,11 +5,8 @@ import math
 import os
 import random
 import re
-import signal
-import socket
 import sqlite3
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,58 +20,12 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import initialise, is_ready
 from hpctrain.tracking.uploading.client import nature
-
-
-class Server:
-    """A server that can be killed and started again on the same port."""
-
-    def __init__(self, database: Path) -> None:
-        self.database = database
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        command = [
-            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1",
-            "--port", str(self.port), "--workers", "1",
-            "--backend-store-uri", f"sqlite:///{self.database}",
-        ]  # fmt: skip
-        self.process = subprocess.Popen(
-            command,
-            cwd=self.database.parent,
-            # As slurm/mlflow-server.sbatch: the processes for jobs would import mlflow, each again.
-            env={
-                **os.environ,
-                "MLFLOW_DISABLE_TELEMETRY": "true",
-                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + 90
-        while True:
-            assert time.monotonic() < deadline
-            assert self.process.poll() is None
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
-                    return
-            except OSError:
-                time.sleep(0.1)
-
-    def kill(self) -> None:
-        # The workers of the server are in the same session.
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+from tests.tracking.mlflow_server import MlflowServer
 
 
 @pytest.fixture
-def server(database: Path) -> Iterator[Server]:
-    server = Server(database)
+def server(database: Path) -> Iterator[MlflowServer]:
+    server = MlflowServer(database.parent, database)
     server.start()
     try:
         server.wait()
@@ -86,7 +37,7 @@ def server(database: Path) -> Iterator[Server]:
 
 @pytest.mark.slow
 def test_eight_runs_with_sensors_while_the_server_is_killed_at_random(
-    server: Server,
+    server: MlflowServer,
     tmp_path: Path,
     train: Callable[..., subprocess.Popen[str]],
     sync: Callable[..., subprocess.CompletedProcess[str]],
@@ -121,7 +72,8 @@ def test_eight_runs_with_sensors_while_the_server_is_killed_at_random(
 
 @pytest.mark.slow
 def test_a_server_killed_in_the_middle_loses_nothing(
-    server: Server,
+    server: MlflowServer,
+    database: Path,
     tmp_path: Path,
     train: Callable[..., subprocess.Popen[str]],
     sync: Callable[..., subprocess.CompletedProcess[str]],
@@ -140,7 +92,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     )  # fmt: skip
 
     def count() -> int:
-        with closing(sqlite3.connect(server.database, timeout=30)) as connection:
+        with closing(sqlite3.connect(database, timeout=30)) as connection:
             return int(connection.execute("SELECT count(*) FROM metrics").fetchone()[0])
 
     deadline = time.monotonic() + 60
@@ -194,4 +146,4 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     (identity,) = rows("SELECT experiment_id FROM experiments WHERE name = 'new'")[0]
     post("experiments/delete", experiment_id=str(identity))
     with pytest.raises(TrackingError, match="was deleted"):
-        initialise(server.uri, "new")
+        initialise(server.uri, "new", required=True)

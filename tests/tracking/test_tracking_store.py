@@ -14,8 +14,10 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri, uploader_process
+from hpctrain.tracking.refusal import OfflineError, RefusedError
 from hpctrain.tracking.store import beside, file_system
 from hpctrain.tracking.uploading.client import explain
+from tests.tracking.token_proxy import TOKEN, TokenProxy
 
 MOUNTS = r"""
 /dev/sda1 / ext4 rw 0 0
@@ -190,3 +192,34 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
         assert initialise(uri, "exp") is False
         # MLflow alone would try for minutes.
         assert time.perf_counter() - begin < 60
+    with pytest.raises(OfflineError, match=r"does not answer now .* tracking.required=true"):
+        initialise(uri, "exp", required=True)
+
+
+def test_a_wrong_token_and_a_deleted_experiment_are_errors_only_if_the_store_is_required(
+    database: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TokenProxy(target=9) as proxy:
+        for given, refused in (
+            (None, "the lack of a password"),
+            ("wrong-token", "the token (MLFLOW_TRACKING_TOKEN)"),
+        ):
+            if given:
+                monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", given)
+            assert initialise(proxy.uri, "exp") is False
+            assert f"HTTP 401: it refuses {refused}; export MLFLOW_" in caplog.text
+            with pytest.raises(RefusedError, match="HTTP 401: it refuses"):
+                initialise(proxy.uri, "exp", required=True)
+        # With the right one it comes to the server behind, which is down.
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+        with pytest.raises(OfflineError, match="HTTP 502"):
+            initialise(proxy.uri, "exp", required=True)
+    uri = f"sqlite:///{database}"
+    assert initialise(uri, "exp", required=True)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'exp'")
+    assert initialise(uri, "exp") is False
+    cure = f"MLFLOW_TRACKING_URI={uri} mlflow experiments restore --experiment-id 2"
+    assert cure in caplog.text
+    with pytest.raises(RefusedError, match=re.escape(cure)):
+        initialise(uri, "exp", required=True)

@@ -8,6 +8,7 @@ import re
 import signal
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -71,8 +72,16 @@ def test_a_run_from_start_to_end(
         "Größe=1": "ü" * 10,
         "k" * 300: "long key",
     }
+    # What a monitor writes, with or without a GPU.
+    writer = samples.Writer(samples.folder(tmp_path / "r") / "n01.jsonl")
+    for number in range(5):
+        writer.write(begin + number, metrics={"gpu_0_power_usage_watts": 70.0 + number})
+    writer.close()
     process = train(tmp_path / "r", database, begin=0, end=150, metrics=metrics, params=params)
-    assert output(process) == "FINISHED\n"
+    renamed = "acc@1 (%) is acc_1 ___", "a//b/ is a/b"
+    assert output(process) == (
+        f"WARNING MLflow does not take these names of metrics: {', '.join(renamed)}\nFINISHED\n"
+    )
     assert process.returncode == 0
 
     run = tags("r")
@@ -80,12 +89,17 @@ def test_a_run_from_start_to_end(
     assert run["who"] == "test"
     assert run["hpctrain.reason"] == "all steps done"
     assert run["hpctrain.job.attempt"] == "1"
+    assert run["hpctrain.renamed"] == "; ".join(renamed)
+    power = "system/n01/gpu_0_power_usage_watts"
+    assert rows("SELECT value FROM metrics WHERE key = ? ORDER BY step", power) == [
+        (70.0 + number,) for number in range(5)
+    ]
     assert int(run["hpctrain.cursor"]) == journal_path(tmp_path / "r").stat().st_size
     ((started, ended, name),) = rows("SELECT start_time, end_time, name FROM runs")
     assert name == "r"
     assert begin - 1 <= started / 1000 <= ended / 1000 <= time.time()
 
-    assert rows("SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics") == [(900, 900)]
+    assert rows("SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics") == [(905, 905)]
     assert rows("SELECT value FROM metrics WHERE key = 'loss' ORDER BY step") == [
         (1 / (step + 1),) for step in range(150)
     ]
@@ -95,6 +109,7 @@ def test_a_run_from_start_to_end(
     ]
     kept = {k: (v, bool(n)) for k, v, n in rows("SELECT key, value, is_nan FROM latest_metrics")}
     assert kept.pop("loss")
+    assert kept.pop(power) == (74, False)
     assert kept == {
         "nan": (0, True),
         "inf": (LARGEST, False),
@@ -192,6 +207,10 @@ def test_killed_training_is_killed_and_its_next_attempt_continues_it(
 def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
     database: Path, tmp_path: Path, train: Start, rows: Rows, tags: Tags
 ) -> None:
+    for uid, value in (("one", 0.5), ("two", 0.75)):
+        facts = {"swept": [f"optimizer.lr={value}"], "sweep": {"runs": "3"}}
+        shown = {"metric": "val/acc", "better": "higher", "metrics": {"val/acc": value}, "step": 9}
+        write_facts(tmp_path / uid, facts, shown)
     runs = [
         train(tmp_path / uid, database, begin=0, end=400, sleep=0.01, parent=parent,
               metrics={f"m{k}": k for k in range(9)})
@@ -227,7 +246,52 @@ def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
             run["id"],
         ) == [(4000, 4000)]
     assert parent["status"] == "FINISHED"
+    assert parent["hpctrain.sweep.state"] == "2 of 3 finished, 1 not begun"
+    assert parent["hpctrain.sweep.best"] == "two: val/acc 0.75"
+    assert parent["hpctrain.sweep.best_run_id"] == tags("two")["id"]
+    table = artifact(rows, parent["id"], "sweep.json")
+    assert table["columns"][:3] == ["run", "lr", "status"]
+    assert [row[:3] for row in table["data"]] == [
+        ["two", "0.75", "FINISHED"],
+        ["one", "0.5", "FINISHED"],
+    ]
     assert rows("SELECT count(*) FROM runs") == [(3,)]
+
+
+def write_facts(run: Path, record: dict[str, Any], progress: dict[str, Any]) -> None:
+    """Write the files from which a run tells its sweep how it does."""
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "progress.json").write_text(json.dumps(progress))
+
+
+def artifact(rows: Rows, run_id: str, name: str) -> Any:
+    ((place,),) = rows("SELECT artifact_uri FROM runs WHERE run_uuid = ?", run_id)
+    return json.loads(Path(place.removeprefix("file://"), name).read_text())
+
+
+@pytest.mark.slow
+def test_no_row_of_a_sweep_is_lost_when_its_runs_are_uploaded_at_once(
+    database: Path, tmp_path: Path, rows: Rows, tags: Tags
+) -> None:
+    names = [f"r{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        # Two folders: the lock under which the parent is made is in each of them.
+        run = tmp_path / f"folder{number % 2}" / name
+        run.parent.mkdir(exist_ok=True)
+        write_facts(run, {}, {"metric": "val/loss", "metrics": {"val/loss": number}, "step": 1})
+        offline(run, database, 10, parent_uid="p", parent_name="sweep")
+    code = "import sys; from hpctrain.tracking.sync import main; sys.exit(main(sys.argv[1:]))"
+    runs = [str(tmp_path / f"folder{number % 2}" / name) for number, name in enumerate(names)]
+    while runs:  # on a slow machine some may give up, and are repeated
+        started = {run: subprocess.Popen([sys.executable, "-c", code, run]) for run in runs}
+        runs = [run for run, process in started.items() if process.wait(500)]
+    parent = tags("p")
+    assert parent["hpctrain.sweep.state"] == "6 of 6 finished"
+    table = artifact(rows, parent["id"], "sweep.json")
+    value = table["columns"].index("value")
+    assert [row[value] for row in table["data"]] == [*range(6)]
+    assert parent["hpctrain.sweep.best"] == "n: val/loss 0"
 
 
 def test_a_killed_uploader_is_started_again(

@@ -1,8 +1,10 @@
 """The keys of `tracking`."""
 
+# ruff: noqa: RUF009 (`key` returns a dataclass field)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hpctrain.config.schema.key import key
 
@@ -21,12 +23,24 @@ class TrackingConfig:
         "The journal is uploaded while the run is training. With false, `python -m hpctrain sync` "
         "uploads it later.",
     )
+    required: bool = key(
+        False,
+        "The run does not begin unless its store takes it: a server that does not answer, a wrong "
+        "password or token and a deleted experiment are errors. With false they are warnings, and "
+        "the metrics wait in the journal.",
+    )
     drain_s: float = key(
         10.0,
         "After the training, the job waits at most so long until everything is uploaded. "
         "`python -m hpctrain sync` uploads the rest later.",
         unit="seconds",
         at_least=0.0,
+    )
+    also: list[dict[str, Any]] = key(
+        [],
+        "These trackers get the metrics, too, beside MLflow: each is a "
+        "hpctrain.trackers.OtherTracker, named by `_target_`, such as "
+        "hpctrain.trackers.TensorBoard.",
     )
     log_model: bool = key(
         False,

@@ -42,6 +42,7 @@ from hpctrain.runs.lost_checkpoints import may_start_again
 from hpctrain.tracking import store
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.page.links import experiment_page
+from hpctrain.tracking.refusal import OfflineError
 
 _WHERE = {
     True: "sbatch is on the PATH, submitting to Slurm",
@@ -151,11 +152,18 @@ class Sweep:
 
     @property
     def _sweep(self) -> dict[str, str] | None:
-        """Uid and name of the parent run in MLflow; a single run has none."""
+        """Uid and name of the parent run in MLflow, and its number of runs; None for one run."""
         if self.parent or len(self.entries) < 2:
             return self.parent
         values = swept.span(entry.swept for entry in self.entries)
-        return {"uid": self._uid, "name": f"sweep {self.folder.name} {values}".strip()}
+        name = f"sweep {self.folder.name} {values}".strip()
+        # A run that an earlier sweep has begun stays there, and tells this parent nothing.
+        ours = {
+            entry.run.path
+            for entry in self.entries
+            if entry.before.get("sweep", {}).get("uid", self._uid) == self._uid
+        }
+        return {"uid": self._uid, "name": name, "runs": str(len(ours))}
 
     def _note_swept_values(self) -> None:
         overrides = [entry.overrides for entry in self.entries]
@@ -279,10 +287,10 @@ class Sweep:
         try:
             if cluster:
                 self._room.check(todo)
-        except LaunchError:
+            _prepare_tracking(todo, cluster)
+        except (LaunchError, TrackingError):
             self._discard()
             raise
-        _prepare_tracking(todo)
         archived: dict[Path, Path] = {}
         try:
             todo = replace_waiting(todo)
@@ -356,17 +364,25 @@ class Sweep:
         write_atomically(self.folder / "sweep.json", json.dumps(content, indent=1) + "\n")
 
 
-def _prepare_tracking(todo: list[Entry]) -> None:
+def _prepare_tracking(todo: list[Entry], cluster: bool) -> None:
     """Check the stores of the runs, and create missing experiments.
 
     A missing SQLite store is left to the first job, since creating it takes seconds.
 
     Raises:
-        TrackingError: A store is unusable.
+        TrackingError: A store is unusable, or with `tracking.required` it does not take the runs.
     """
+    needed = _stores([entry for entry in todo if entry.config.tracking.required])
     for uri, experiment in _stores(todo):
-        if store.is_server(uri) or store.sqlite_path(uri).exists():
-            store.initialise(uri, experiment)
+        if not (store.is_server(uri) or store.sqlite_path(uri).exists()):
+            continue
+        try:
+            store.initialise(uri, experiment, (uri, experiment) in needed)
+        except OfflineError as error:
+            if not cluster:
+                raise
+            # Some login nodes do not reach what the compute nodes do.
+            say(f"{error}: each job asks again before it trains, and fails if it is so there")
 
 
 def _stores(entries: list[Entry]) -> dict[tuple[str, str], None]:

@@ -54,14 +54,14 @@ def save_image(run_dir: Path, key: str, image: Any, step: int) -> list[Path]:
         raise ValueError(
             f"the name of an image has letters, digits, '_', '-', '.', '/' and blanks, not {key!r}"
         )
-    picture = _picture(key, image)
+    whole = picture(key, image)
     folder = run_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     stem = _stem(folder, key, step)
-    small = picture.copy()
+    small = whole.copy()
     small.thumbnail((_SMALL, _SMALL))
     files = [folder / f"{stem}.png", folder / f"{stem}+compressed.webp"]
-    for file, content in zip(files, (picture, small), strict=True):
+    for file, content in zip(files, (whole, small), strict=True):
         unfinished = file.with_name(f".{file.name}")
         content.save(unfinished, format=file.suffix[1:])
         unfinished.replace(file)
@@ -77,7 +77,8 @@ def _stem(folder: Path, key: str, step: int) -> str:
     return f"{name}+timestamp+{time.time_ns() // 1_000_000}+{own}"
 
 
-def _picture(key: str, image: Any) -> Any:
+def picture(key: str, image: Any) -> Any:
+    """Return an image of Pillow; see `save_image`."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain import disk
-from hpctrain.errors import HpctrainError, TrackingError
+from hpctrain.errors import HpctrainError
 from hpctrain.tracking import store
+from hpctrain.tracking.refusal import deleted
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
     The caller must hold `store.write_lock`.
 
     Raises:
-        TrackingError: The experiment was deleted.
+        RefusedError: The experiment was deleted.
     """
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -81,7 +82,7 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
                 raise
             experiment = client.get_experiment_by_name(name)
     if experiment.lifecycle_stage != "active":
-        raise TrackingError(f"tracking.experiment={name} was deleted in {uri}: restore it")
+        raise deleted(uri, name, str(experiment.experiment_id))
     return str(experiment.experiment_id)
 
 

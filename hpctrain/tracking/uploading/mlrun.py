@@ -8,31 +8,27 @@ that is killed repeats at most one batch, and no value is stored twice.
 """
 
 import getpass
-import hashlib
 import logging
 import math
 import os
-import posixpath
 import random
-import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import store
 from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.page.mlflow_names import clean_key
 from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# MLflow's limits: entries of a batch, characters of a key, a param and a tag.
+# MLflow's limits: entries of a batch, characters of a param and a tag.
 BATCH = 1000
 _SMALL_BATCH = 100
-_KEY = 250
 _PARAM = 6000
 _TAG = 8000
 
@@ -76,6 +72,7 @@ class MlflowRun:
     Attributes:
         experiment_id: MLflow's id of the experiment.
         run_id: MLflow's id of the run.
+        parent_id: MLflow's id of the run that stands for the sweep; None without one.
         position: The position in the journal up to which everything is in the store.
         params: The params that the run has. MLflow does not let them change.
         tags: The tags that the run had when it was opened.
@@ -90,12 +87,12 @@ class MlflowRun:
         import_mlflow()
         self._client = self._call(connect, meta.uri)
         self.experiment_id = self._call(experiment_id, self._client, meta.uri, meta.experiment)
-        self._parent_id = self._open_parent(start_time) if meta.parent_uid else None
+        self.parent_id = self._open_parent(start_time) if meta.parent_uid else None
         # A deleted run directory and a new one can have the same name and uid. The new one has its
         # own journal, so it needs its own MLflow run and position. Their start times differ.
         same_journal = f" and attributes.start_time = {_milliseconds(start_time)}"
         run = self._call(
-            self._find_or_create, meta.uid, meta.run_name, start_time, self._parent_id, same_journal
+            self._find_or_create, meta.uid, meta.run_name, start_time, self.parent_id, same_journal
         )
         self.run_id: str = run.info.run_id
         if run.info.lifecycle_stage != "active":
@@ -103,9 +100,9 @@ class MlflowRun:
         self.position = int(run.data.tags.get(_POSITION, 0))
         self.params: dict[str, str] = dict(run.data.params)
         self.tags: dict[str, str] = dict(run.data.tags)
-        if self._parent_id and _PARENT not in self.tags:
+        if self.parent_id and _PARENT not in self.tags:
             # The run was made before its sweep. It may be the last of the sweep's runs.
-            self._call(self._client.set_tag, self.run_id, _PARENT, self._parent_id)
+            self._call(self._client.set_tag, self.run_id, _PARENT, self.parent_id)
             if run.info.status != "RUNNING":
                 self._end_parent(run.info.end_time or _milliseconds(start_time))
 
@@ -161,25 +158,49 @@ class MlflowRun:
         """Call a method of MLflow's client with the id of this run, as all other methods do."""
         return self._call(getattr(self._client, method), self.run_id, *args, **kwargs)
 
+    def call_parent(self, method: str, *args: Any, **kwargs: Any) -> bool:
+        """Call a method of MLflow's client with the id of the sweep's run.
+
+        Returns:
+            False if that run is deleted; without it, this run is still complete.
+        """
+        try:
+            self._call(getattr(self._client, method), self.parent_id, *args, **kwargs)
+        except DeletedError:
+            return False
+        return True
+
+    def read_tags(self) -> dict[str, str]:
+        """Return the tags that the run has now; people may have changed some."""
+        return dict(self._call(self._client.get_run, self.run_id).data.tags)
+
+    def parent(self) -> Any:
+        """Return the sweep's run as MLflow has it; None if it is deleted."""
+        run = self._call(self._client.get_run, self.parent_id)
+        return run if run.info.lifecycle_stage == "active" else None
+
+    def set_parent_tags(self, tags: dict[str, str]) -> None:
+        """Set tags of the sweep's run."""
+        for batch in _split(self._tags(tags), _SMALL_BATCH):
+            self.call_parent("log_batch", tags=batch, synchronous=True)
+
     def set_running(self) -> None:
         """Set the status of the run and of its sweep to RUNNING."""
         self._call(self._client.update_run, self.run_id, status="RUNNING")
-        if self._parent_id:
-            with suppress(DeletedError):  # without its parent, the run is still complete
-                self._call(self._client.update_run, self._parent_id, status="RUNNING")
+        if self.parent_id:
+            self.call_parent("update_run", status="RUNNING")
 
     def set_ended(self, status: str, end_time: float) -> None:
         """Set the final status; end the sweep too if no other run of it is RUNNING."""
         self._call(self._client.set_terminated, self.run_id, status, _milliseconds(end_time))
-        if self._parent_id:
+        if self.parent_id:
             self._end_parent(_milliseconds(end_time))
 
     def _end_parent(self, end_time: int) -> None:
         """End the sweep, at `end_time` in milliseconds, unless a run of it is RUNNING."""
-        query = f"tags.`{_PARENT}` = '{self._parent_id}' and attributes.status = 'RUNNING'"
+        query = f"tags.`{_PARENT}` = '{self.parent_id}' and attributes.status = 'RUNNING'"
         if not self._call(self._client.search_runs, [self.experiment_id], query, max_results=1):
-            with suppress(DeletedError):
-                self._call(self._client.set_terminated, self._parent_id, "FINISHED", end_time)
+            self.call_parent("set_terminated", "FINISHED", end_time)
 
     def _open_parent(self, start_time: float) -> str:
         """Return the id of the MLflow run that stands for the sweep."""
@@ -258,16 +279,6 @@ def stored(point: Point) -> Point:
     value: Any = min(max(point.value, -sys.float_info.max), sys.float_info.max)
     value = None if math.isnan(point.value) else value
     return Point(clean_key(point.key), value, _milliseconds(point.time), point.step)
-
-
-def clean_key(key: str) -> str:
-    """Return `key` with only characters that MLflow allows: `acc@1` becomes `acc_1`."""
-    key = posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", key)).lstrip("/")
-    if key in ("", ".") or key.startswith(".."):
-        key = f"_{key}"
-    if len(key) > _KEY:
-        key = f"{key[: _KEY - 9]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    return key
 
 
 def _user() -> str:

@@ -41,11 +41,11 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
     """
     match body["kind"]:
         case "artifact":
-            _tolerant(body["file"], lambda: _artifact(run, run_dir, body))
+            tolerant(body["file"], lambda: _artifact(run, run_dir, body))
         case "dataset":
-            _tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
+            tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
         case "model":
-            _tolerant("the model", lambda: _model(run, run_dir))
+            tolerant("the model", lambda: _model(run, run_dir))
         case "status":
             status = body["status"]
             texts = (
@@ -54,10 +54,10 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
                 else run_files.at_end(run_dir, failed=status != "FINISHED")
             )
             for name, content in texts:
-                _tolerant(name, lambda: run.call("log_text", content, name))  # noqa: B023
+                tolerant(name, lambda: run.call("log_text", content, name))  # noqa: B023
 
 
-def _tolerant(what: str, send: Callable[[], Any]) -> None:
+def tolerant(what: str, send: Callable[[], Any]) -> None:
     """Call `send`; log what is wrong with this artifact alone, as everything else goes on."""
     try:
         send()

@@ -11,9 +11,10 @@ import os
 import pwd
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock
@@ -21,11 +22,13 @@ from hpctrain.secrets import mask
 from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.page.cause import with_cause
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.evaluation_metrics import EvaluationMetrics
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
 from hpctrain.tracking.uploading.publish import KINDS, publish
+from hpctrain.tracking.uploading.sweep_summary import SweepSummary
 from hpctrain.tracking.uploading.system_metrics import SystemMetrics
 
 log = logging.getLogger(__name__)
@@ -68,6 +71,8 @@ class Upload:
         self._system = SystemMetrics(run_dir)
         self._evaluations = EvaluationMetrics(run_dir)
         self._nodes = Nodes(run_dir)
+        self._summary = SweepSummary(run_dir)
+        self._status, self._why = "RUNNING", ""
         self.position = 0
         self.ended = False
         self.writer: Process | None = None
@@ -140,6 +145,7 @@ class Upload:
         self.points += self._system.upload(run, end) + self._evaluations.upload(run, end)
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
+        self._tell_sweep(run)
         self._write_uploaded(run.run_id)
         return end - begin
 
@@ -175,7 +181,14 @@ class Upload:
         run = self._open()
         log.info("KILLED: %s", UNRECORDED)
         run.set_ended("KILLED", self._last_time)
-        run.log_tags({"hpctrain.reason": UNRECORDED}, self.position)
+        tags = _described(run, {"status": "KILLED", "reason": UNRECORDED})
+        run.log_tags({"hpctrain.reason": UNRECORDED, **tags}, self.position)
+        self._status, self._why = "KILLED", UNRECORDED
+        self._tell_sweep(run)
+
+    def _tell_sweep(self, run: MlflowRun) -> None:
+        meta = self._meta
+        self._summary.update(run, meta.uid, meta.run_name, self._status, self._why)
 
     def _read_meta(self) -> Meta:
         meta = Meta.read(self.run_dir)
@@ -213,7 +226,8 @@ class Upload:
 
     def _learn_status(self, record: Record) -> None:
         body = record.body
-        self.ended = body["status"] != "RUNNING"
+        self._status, self._why = str(body["status"]), str(body.get("reason", ""))
+        self.ended = self._status != "RUNNING"
         if not self.ended:
             self.writer = Process(body["host"], body["pid"], body["started"])
 
@@ -267,7 +281,7 @@ class Upload:
                     run.set_running()
                 else:
                     run.set_ended(status, body["time"])
-                run.log_tags(self._tags(record), record.end)
+                run.log_tags({**self._tags(record), **_described(run, body)}, record.end)
             case kind:
                 # A newer version of hpctrain has written it; this version cannot know it.
                 log.warning("no use for a %r record at byte %d", kind, record.start)
@@ -306,6 +320,13 @@ class Upload:
         )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0
+
+
+def _described(run: MlflowRun, body: Mapping[str, Any]) -> dict[str, str]:
+    """Return the description with the cause of the end, if that changes it."""
+    before = str(run.read_tags().get(_NOTE, ""))
+    after = with_cause(before, body["status"], str(body.get("reason", "")))
+    return {_NOTE: after} if after != before else {}
 
 
 def check_known(meta: Meta, run_dir: Path) -> None:

@@ -1,0 +1,268 @@
+"""The table of a sweep: which of its runs is best, which have failed, and why.
+
+    run.json, progress.json of a run ── Row ── a tag of the sweep's parent run in MLflow
+                                                    │ the rows of all runs
+        description, sweep.json, tags of the parent ┘
+
+Each run writes its own row, so that runs that end at the same time do not overwrite each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.disk import read_json
+from hpctrain.secrets import mask
+
+FILE = "sweep.json"
+PREFIX = "mlflow.hpctrain.sweep."  # MLflow's pages do not show tags that begin with `mlflow.`
+BEGIN, END = "<!-- hpctrain: runs of the sweep -->", "<!-- hpctrain: end of the runs -->"
+_SHOWN = 20  # runs in the description; the file has all of them
+_LONGEST = 200  # characters of a cause or a value
+_MOST_VALUES = 16
+# The metrics that `status` shows if the main metric has no value, and which values are better.
+_USUAL = {"val/accuracy": "higher", "val/loss": "lower", "train/loss": "lower"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a sweep."""
+
+    name: str
+    """Its name in MLflow."""
+    run_id: str
+    status: str
+    """RUNNING, FINISHED, FAILED or KILLED."""
+    swept: tuple[str, ...] = ()
+    """Its swept values, such as `optimizer.lr=0.1`."""
+    metric: str = ""
+    value: float | None = None
+    """The last value of the metric; None if there is none, or if it is not finite."""
+    better: str = ""
+    """Which values of the metric are better: "lower" or "higher"; "" if its name does not tell."""
+    best: float | None = None
+    """The best value of the metric so far."""
+    step: int | None = None
+    why: str = ""
+    """Why the run has ended."""
+
+    @classmethod
+    def of(cls, run_dir: Path, name: str, run_id: str, status: str, why: str) -> Row:
+        """Return the row of a run; what its directory does not tell is left out."""
+        record, progress = _read(run_dir / "run.json"), _read(run_dir / "progress.json")
+        swept = record.get("swept")
+        texts = swept if isinstance(swept, list) else []
+        values = {**_mapping(progress.get("metrics")), **_mapping(record.get("result"))}
+        main = str(progress.get("metric") or "")
+        directions = {**_USUAL, main: str(progress.get("better") or _USUAL.get(main, ""))}
+        metric = next((key for key in (main, *_USUAL) if _number(values.get(key)) is not None), "")
+        best = _mapping(progress.get("best")).get("value") if metric == main else None
+        step = values.get("step", progress.get("step"))
+        return cls(
+            mask(name),
+            run_id,
+            status,
+            tuple(_short(text) for text in texts[:_MOST_VALUES]),
+            metric,
+            _number(values.get(metric)),
+            directions.get(metric, ""),
+            _number(best),
+            step if isinstance(step, int) else None,
+            _short(why),
+        )
+
+    def text(self) -> str:
+        """Return the row as the value of a tag."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Row | None:
+        """Return the row of a tag; None if somebody has damaged it."""
+        try:
+            content = json.loads(text)
+            row = cls(**{**content, "swept": tuple(map(str, content["swept"]))})
+        except (ValueError, TypeError, LookupError):
+            return None
+        texts = (row.name, row.run_id, row.status, row.metric, row.better, row.why)
+        numbers = (row.value, row.best, row.step)
+        good = all(isinstance(each, str) for each in texts) and all(
+            each is None or _number(each) is not None for each in numbers
+        )
+        return row if good else None
+
+
+def asked_of(run_dir: Path) -> int:
+    """Return how many runs the sweep of this run has; 0 if that is not known, as in a search."""
+    asked = _mapping(_read(run_dir / "run.json").get("sweep")).get("runs", "")
+    return int(asked) if str(asked).isdecimal() else 0
+
+
+def rows_in(tags: Mapping[str, str]) -> list[Row]:
+    """Return the rows in the tags of the parent, the best run first, failed runs last."""
+    found = [Row.parse(text) for key, text in tags.items() if key.startswith(PREFIX)]
+    return sorted((row for row in found if row is not None), key=_rank)
+
+
+def digest(rows: Sequence[Row]) -> str:
+    """Return a text that differs when a row does."""
+    return hashlib.sha256("\n".join(row.text() for row in rows).encode()).hexdigest()[:16]
+
+
+def best_of(rows: Sequence[Row]) -> Row | None:
+    """Return the best run: of the finished ones, or else of those that have not failed."""
+    for group in (("FINISHED",), ("RUNNING", "KILLED")):
+        for row in rows:  # they are sorted
+            if row.status in group and row.value is not None and row.better:
+                return row
+    return None
+
+
+def tags(rows: Sequence[Row], asked: int) -> dict[str, str]:
+    """Return the tags of the parent that people see, and by which they can search."""
+    best = best_of(rows)
+    failed = [f"{row.name}: {row.why}" for row in rows if row.status == "FAILED"]
+    return {
+        "hpctrain.sweep.state": state(rows, asked),
+        "hpctrain.sweep.best": f"{best.name}: {best.metric} {_shown(best.value)}" if best else "",
+        "hpctrain.sweep.best_run_id": best.run_id if best else "",
+        "hpctrain.sweep.failed": "; ".join(failed)[:2000],
+    }
+
+
+def state(rows: Sequence[Row], asked: int) -> str:
+    """Return how many runs are finished, failed and so on: `5 of 8 finished, 1 failed`."""
+    count = {status: sum(row.status == status for row in rows) for status in _WORDS}
+    total = max(asked, len(rows))
+    words = [f"{count.pop('FINISHED')} of {total} finished"]
+    words += [f"{number} {_WORDS[status]}" for status, number in count.items() if number]
+    if total > len(rows):
+        words.append(f"{total - len(rows)} not begun")
+    return ", ".join(words)
+
+
+def description(before: str, rows: Sequence[Row], asked: int, experiment_id: str) -> str | None:
+    """Return the description of the parent with the table; what people have written stays.
+
+    Args:
+        before: The description that it has.
+        rows: The rows, sorted.
+        asked: The number of runs of the sweep; 0 if unknown.
+        experiment_id: MLflow's id of the experiment, for links.
+
+    Returns:
+        None if somebody has removed the marks of the table: then it is theirs.
+    """
+    head, begin, rest = before.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if before.strip() and not (begin and end):
+        return None
+    return f"{head}{BEGIN}\n{_markdown(rows, asked, experiment_id)}\n{END}{tail}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the content of `sweep.json`: a table as `mlflow.log_table` writes it."""
+    keys = list(dict.fromkeys(text.partition("=")[0] for row in rows for text in row.swept))
+    names = [
+        "run",
+        *_columns(keys),
+        "status",
+        "step",
+        "metric",
+        "value",
+        "best value",
+        "why",
+        "run id",
+    ]
+    data = []
+    for row in rows:
+        values = dict(text.partition("=")[::2] for text in row.swept)
+        swept = [values.get(key, "") for key in keys]
+        found = [row.status, row.step, row.metric, row.value, row.best, row.why, row.run_id]
+        data.append([row.name, *swept, *found])
+    return json.dumps({"columns": names, "data": data}, indent=1) + "\n"
+
+
+def _columns(keys: Sequence[str]) -> list[str]:
+    """Return the names of the columns: MLflow's page shows none whose name has a dot."""
+    last = [key.rpartition(".")[2] for key in keys]
+    taken = {"run", "status", "step", "metric", "value", "why"}
+    return [
+        name if last.count(name) == 1 and name not in taken else key.replace(".", "/")
+        for key, name in zip(keys, last, strict=True)
+    ]
+
+
+_WORDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped", "RUNNING": "running"}
+
+
+def _markdown(rows: Sequence[Row], asked: int, experiment_id: str) -> str:
+    best = best_of(rows)
+    lines = [f"**{state(rows, asked)}**", ""]
+    if best:
+        link = _link(best, experiment_id)
+        lines += [f"Best: {link} with {best.metric} {_shown(best.value)}", ""]
+    lines += ["| run | status | step | metric | value | best | why |", "|" + " --- |" * 7]
+    shown = [*rows[:_SHOWN]]
+    shown += [row for row in rows[_SHOWN:] if row.status == "FAILED"][:_SHOWN]
+    for row in shown:
+        cells = [
+            _link(row, experiment_id),
+            _WORDS.get(row.status, row.status),
+            "" if row.step is None else f"{row.step:,}",
+            row.metric,
+            f"**{_shown(row.value)}**" if row is best else _shown(row.value),
+            _shown(row.best),
+            row.why,
+        ]
+        lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
+    if len(rows) > len(shown):
+        lines += ["", f"{len(rows) - len(shown)} more runs are in the artifact `{FILE}`."]
+    return "\n".join(lines)
+
+
+def _link(row: Row, experiment_id: str) -> str:
+    place = f"#/experiments/{experiment_id}/runs/{row.run_id}"
+    return f"[{row.name.replace('[', '(').replace(']', ')')}]({place})"
+
+
+def _rank(row: Row) -> tuple[int, float, str]:
+    """Return the place of a row: comparable values first, the best of them at the top."""
+    group = 2 if row.status == "FAILED" else 0 if row.value is not None and row.better else 1
+    value = row.value or 0.0
+    return group, -value if row.better == "higher" else value, row.name
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _short(text: object) -> str:
+    line = " ".join(mask(str(text)).split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+
+
+def _number(value: object) -> float | None:
+    good = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if good and isinstance(value, int | float) else None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        return _mapping(read_json(path))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,91 @@
+"""The summary of a sweep on its parent run in MLflow, kept up to date by the uploaders of its runs.
+
+    own row ── set_tag (only this run's) ── read the rows of all ── write table, description, tags
+                                                  └── and again, if a row has changed meanwhile
+
+No row can be lost when runs end at once, on one host or on many: each uploader reads the rows again
+after it has written the table, so the last one that writes has seen all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from hpctrain.tracking.page import sweep_table
+from hpctrain.tracking.page.sweep_table import Row
+from hpctrain.tracking.uploading.mlrun import MlflowRun
+from hpctrain.tracking.uploading.publish import tolerant
+
+_EVERY_S = 30.0  # so often the values of a run in progress are renewed
+_NOTE = "mlflow.note.content"
+_MOST_NOTE = 8000  # characters: MLflow's limit for a tag
+_DIGEST = "mlflow.hpctrain.summary"
+_TABLES = "mlflow.loggedArtifacts"  # by this tag MLflow knows that a JSON file is a table
+
+
+class SweepSummary:
+    """What one run of a sweep tells its parent.
+
+    Args:
+        run_dir: The run directory.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._sent: Row | None = None
+        self._place = ""
+        self._next = 0.0  # on the monotonic clock
+
+    def update(self, run: MlflowRun, uid: str, name: str, status: str, why: str) -> None:
+        """Renew the row of the run, if it has something new, and the table.
+
+        Args:
+            run: The run in MLflow.
+            uid: Our id of the run.
+            name: Its name in MLflow.
+            status: RUNNING, FINISHED, FAILED or KILLED.
+            why: Why it has ended.
+        """
+        if run.parent_id is None:
+            return
+        row = Row.of(self._run_dir, name, run.run_id, status, why)
+        same_place = self._place == run.parent_id
+        same_status = same_place and self._sent is not None and self._sent.status == status
+        if same_place and (row == self._sent or (same_status and time.monotonic() < self._next)):
+            return
+        if not run.call_parent("set_tag", sweep_table.PREFIX + uid, row.text()):
+            return
+        count = self._write(run)
+        self._sent, self._place = row, run.parent_id
+        # A large sweep renews its table about once a second, and not each run every 30 seconds.
+        self._next = time.monotonic() + max(_EVERY_S, count)
+
+    def _write(self, run: MlflowRun) -> int:
+        """Write the table until it has the rows of all runs; return their number."""
+        asked = sweep_table.asked_of(self._run_dir)
+        written = ""
+        while True:
+            parent = run.parent()
+            if parent is None:  # it is deleted
+                return 0
+            tags: dict[str, str] = parent.data.tags
+            rows = sweep_table.rows_in(tags)
+            new = sweep_table.digest(rows)
+            if new == written or (not written and tags.get(_DIGEST) == new):
+                return len(rows)
+            self._send(run, tags, rows, asked)
+            run.call_parent("set_tag", _DIGEST, new)
+            written = new
+
+    def _send(self, run: MlflowRun, before: dict[str, str], rows: list[Row], asked: int) -> None:
+        content = sweep_table.table(rows)
+        tolerant(sweep_table.FILE, lambda: run.call_parent("log_text", content, sweep_table.FILE))
+        tags = sweep_table.tags(rows, asked)
+        tags[_TABLES] = json.dumps([{"path": sweep_table.FILE, "type": "table"}])
+        note = sweep_table.description(before.get(_NOTE, ""), rows, asked, run.experiment_id)
+        if note is not None and len(note) <= _MOST_NOTE:
+            tags[_NOTE] = note
+        changed = [item for item in tags.items() if before.get(item[0]) != item[1]]
+        run.set_parent_tags(dict(changed))

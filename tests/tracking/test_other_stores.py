@@ -1,0 +1,163 @@
+"""Uploads to stores as companies have them: behind a token, and on PostgreSQL."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.errors import TrackingError
+from hpctrain.tracking import initialise
+from tests.tracking.mlflow_server import MlflowServer, free_port
+from tests.tracking.token_proxy import TOKEN, TokenProxy
+
+Start = Callable[..., subprocess.Popen[str]]
+Sync = Callable[..., subprocess.CompletedProcess[str]]
+Rows = Callable[..., list[tuple[Any, ...]]]
+METRICS = {f"m{k}": k for k in range(9)}
+
+
+@contextmanager
+def serving(server: MlflowServer) -> Iterator[MlflowServer]:
+    server.start()
+    try:
+        server.wait()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_a_server_with_a_token(
+    database: Path,
+    tmp_path: Path,
+    train: Start,
+    sync: Sync,
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = MlflowServer(tmp_path, database, artifacts=tmp_path / "far")
+    with serving(server), TokenProxy(server.port) as proxy:
+        # With a wrong token the run trains, nothing is sent, and what is wrong is said.
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong-token-of-somebody")
+        with pytest.raises(TrackingError, match=r"refuses the token \(MLFLOW_TRACKING_TOKEN\)"):
+            initialise(proxy.uri, "exp", required=True)
+        process = train(tmp_path / "r", proxy.uri, begin=0, end=50, metrics=METRICS, drain=60.0)
+        text = process.communicate(timeout=500)[0]
+        assert process.returncode == 0
+        assert "500 points are not in MLflow yet" in text
+        assert proxy.refused > 1
+        assert rows("SELECT count(*) FROM runs") == [(0,)]
+        refused = sync(tmp_path / "r")
+        assert refused.returncode == 1
+        assert "401" in refused.stderr
+        # With the right one `sync` brings everything, and the next run is live.
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+        assert initialise(proxy.uri, "exp", required=True)
+        done = sync(tmp_path / "r")
+        assert "500 points uploaded" in done.stdout, done.stderr
+        process = train(tmp_path / "s", proxy.uri, begin=0, end=50, metrics=METRICS, drain=400.0)
+        process.communicate(timeout=500)
+        assert process.returncode == 0
+        count = "SELECT count(*), count(DISTINCT key || ' ' || step) FROM metrics GROUP BY run_uuid"
+        assert rows(count) == [(500, 500)] * 2
+        assert rows("SELECT status FROM runs") == [("FINISHED",)] * 2
+    assert TOKEN not in "".join(
+        path.read_text(errors="replace") for path in (tmp_path / "r").rglob("*") if path.is_file()
+    )
+
+
+class Postgres:
+    """A PostgreSQL server of its own, with one database, under the account `postgres`."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self._folder, self._programs, self.port = folder, programs, free_port()
+        self._address = f"postgres@127.0.0.1:{self.port}/postgres"
+        self.uri = f"postgresql+psycopg2://{self._address}"
+
+    def start(self) -> None:
+        self._folder.mkdir()
+        shutil.chown(self._folder, "postgres")
+        self._run("initdb", "--auth=trust", "--no-sync", "--pgdata=data")
+        where = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        self._run("pg_ctl", "start", "--wait", "--pgdata=data", "--log=log", f"--options={where}")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "stop", "--mode=immediate", "--pgdata=data")
+
+    def ask(self, query: str) -> str:
+        command = [
+            "psql",
+            f"postgresql://{self._address}",
+            "--tuples-only",
+            "--no-align",
+            "--command",
+            query,
+        ]
+        return subprocess.check_output(command, text=True).strip()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = ["runuser", "-u", "postgres", "--", str(self._programs / program), *arguments]
+        subprocess.run(
+            command,
+            cwd=self._folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=300,
+        )
+
+
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    pytest.importorskip("psycopg2", reason="NO POSTGRESQL TEST: pip install psycopg2-binary")
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found or os.geteuid() != 0 or not shutil.which("psql"):
+        pytest.skip("NO POSTGRESQL TEST: it needs root and `apt-get install postgresql`")
+    # Every folder above must let the account `postgres` through.
+    folder = Path(f"/var/tmp/hpctrain-postgres-{os.getpid()}")
+    server = Postgres(folder, found[-1].parent)
+    try:
+        server.start()
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_postgresql_behind_a_server_that_is_killed(
+    postgres: Postgres, tmp_path: Path, train: Start, sync: Sync
+) -> None:
+    artifacts = tmp_path / "artifacts"
+    with serving(MlflowServer(tmp_path, postgres.uri, artifacts=artifacts)) as server:
+        assert initialise(server.uri, "exp", required=True)
+        process = train(
+            tmp_path / "r", server.uri, begin=0, end=600, sleep=0.01, metrics=METRICS,
+            params={"text": "ü" * 7000}, nodes=2, drain=400.0, parent="p",
+        )  # fmt: skip
+        deadline = time.monotonic() + 300
+        while postgres.ask("SELECT count(*) FROM metrics") == "0":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        server.kill()
+        server.start()
+        process.communicate(timeout=550)
+        assert process.returncode == 0
+        server.wait()
+        sync(tmp_path / "r")
+        points = 600 * 10 + 2 * 4 * 60
+        query = "SELECT count(*), count(DISTINCT (key, step)) FROM metrics"
+        assert postgres.ask(query) == f"{points}|{points}"
+        assert postgres.ask("SELECT count(*) FROM runs WHERE status = 'FINISHED'") == "2"
+        state = "SELECT value FROM tags WHERE key = 'hpctrain.sweep.state'"
+        assert postgres.ask(state) == "1 of 1 finished"
+        again = sync("--from-start", tmp_path / "r")
+        assert again.stdout == f"{tmp_path}/r: 0 points uploaded to {server.uri}\n"
+    assert list(artifacts.rglob("sweep.json"))

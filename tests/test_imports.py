@@ -88,13 +88,13 @@ ALLOWED: dict[str, set[str]] = {
     }
     | {"tasks", "trackers", "tracking", "training", "launch.slurm.container", "launch.slurm.queue"}
     | {"launch.slurm.sbatch", "launch.slurm.script"}
-    | {"doctor", "launch.slurm.sbatch_options", "models.lora", "hardware"},
+    | {"doctor", "launch.slurm.sbatch_options", "models.lora", "models.experts", "hardware"},
     "trained": EVERYBODY
     | {"checkpoint", "commands.select", "config", "data", "distributed", "job", "models"}
     | {"parallel", "runs", "shards", "tasks", "tracking", "training", "plot.table_file"},
     "plan": EVERYBODY
     | {"hardware", "config", "parallel", "job.building", "shards", "data", "tasks", "runs"}
-    | {"forecast"},
+    | {"models.experts", "models.lora", "models.plan", "doctor.history", "forecast"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},

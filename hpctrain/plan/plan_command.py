@@ -19,7 +19,7 @@ from hpctrain.forecast import time_limit
 from hpctrain.forecast.cautions import cautions
 from hpctrain.hardware import known, load, of_section
 
-_DOES_NOT_FIT = 8
+_DOES_NOT_FIT, _UNKNOWN = 8, 10
 
 
 def main(argv: list[str]) -> int:
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         argv: The arguments after `plan`.
 
     Returns:
-        The exit code: 0 if it fits, 8 if it does not.
+        The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown.
 
     Raises:
         ConfigError: An argument or the config is wrong.
@@ -55,9 +55,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one object")
     given = parser.parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
+    folders = [given.config_dir] if given.config_dir else []
+    for text in given.overrides:
+        if text.startswith("hardware=") and text != "hardware=null":
+            load(text.partition("=")[2], folders)  # its error says how to add a machine
     config = _composed(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
-    folders = [given.config_dir] if given.config_dir else []
 
     from hpctrain.plan.answer import Asked, answer  # they import torch
     from hpctrain.plan.simulating.simulation import simulate
@@ -92,7 +95,9 @@ def main(argv: list[str]) -> int:
             console.print(line, soft_wrap=True)
         for text in warnings:
             console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
-    return 0 if found.fits else _DOES_NOT_FIT
+    if hardware is None:
+        return 0
+    return {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits]
 
 
 def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:

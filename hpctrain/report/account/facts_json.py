@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.account.slow_hosts import slow_hosts
 
 
 def as_json(account: RunAccount) -> dict[str, Any]:
@@ -57,6 +59,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "memory_gb": _gigabytes(
             usage.peak(usage.of_nodes("system_memory_usage_megabytes").values())
         ),
+        "slow_hosts": [asdict(each) for each in slow_hosts(account)],
         "best": _finite(account.best),
         "metrics": {
             name: series.last() if math.isfinite(series.last()) else None

@@ -59,7 +59,8 @@ ALLOWED: dict[str, set[str]] = {
     "plot": EVERYBODY
     | {"commands.select", "tracking.columns", "tracking.journal", "tracking.samples"},
     "report": EVERYBODY
-    | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
+    | {"config.rules.metrics", "config.rules.batch_sizes", "config.frozen", "hardware"}
+    | {"launch.slurm.queue", "runs"}
     | {"commands.select", "commands.observations", "commands.state"}
     | {"tracking.journal", "tracking.samples", "tracking.recorded"},
     "models": {"errors"},
@@ -73,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "faults": EVERYBODY | {"distributed.objects"},
     "training": EVERYBODY
     | {"config", "checkpoint", "data", "shards", "distributed.ranks", "distributed.long_work"}
-    | {"faults", "parallel", "tasks", "tracking"},
+    | {"faults", "parallel", "tasks", "tracking", "distributed.objects"},
     "job": EVERYBODY
     | {
         "checkpoint",

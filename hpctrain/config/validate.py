@@ -46,6 +46,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
     """
     problems = [
         *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
+        *_val_sets(config.data),
         *(*starting_weights.problems(config), *_hardware(config), *_tracking(config)),
     ]
     # With wrong values the rules between keys would report confusing problems.
@@ -193,6 +194,23 @@ def _mixture(data: DataConfig) -> Iterator[str]:
         yield "data.mixture: give each part a weight, or none of them"
     elif weights and None not in weights and not any(weights):
         yield "data.mixture: the weights are all 0; one must be greater"
+
+
+def _val_sets(data: DataConfig) -> Iterator[str]:
+    """Yield what is wrong with the form of data.val_sets."""
+    form = "{name: ..., path: ..., split: ...}"
+    names = [*data.val_splits, *(str(one.get("name")) for one in data.val_sets)]
+    for i, one in enumerate(data.val_sets):
+        key = f"data.val_sets[{i}]"
+        texts = all(isinstance(value, str) and value for value in one.values())
+        if not texts or not {"name", "path"} <= {*one} <= {"name", "path", "split"}:
+            yield f"{key}={one}: it must be {form}, of which split may be left out"
+        elif "/" in one["name"]:
+            yield f"{key}.name={one['name']}: it is a part of the names of metrics, without a '/'"
+        elif names.count(one["name"]) > 1:
+            yield f"{key}.name={one['name']}: data.val_splits or another set has this name"
+        elif "split" not in one and data.val_split is None:
+            yield f"{key}={one}: data.val_split is null, so it needs a split"
 
 
 def _secrets(config: Config) -> Iterator[str]:
@@ -419,7 +437,7 @@ def _sampling(config: Config, dp: int) -> Iterator[str]:
             f"data.lanes={data.lanes}: it must divide train.global_batch_size={batch} and be a "
             f"multiple of the {dp} data-parallel ranks"
         )
-    for url in (p for p in (data.path, *(m["path"] for m in data.mixture)) if "://" in p):
+    for url in (path for path in data.paths if "://" in path):
         if data.stage == "none":
             yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
         elif data.stage == "sbcast":

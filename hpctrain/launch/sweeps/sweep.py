@@ -36,6 +36,7 @@ from hpctrain.launch.sweeps.resource_sweep import name_apart
 from hpctrain.launch.sweeps.run_state import query_queue, replace_waiting, set_states
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import adopt
+from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.runs import swept
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.lost_checkpoints import may_start_again
@@ -100,6 +101,7 @@ class Sweep:
         cluster = sbatch.available() and not self._local
         try:
             self._refuse_wrong()
+            self._refuse_unmatched()
             name_apart(self.entries)
             self._note_swept_values()
             self._copies.take(self.entries)
@@ -218,6 +220,14 @@ class Sweep:
         for problem, affected in runs_by_problem.items():
             lines.append(f"  {problem}  [{runs(len(affected))}, first: {affected[0]}]")
         raise type(self._wrong[0][1])("\n".join(lines))
+
+    def _refuse_unmatched(self) -> None:
+        """Refuse patterns that match nothing, which takes longer than all other checks."""
+        found = unmatched(self.entries)
+        self._wrong += [(entry.overrides, error) for entry, error in found]
+        wrong = [entry for entry, _ in found]
+        self.entries = [entry for entry in self.entries if entry not in wrong]
+        self._refuse_wrong()
 
     def _scripts(self, cluster: bool) -> list[str]:
         """Return the batch scripts, so that errors are raised before anything is written."""

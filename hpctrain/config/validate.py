@@ -319,7 +319,7 @@ def _resources(config: Config) -> Iterator[str]:
     container = config.site.container
     if container.runtime is not None and not container.image:
         yield f"site.container.runtime={container.runtime} needs site.container.image"
-    if launch.warn_s >= 60 * launch.time_min:
+    if launch.time_min != "auto" and launch.warn_s >= 60 * launch.limit_min:
         yield (
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"

@@ -334,6 +334,8 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
         "effective.global_batch_size": "64",
         "effective.dp": "1",
         "effective.accumulate": "1",
+        "effective.device": "CPU",
+        "effective.parameters": "85002",
     }
 
 

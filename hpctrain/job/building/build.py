@@ -96,6 +96,7 @@ def build(
         precision,
         loss_parallel=getattr(task, "loss_parallel", False),
     )
+    tracker.log_params({"effective": _facts(model, device)})
     load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
     # Ranks with other samples draw other dropout masks.
@@ -155,6 +156,16 @@ def build(
         best=_best(config.checkpoint, run, ranks, checkpointer),
         hooks=_hooks(config, run, ranks),
     )
+
+
+def _facts(model: ParallelModel, device: torch.device) -> dict[str, Any]:
+    """Return what forecasts of other runs need; a stage of a pipeline knows only its layers."""
+    facts: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    }
+    if model.mesh.degrees.pp == 1:
+        facts["parameters"] = sum(p.numel() for p in model.module.parameters())
+    return facts
 
 
 def _histograms(every: int | None, run: RunDir, tracker: Tracker) -> NoHistograms:

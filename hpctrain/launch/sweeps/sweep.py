@@ -25,9 +25,10 @@ from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
-from hpctrain.launch.slurm import node_range, sbatch
+from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import UnreachableError
 from hpctrain.launch.sweeps import wait
+from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.capacity import Room
 from hpctrain.launch.sweeps.code_copies import Copies
 from hpctrain.launch.sweeps.queued_changes import say_changes
@@ -111,14 +112,13 @@ class Sweep:
             self._discard()
             raise
         if self._any("dry_run"):
+            self._say_notes(cluster and self._answers)
             show(self.entries)
             print("\n".join(scripts), end="")
             self._discard()
             return [None] * len(self.entries)
         say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
-        for note in dict.fromkeys(node_range.note(entry.config) for entry in self.entries):
-            if note:
-                say(note, style="yellow")
+        self._say_notes(cluster)
         left = self._queue(self.entries, cluster)
         self._write_list()
         if self._sweep:
@@ -184,6 +184,10 @@ class Sweep:
         name = self.folder.name if usual else shlex.quote(str(self.folder))
         say(f"They run without this terminal: `python -m hpctrain status {name}`")
         self._say_pages()
+
+    def _say_notes(self, cluster: bool) -> None:
+        for note in notes(self.entries, cluster):
+            say(note, style="yellow")
 
     def _say_pages(self) -> None:
         """Print where MLflow will show the runs, as far as its store is there already."""

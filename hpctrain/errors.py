@@ -5,7 +5,8 @@
     ├── DataError            3   shards, index, a source file
     ├── LaunchError          4   the scheduler, submission
     ├── DistributedError     5   ranks, ports, the process group
-    │   └── LateRankError    5   a rank did not come to a collective operation in time
+    │   ├── LateRankError    5   a rank did not come to a collective operation in time
+    │   └── PortTakenError   5   another process listens on the port of rank 0
     ├── StorageError         6   the run directory, checkpoints, permissions, space
     ├── TrackingError        7   the MLflow store
     ├── HealthError          8   a loss, a gradient or a parameter that is not finite
@@ -50,6 +51,16 @@ class DistributedError(HpctrainError):
 
 class LateRankError(DistributedError):
     """A rank did not come to a collective operation within `parallel.timeout_s`."""
+
+
+class PortTakenError(DistributedError):
+    """Another process listens on the port on which rank 0 must wait for the others.
+
+    Attributes:
+        requeued: Whether the job starts again by itself, with another port.
+    """
+
+    requeued = False
 
 
 class StorageError(HpctrainError):

@@ -28,7 +28,8 @@ _GIB = 2**30
 _TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
 _KEYS = (
     *("name", "title", "devices", "memory_gib", "peak_tflops", "memory_gb_per_s", "gpus_per_node"),
-    *("inside", "between", "power_w", "price", "matmul_efficiency"),
+    *("inside", "between", "power_w", "price", "matmul_efficiency", "attention_efficiency"),
+    "storage_mb_per_s",
 )
 _LINK_KEYS = ("kind", "gb_per_s", "latency_us")
 _PRICE_KEYS = (*_PRICES, "date")
@@ -83,6 +84,8 @@ class Hardware:
         prices: What a GPU costs, by kind.
         devices: The exact names that torch and the driver report.
         matmul_efficiency: The part of the peak that the largest matrix products reach.
+        attention_efficiency: The part of the peak that the flash kernel reaches.
+        storage_rate: Bytes per second that a node reads from the storage of the data.
     """
 
     name: str
@@ -97,6 +100,8 @@ class Hardware:
     prices: Mapping[str, Price]
     devices: tuple[str, ...] = ()
     matmul_efficiency: float | None = None
+    attention_efficiency: float | None = None
+    storage_rate: float | None = None
 
     @property
     def price_per_hour(self) -> Price | None:
@@ -188,6 +193,7 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
     gpus = _number(f"{where}.gpus_per_node", section.get("gpus_per_node"))
     if gpus is not None and gpus != int(gpus):
         raise ConfigError(f"{where}.gpus_per_node={gpus:g}: it must be a whole number")
+    storage = _number(f"{where}.storage_mb_per_s", section.get("storage_mb_per_s"))
     prices = _mapping(f"{where}.price", section.get("price"), _PRICE_KEYS)
     date = str(prices.pop("date", None) or "")
     return Hardware(
@@ -210,7 +216,9 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
             if value is not None
         },
         devices=tuple(str(device) for device in section.get("devices") or ()),
-        matmul_efficiency=_number(f"{where}.matmul_efficiency", section.get("matmul_efficiency")),
+        matmul_efficiency=_part_of_peak("matmul_efficiency", section, where),
+        attention_efficiency=_part_of_peak("attention_efficiency", section, where),
+        storage_rate=None if storage is None else 1e6 * storage,
     )
 
 
@@ -278,6 +286,13 @@ def _mapping(where: str, node: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"{where}={node}: it must be {{{': ..., '.join(allowed)}: ...}}")
     _check_keys(where, node, allowed)
     return dict(node)
+
+
+def _part_of_peak(key: str, section: Mapping[str, Any], where: str) -> float | None:
+    part = _number(f"{where}.{key}", section.get(key))
+    if part is not None and part > 1:
+        raise ConfigError(f"{where}.{key}={part:g}: it is a part of the peak, at most 1")
+    return part
 
 
 def _number(where: str, value: Any) -> float | None:

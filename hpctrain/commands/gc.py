@@ -7,6 +7,8 @@ Kinds of items; those with an option are listed only with this option:
     code         a code snapshot that no run uses    (--code: that only finished runs use)
     checkpoint   a checkpoint of a finished run, older than its newest complete one, which is not
                  the best one and waits for no evaluation
+    check        the job of a `doctor --nodes` that is over; its findings are in the history
+    function     the job of another function that is over, with its results      (--functions)
     archived     a finished run that was repeated, kept under another name       (--archived)
     debug        a run of debug=fast, finished or not                            (--debug)
 
@@ -38,7 +40,7 @@ from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
 from hpctrain.runs.asked_evaluations import without_result
-from hpctrain.runs.function_call import code_of
+from hpctrain.runs.function_call import code_of, is_check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import printable
 
@@ -74,8 +76,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain gc",
         description="List what can be deleted under output_dir, with sizes and reasons: temporary "
-        "files, sweeps without runs, unused copies of the code, and old checkpoints of finished "
-        "runs. Nothing is deleted without --delete. Queued and running runs are never touched.",
+        "files, sweeps without runs, checks of nodes that are over, unused copies of the code, and "
+        "old checkpoints of finished runs. Nothing is deleted without --delete. Queued and running "
+        "runs are never touched.",
     )
     parser.add_argument(
         "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
@@ -95,6 +98,9 @@ def main(argv: list[str]) -> int:
         "--archived", action="store_true", help="also old results of runs that were repeated"
     )
     parser.add_argument("--debug", action="store_true", help="also runs named debug-…")
+    parser.add_argument(
+        "--functions", action="store_true", help="also the results of submitted functions"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args(argv)
     items = list(find(options))
@@ -123,6 +129,7 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     rest = [run for run in runs if run not in whole and _is_at_rest(run, states[run.path])]
     yield from _temporary(folder, rest, now)
     yield from _sweeps(folder, now)
+    yield from _functions(folder, now, everyone=options.functions)
     yield from _code(folder, runs, states, now, finished_too=options.code)
     for run in rest:
         if states[run.path].name == "finished":
@@ -175,6 +182,20 @@ def _sweeps(folder: Path, now: float) -> Iterator[Item]:
         if gone and _age(entry, now) > (_YOUNG_S if runs else _YOUNG_SWEEP_S):
             why = "none of its runs exists any more" if runs else "it has no runs"
             yield Item("sweep", Path(entry.path), why)
+
+
+def _functions(folder: Path, now: float, *, everyone: bool) -> Iterator[Item]:
+    """Yield jobs of functions that are over: their last result is an hour old."""
+    for entry in _entries(folder / "functions"):
+        path = Path(entry.path)
+        results = [_age(each, now) for each in _entries(path / "results")]
+        if min(results, default=_age(entry, now) - _YOUNG_SWEEP_S) < _YOUNG_S:
+            continue
+        why = "" if results else ", without a result"
+        if is_check(path):
+            yield Item("check", path, f"a check of nodes that is over{why}")
+        elif everyone:
+            yield Item("function", path, f"its job is over{why}")
 
 
 def _code(

@@ -17,17 +17,24 @@ Places = dict[str, list[Finding]]
 _SAME = {
     "torch": "Start all nodes from one environment or container: other versions of torch or NCCL "
     "cannot communicate, or give other numbers.",
+    "InfiniBand": "Ask the administrators to look at the ports of this node (`ibstat`): the other "
+    "nodes have more or faster ones.",
     "code": "Let all nodes see the same file system, or submit with launch.snapshot=git.",
 }
 # A new version of these does not change numbers; administrators update node by node.
-_MAY_DIFFER = ("system",)
+_MAY_DIFFER = ("system", "InfiniBand")
 # What a figure of one rank may lose against the median of all ranks.
 _FAIL_PART, _WARN_PART = 0.5, 0.8
 _FAIL_LINK, _WARN_LINK = 0.5, 0.7
+# Of a CPU, these depend on what else runs there, and are only shown.
+_BY_THE_CLOCK = ("matmul_tflops", "memory_gb_s")
 _LOSES = {
     "matmul_tflops": "computes more slowly than the others: look for heat, a power limit, or other "
     "processes on it, and exclude the node until then.",
     "memory_gb_s": "has slower memory than the others: look for other processes on it.",
+    "core_tflops": "has a slower core than the others: look for heat, a power limit, or "
+    "another kind of processor.",
+    "core_memory_gb_s": "has slower memory than the others: look for other processes on the node.",
     "read_mb_s": "reads the data more slowly than the others: look at its network and its mounts.",
     "to_gpu_gb_s": "has a slower link to its GPU than the others: look at PCIe.",
 }
@@ -95,13 +102,17 @@ def _gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
 
 def _figures(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
     for name, loss in _LOSES.items():
-        values = [each.figures[name] for each in looks if name in each.figures]
+        judged = [
+            each
+            for each in looks
+            if name in each.figures and (each.gpus or name not in _BY_THE_CLOCK)
+        ]
+        values = [each.figures[name] for each in judged]
         if not values:
             continue
         middle = median(values)
-        for each in looks:
-            if (value := each.figures.get(name)) is None:
-                continue
+        for each in judged:
+            value = each.figures[name]
             yield (
                 each.host,
                 bounded(

@@ -16,7 +16,17 @@ from typing import Any, Self
 
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor.checks import affinity, file_systems, gpu_health, installed, interfaces, limits
+from hpctrain.doctor.checks import (
+    affinity,
+    dcgm,
+    file_systems,
+    gpu_health,
+    infiniband,
+    installed,
+    interfaces,
+    kernel_log,
+    limits,
+)
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, unknown
 
@@ -107,7 +117,7 @@ def look(asked: Asked, ranks: RankInfo, uuids: list[str], *, disks: bool, nvml: 
         asked: What the job asks for.
         ranks: The rank.
         uuids: The UUIDs of the GPUs that torch sees.
-        disks: Whether probes are written, which takes a second or more on a slow disk.
+        disks: Whether probes are written, and DCGM's diagnostics run, which take a second or more.
         nvml: The module `pynvml`, or one with the same functions.
     """
     own = _own(uuids, ranks)
@@ -115,7 +125,9 @@ def look(asked: Asked, ranks: RankInfo, uuids: list[str], *, disks: bool, nvml: 
     findings.append(affinity.checked(asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks)
-    versions = installed.versions() if ranks.local_rank == 0 else {}
+    versions: dict[str, str] = {}
+    if ranks.local_rank == 0:
+        versions = installed.versions() | {"InfiniBand": infiniband.rates()}
     return Look(socket.gethostname(), ranks.rank, ranks.local_rank, versions, gpus, findings)
 
 
@@ -132,10 +144,14 @@ def _of_node(asked: Asked, ranks: RankInfo, uuids: list[str], disks: bool) -> It
     yield from interfaces.interface(asked.interface)
     given = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0) or asked.gpus_per_node
     shared = len(uuids) >= ranks.local_world_size
-    if asked.device != "cpu" and given and shared:
+    if asked.device != "cpu" and given and (shared or not uuids):
         yield gpu_health.count(len(uuids), given)
     if given and not uuids and asked.device == "cpu":
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
+    if uuids:
+        yield dcgm.checked(run=disks)
+    yield from infiniband.checked()
+    yield kernel_log.checked()
     yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
     yield from file_systems.checked("scratch", scratch, speed=disks)

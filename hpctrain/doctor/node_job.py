@@ -13,7 +13,7 @@ from typing import Any
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor.checks import interfaces
+from hpctrain.doctor.checks import infiniband, interfaces
 from hpctrain.doctor.finding import Finding
 from hpctrain.doctor.look import Asked, Look, look
 from hpctrain.errors import HpctrainError
@@ -90,7 +90,7 @@ def measured(asked: Asked, ranks: RankInfo, device: Any, seen: Look) -> Look:
 
     from hpctrain.doctor.measures import all_reduce, pairs, reading, speed
 
-    figures = seen.figures
+    figures, before = seen.figures, infiniband.errors()
     # One rank of the node after the other: on CPUs they would share caches and memory.
     figures |= _in_turn(ranks, lambda: speed.measured(device))
     if asked.data:
@@ -105,6 +105,8 @@ def measured(asked: Asked, ranks: RankInfo, device: Any, seen: Look) -> Look:
     if ranks.num_nodes > 1:
         found = pairs.measured(device, ranks)
         figures |= {f"pair_{node}_mb_s": value for node, value in found.items()}
+    if ranks.local_rank == 0:
+        seen.findings.extend(infiniband.risen(before, infiniband.errors()))
     return meet(seen)
 
 

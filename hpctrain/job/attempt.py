@@ -20,11 +20,11 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import HpctrainError, NodeError
+from hpctrain.errors import HpctrainError, NodeError, PortTakenError
 from hpctrain.job import run_page
 from hpctrain.job.building.build_trackers import other_trackers
 from hpctrain.job.environment import changes, environment
-from hpctrain.job.requeue import may_requeue, requeue_from_rank
+from hpctrain.job.requeue import may_requeue, requeue_for_a_port, requeue_from_rank
 from hpctrain.runs import failure, lost_checkpoints, stop_request
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
@@ -106,7 +106,9 @@ class Attempt(NoAttempt):
         self._stack.__exit__(*raised)
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, NodeError) and error.requeued:
+        if isinstance(error, PortTakenError):
+            error.requeued = requeue_for_a_port(self._ranks, self._run.read()["attempts"])
+        if isinstance(error, (NodeError, PortTakenError)) and error.requeued:
             self._run.end_attempt(
                 "interrupted", reason=str(error), step=self._run.last_checkpoint()
             )

@@ -25,7 +25,6 @@ from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.look import Asked
 from hpctrain.errors import NodeError
 from hpctrain.job.requeue import requeue_from_rank
-from hpctrain.launch.slurm.queue import ask
 from hpctrain.launch.slurm.sbatch_options import joined_hosts
 from hpctrain.runs import excluded_hosts
 from hpctrain.runs.run_dir import RunDir
@@ -103,11 +102,6 @@ def _remember(
 
 def _requeue_elsewhere(config: Config, job_id: str) -> bool:
     """Requeue the job, and let it avoid the excluded hosts; return whether it is requeued."""
-    if not requeue_from_rank(job_id):
-        return False
     own = str(config.site.sbatch.get("exclude") or "")
     hosts = joined_hosts(own, *sorted(excluded_hosts.read(config.output_dir)))
-    # Slurm changes this of a job that waits, so after the requeue. In a container there is no
-    # scontrol: there only new submissions avoid the host.
-    ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={hosts}")
-    return True
+    return requeue_from_rank(job_id, exclude=hosts)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
 
+from hpctrain.distributed.ranks import RankInfo
 from hpctrain.launch.slurm.container import leave_note, note_from_env
 from hpctrain.launch.slurm.queue import ask
 
 log = logging.getLogger(__name__)
 _PAUSE_S, _PAUSES = 0.2, 25
+_MOST_PORTS = 3  # restarts in a row that have found their port taken
 
 
 def may_requeue(restart_count: int, first_step: int, step: int) -> bool:
@@ -25,14 +31,44 @@ def may_requeue(restart_count: int, first_step: int, step: int) -> bool:
     return restart_count == 0 or step > first_step
 
 
-def requeue_from_rank(job_id: str) -> bool:
+def requeue_for_a_port(ranks: RankInfo, attempts: Sequence[Mapping[str, Any]]) -> bool:
+    """Requeue the job whose port is taken: a restart uses another port.
+
+    Args:
+        ranks: The rank, which is rank 0.
+        attempts: The attempts of the run, of which the last one is this one.
+
+    Returns:
+        Whether the job starts again. It does not when MASTER_PORT names the port, outside of Slurm,
+        nor after three restarts in a row that have found their port taken.
+    """
+    if ranks.launcher != "slurm" or "MASTER_PORT" in os.environ:
+        return False
+    before = takewhile(lambda one: " is taken (" in str(one.get("reason")), reversed(attempts[:-1]))
+    again = sum(1 for _ in before)
+    if again >= _MOST_PORTS:
+        log.error("%d restarts in a row have found their port taken: not requeued", again)
+        return False
+    return requeue_from_rank(ranks.job_id)
+
+
+def requeue_from_rank(job_id: str, exclude: str = "") -> bool:
     """Requeue the job of this rank; in a container, which lacks Slurm, let the host do it.
+
+    Args:
+        job_id: As `squeue` takes it.
+        exclude: The hosts that the job shall avoid, as Slurm writes them; "" changes nothing.
 
     Returns:
         False, with the reason in the log, when that fails.
     """
-    note = note_from_env()
-    return requeue(job_id) if note is None else leave_note(note)
+    if (note := note_from_env()) is not None:
+        return leave_note(note, exclude)
+    if not requeue(job_id):
+        return False
+    if exclude:  # Slurm changes this of a job that waits, so after the requeue
+        ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={exclude}")
+    return True
 
 
 def requeue(job_id: str) -> bool:

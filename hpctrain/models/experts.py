@@ -12,6 +12,8 @@ weighted sum, and each step moves it up or down by a fixed rate.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -145,7 +147,8 @@ class Experts(nn.Module):
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the chosen experts, int64, and their weights, float32: (batch, length, k)."""
-        with torch.autocast(x.device.type, enabled=False):
+        # The meta device, where models are counted, has no autocast.
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             # Near ties flip by rounding, so the router computes in fp32 (as in DeepSeek-V3).
             logits = F.linear(x.float(), _local(self.router).float())
         scores = logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
@@ -210,13 +213,55 @@ class Bank(nn.Module):
         """
         weights = [_local(w) for w in (self.gate, self.up, self.down)]
         kind = tokens.device.type
-        if torch.is_autocast_enabled(kind):
+        if kind != "meta" and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             tokens, weights = tokens.to(dtype), [w.to(dtype) for w in weights]
         aligned = all(size % 8 == 0 for size in weights[0].shape[1:])  # 16 bytes, for the GPU
-        if kind != "cpu" and tokens.dtype == torch.bfloat16 and aligned and len(tokens) > 0:
+        if (
+            kind not in ("cpu", "meta")
+            and tokens.dtype == torch.bfloat16
+            and aligned
+            and len(tokens) > 0
+        ):
             return grouped(tokens, counts, *weights)
         return one_by_one(tokens, counts, *weights)
+
+
+@contextmanager
+def used_evenly(model: nn.Module) -> Iterator[None]:
+    """Within it all experts of a model get equally many tokens, whatever the router chooses.
+
+    So a model can be called whose tensors have no values, as `plan` and the count of FLOPs do. No
+    token is dropped.
+
+    Args:
+        model: A model; one without experts is not changed.
+    """
+    layers = [m for m in model.modules() if isinstance(m, Experts)]
+    limits = [layer.capacity for layer in layers]
+    handles = [layer.bank.register_forward_pre_hook(_evenly) for layer in layers]
+    try:
+        for layer in layers:
+            layer.capacity = None
+        yield
+    finally:
+        for layer, limit, handle in zip(layers, limits, handles, strict=True):
+            layer.capacity = limit
+            layer.start_loads()
+            handle.remove()
+
+
+class _Shares(list[int]):
+    """Numbers of tokens that are known without a tensor."""
+
+    def tolist(self) -> list[int]:
+        return self
+
+
+def _evenly(bank: nn.Module, args: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    tokens, counts = args
+    share, left = divmod(len(tokens), len(counts))
+    return tokens, _Shares(share + (i < left) for i in range(len(counts)))
 
 
 def _local(weight: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,38 @@ def handle_of(nvml: Any, uuid: str) -> Any:
         except nvml.NVMLError:
             continue
     return nvml.nvmlDeviceGetHandleByUUID(names[-1])
+
+
+def read_each(
+    handles: Mapping[int, Any],
+    sensors: Callable[[int], Iterable[tuple[str, Callable[[Any], dict[str, float]]]]],
+    missing: set[tuple[int, str]],
+    errors: tuple[type[Exception], ...],
+    is_missing: Callable[[Exception], bool],
+) -> dict[str, float]:
+    """Return the values of all sensors of GPUs, such as `gpu_0_power_usage_watts`.
+
+    Args:
+        handles: The handle of each GPU, by its number.
+        sensors: Yields the name and the function of each sensor of a GPU.
+        missing: The sensors that a GPU has not; they are not asked, and this function adds to them.
+        errors: The exceptions of the library. They cost the values of that sensor alone.
+        is_missing: Whether an exception says that the GPU has no such sensor.
+    """
+    found: dict[str, float] = {}
+    for number, handle in handles.items():
+        for name, sensor in sensors(number):
+            if (number, name) in missing:
+                continue
+            try:
+                values = sensor(handle)
+            except errors as error:
+                if is_missing(error):
+                    missing.add((number, name))
+                log.warning("gpu_%d has no %s: %s", number, name, error)
+                continue
+            found |= {f"gpu_{number}_{key}": float(value) for key, value in values.items()}
+    return found
 
 
 class Gpus:
@@ -87,20 +119,14 @@ class Gpus:
 
         A sensor that fails costs its own value alone. One that the GPU has not is asked once.
         """
-        found: dict[str, float] = {}
-        for number, handle in self._handles.items():
-            for name, sensor in self._sensors(number):
-                if (number, name) in self._missing:
-                    continue
-                try:
-                    values = sensor(handle)
-                except self._nvml.NVMLError as error:
-                    if getattr(error, "value", None) == self._nvml.NVML_ERROR_NOT_SUPPORTED:
-                        self._missing.add((number, name))
-                    log.warning("gpu_%d has no %s: %s", number, name, error)
-                    continue
-                found |= {f"gpu_{number}_{key}": float(value) for key, value in values.items()}
-        return found
+        nvml = self._nvml
+        return read_each(
+            self._handles,
+            self._sensors,
+            self._missing,
+            (nvml.NVMLError,) if nvml else (),
+            lambda error: getattr(error, "value", None) == nvml.NVML_ERROR_NOT_SUPPORTED,
+        )
 
     def _sensors(self, number: int) -> Iterator[tuple[str, Callable[[Any], dict[str, float]]]]:
         yield "memory", self._memory

@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.disk import read_json
+from hpctrain.monitor import amd
+from hpctrain.monitor.amd import AmdGpus
 from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.idle import Idle
@@ -94,7 +96,7 @@ class _Monitor:
                 named += gpu_file(self._run, self._node, rank).read_text().split()
         uuids = list(dict.fromkeys(named))
         if uuids != self._uuids:
-            self._uuids, gpus = uuids, Gpus(uuids)
+            self._uuids, gpus = uuids, AmdGpus(uuids) if amd.is_here() else Gpus(uuids)
             self._sensors = Sensors(self._job, gpus)
             self._writer.write(time.time(), facts=self._known | gpus.facts)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import psutil
 
+from hpctrain.monitor.amd import AmdGpus
 from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
 
@@ -26,7 +27,7 @@ class Sensors:
         gpus: The GPUs of the job.
     """
 
-    def __init__(self, job: JobCgroup, gpus: Gpus) -> None:
+    def __init__(self, job: JobCgroup, gpus: Gpus | AmdGpus) -> None:
         self._job, self._gpus = job, gpus
         self._before: dict[str, tuple[float, float]] = {}
         self._silent: set[str] = set()

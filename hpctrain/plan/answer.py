@@ -23,6 +23,7 @@ from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
     ModelFacts,
+    build_of,
     build_on_meta,
     explained,
     facts_of,
@@ -30,6 +31,8 @@ from hpctrain.plan.inspecting.model_facts import (
 )
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.layouts import of_command_line
+from hpctrain.plan.loader_rate import LoaderRate, loader_rate
+from hpctrain.plan.more_nodes import scaling
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
 from hpctrain.plan.predicting.timing import Efficiencies, best_of
@@ -70,6 +73,7 @@ class _Answer:
         named: The estimate for the layout of the command line, or None.
         ranking: The other layouts.
         hardware: The hardware of the config.
+        loader: What the loader has to read.
         kinds: The smallest number of GPUs of each kind.
         assumptions: What the estimates rest on.
     """
@@ -79,20 +83,35 @@ class _Answer:
     named: Estimate | None
     ranking: Ranking
     hardware: Hardware | None
+    loader: LoaderRate
     kinds: list[tuple[Hardware, Estimate | None]] = field(default_factory=list)
     assumptions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def layouts(self) -> list[Estimate]:
-        """All estimates; that of the command line is the first."""
-        return [*([self.named] if self.named else []), *self.ranking.best]
+        """All estimates; that of the command line is the first, and occurs once."""
+        if self.named is None:
+            return self.ranking.best
+        one = self.named.layout
+        same = (one.ranks, one.kind, one.batch, one.config.train.activation_checkpointing)
+        others = (
+            each
+            for each in self.ranking.best
+            if same
+            != (
+                *(each.layout.ranks, each.layout.kind, each.layout.batch),
+                each.layout.config.train.activation_checkpointing,
+            )
+        )
+        return [self.named, *others]
 
     @property
-    def fits(self) -> bool:
-        """Whether the layout of the command line fits, or else any other."""
+    def fits(self) -> bool | None:
+        """Whether the layout of the command line fits, or else any other; None if unknown."""
         if self.named is not None:
-            return self.named.fits is not False
-        return bool(self.ranking.best)
+            return self.named.fits
+        found = {estimate.fits for estimate in self.ranking.best}
+        return True if True in found else None if None in found else False
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
@@ -108,6 +127,8 @@ class _Answer:
                 "flops_per_token": per_token,
             },
             "layouts": [estimate.as_json() for estimate in self.layouts],
+            "scaling": [row.as_json() for row in scaling(self.ranking.best)],
+            "loader": self.loader.as_json(self.layouts[0] if self.layouts else None),
             "hardware": [
                 {"name": hardware.name, **(estimate.as_json() if estimate else {"fits": False})}
                 for hardware, estimate in self.kinds
@@ -130,6 +151,8 @@ class _Answer:
         if self.layouts and self.hardware:
             console.print(f"\nestimates on {self.hardware.title}")
             printing.print_layouts(console, self.layouts, command)
+            printing.print_scaling(console, scaling(self.ranking.best))
+            console.print(f"\n{self.loader.text(self.layouts[0])}", soft_wrap=True)
         last = {name.partition(" ")[0]: name for name in self.ranking.excluded}
         for name in last.values():  # each layout once, on the most ranks
             console.print(f"excluded: {name}: {self.ranking.excluded[name]}", soft_wrap=True)
@@ -165,6 +188,7 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     samples = None if shape else samples_of_epoch(config)
     budget = budget_of(asked.budget, config, facts.tokens, samples)
     activations = _Measured(config, task, sample)
+    assert activations["none"]  # a sample that does not fit the model is an error before all else
     efficiencies = Efficiencies()
     blocks = _count_blocks(model, config)
     memory = MemoryModel(model, facts, activations)
@@ -183,7 +207,8 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     kinds = [(other, smallest(on(config, other), estimator, other)) for other in others]
     layers = layers_of(model, task, sample) if asked.layers else []
     assumed = _assumptions(facts, activations, hardware, budget, efficiencies)
-    return _Answer(facts, layers, named, ranking, hardware, kinds, assumed)
+    loader = loader_rate(config, hardware, has_data=shape is None)
+    return _Answer(facts, layers, named, ranking, hardware, loader, kinds, assumed)
 
 
 class _Measured(dict[str, Activations]):
@@ -198,7 +223,7 @@ class _Measured(dict[str, Activations]):
             self._config.precision.compute
         )
         self[mode] = activations_of(
-            partial(make, "model", self._config.model),
+            build_of(self._config),
             self._task,
             self._sample,
             None if compute is None else DTYPES[compute],
@@ -234,9 +259,12 @@ def _assumptions(
             "allowance": f"{CONTEXT_BYTES / 2**30:g} GiB of context and {GAPS:.0%} of gaps",
             "products": f"{efficiencies.best or best_of(hardware):.0%} of the dense peak at most, "
             f"half of that at size {efficiencies.half:g}",
-            "attention": f"{efficiencies.attention:.0%} of the peak, half of the square",
+            "attention": f"{hardware.attention_efficiency or efficiencies.attention:.0%} of the "
+            "peak, half of the square",
             "memory": f"{efficiencies.memory:.0%} of the HBM bandwidth; activations pass it "
             f"{efficiencies.traffic:g} times, with torch.compile {efficiencies.fused:g} times",
+            "offload": f"{efficiencies.host_link / 1e9:g} GB/s to the host, whose memory gives "
+            f"{efficiencies.host_memory / 1e9:g} GB/s for each GPU",
             "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing",
         }
         found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}

@@ -59,7 +59,22 @@ class Layout:
         else:
             name = "ddp" if degrees.dp_replicate > 1 else ""
         others = [f"{n}{d}" for n in ("cp", "tp", "pp") if (d := getattr(degrees, n)) > 1]
+        others += [f"ep{parallel.ep}"] if parallel.ep > 1 else []
+        others += ["offload"] if parallel.fsdp.offload else []
         return "+".join(part for part in (name, *others) if part) or "single"
+
+
+@dataclass(frozen=True)
+class Divisible:
+    """What can be divided of a model and its samples.
+
+    Attributes:
+        experts: The experts of a layer; 0 if there are none.
+        positions: The positions of a sample that context parallel can divide; 0 if it cannot.
+    """
+
+    experts: int = 0
+    positions: int = 0
 
 
 def of_command_line(config: Config, nodes: int) -> Layout:
@@ -75,7 +90,12 @@ def of_command_line(config: Config, nodes: int) -> Layout:
 
 
 def layouts(
-    config: Config, nodes: int, per_node: int, modes: Sequence[str], excluded: dict[str, str]
+    config: Config,
+    nodes: int,
+    per_node: int,
+    modes: Sequence[str],
+    excluded: dict[str, str],
+    divisible: Divisible | None = None,
 ) -> Iterator[list[Layout]]:
     """Yield the layouts of a number of ranks, by their degrees.
 
@@ -88,12 +108,15 @@ def layouts(
         per_node: The ranks of a node.
         modes: The modes of activation checkpointing, from the one that needs most memory.
         excluded: Gets what is not possible, with the reason.
+        divisible: What can be divided; None means neither experts nor positions.
     """
     ranks = nodes * per_node
-    for name, degrees in _degrees(nodes, per_node).items():
+    for name, degrees in _degrees(nodes, per_node, divisible or Divisible()).items():
+        # torch cannot choose which results of experts to keep.
+        possible = [mode for mode in modes if mode != "selective" or "ep" not in degrees]
         found = [
             _layout(config, nodes, per_node, degrees, mode, parts)
-            for mode in modes
+            for mode in possible
             for parts in _parts(config, degrees, ranks)
         ]
         try:
@@ -105,30 +128,47 @@ def layouts(
             yield found
 
 
-def _degrees(nodes: int, per_node: int) -> dict[str, dict[str, int]]:
-    """Return the degrees that are worth a look, by name."""
+def _degrees(nodes: int, per_node: int, divisible: Divisible) -> dict[str, dict[str, int]]:
+    """Return the degrees that are worth a look, by name; `offload` stands beside them."""
     ranks = nodes * per_node
     if ranks == 1:
-        return {"single": {"dp_replicate": 1, "dp_shard": 1}}
+        single = {"dp_replicate": 1, "dp_shard": 1}
+        return {"single": single, "offload": single | {"zero": 3, "offload": 1}}
     found: dict[str, dict[str, int]] = {"ddp": {"dp_replicate": -1, "dp_shard": 1}}
     for zero in (1, 2, 3):
         found[f"zero{zero}"] = {"dp_replicate": 1, "dp_shard": -1, "zero": zero}
+    zero3 = found["zero3"]
     if nodes > 1 and per_node > 1:
         found["hsdp"] = {"dp_replicate": -1, "dp_shard": per_node, "zero": 3}
     inside = [tp for tp in (2, 4, 8) if tp <= per_node and per_node % tp == 0]
     for tp in inside:
-        found[f"zero3+tp{tp}"] = {"dp_replicate": 1, "dp_shard": -1, "zero": 3, "tp": tp}
+        found[f"zero3+tp{tp}"] = zero3 | {"tp": tp}
+        if nodes > 1:
+            kind = "hsdp" if per_node > tp else "ddp"
+            found[f"{kind}+tp{tp}"] = {
+                "dp_replicate": -1,
+                "dp_shard": per_node // tp,
+                "zero": 3,
+                "tp": tp,
+            }
     for pp in (2, 4, 8, 16):
         for tp in (1, *inside[-1:]):
             if nodes >= pp and nodes % pp == 0:
                 name = f"zero1+pp{pp}" + (f"+tp{tp}" if tp > 1 else "")
                 found[name] = {"dp_replicate": 1, "dp_shard": -1, "zero": 1, "pp": pp, "tp": tp}
+    for cp in (2, 4, 8):
+        if divisible.positions and ranks % cp == 0 and divisible.positions % (2 * cp) == 0:
+            found[f"zero3+cp{cp}"] = zero3 | {"cp": cp}
+    for ep in (2, 4, 8, 16, 32, 64):
+        if divisible.experts and divisible.experts % ep == 0 and ranks % ep == 0:
+            found[f"zero3+ep{ep}"] = zero3 | {"ep": ep}
+    found["zero3+offload"] = zero3 | {"offload": 1}
     return found
 
 
 def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:
     """Return the numbers of micro-batches that divide a share of the global batch."""
-    dp = ranks // (degrees.get("tp", 1) * degrees.get("pp", 1))
+    dp = ranks // (degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1))
     batch, pp = config.train.global_batch_size, degrees.get("pp", 1)
     if dp == 0 or batch % dp:
         return [1]
@@ -147,7 +187,10 @@ def _layout(
     parallel.tp = parallel.pp = parallel.cp = parallel.ep = 1
     parallel.weights, parallel.fsdp.offload = None, False
     for key, value in degrees.items():
-        setattr(parallel, key, value)
+        if key == "offload":
+            parallel.fsdp.offload = True
+        else:
+            setattr(parallel, key, value)
     train.activation_checkpointing, train.accumulate, train.micro_batch_size = mode, parts, None
     launch.nodes, launch.tasks_per_node = nodes, per_node
     if config.launch.gpus_per_node or config.hardware.get("devices"):

@@ -28,27 +28,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.division import names_module
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
+from hpctrain.forecast.optimizer_states import optimizer_states
 
 Shape = tuple[int, ...]
 
 _BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # fp8 computes the rest in bf16
-# The optimizers of torch with a fixed number of state tensors of the size of the parameters.
-_STATES = {
-    "Adam": 2,
-    "AdamW": 2,
-    "NAdam": 2,
-    "RAdam": 2,
-    "Adamax": 2,
-    "Adadelta": 2,
-    "Rprop": 2,
-    "ASGD": 1,
-    "Adagrad": 1,
-}
 _GIB = 2**30
 
 
@@ -61,10 +51,15 @@ class ModelSizes:
     Attributes:
         blocks: The shapes of each block.
         rest: The shapes of what is outside of the blocks, such as embeddings.
+        experts: The shapes of the experts of each block that expert parallel leaves to a rank;
+            `blocks` do not have them. Empty without expert parallel.
+        ep: The ranks that divide the experts.
     """
 
     blocks: tuple[tuple[Shape, ...], ...]
     rest: tuple[Shape, ...]
+    experts: tuple[tuple[Shape, ...], ...] = ()
+    ep: int = 1
 
     @classmethod
     def counted(cls, block: int, blocks: int, rest: int) -> ModelSizes:
@@ -79,7 +74,15 @@ class ModelSizes:
 
     @classmethod
     def of(
-        cls, model: Any, blocks: Iterable[Any], plan: Mapping[str, str] | None = None, tp: int = 1
+        cls,
+        model: Any,
+        blocks: Iterable[Any],
+        plan: Mapping[str, str] | None = None,
+        tp: int = 1,
+        *,
+        experts: str = "",
+        ep: int = 1,
+        trained: bool = False,
     ) -> ModelSizes:
         """Return the sizes of a model; one on the meta device is enough.
 
@@ -90,25 +93,37 @@ class ModelSizes:
             blocks: Its blocks, from `find_blocks`.
             plan: The names of modules and their styles of tensor parallel.
             tp: The ranks that divide each layer; the sizes are those of the part of one rank.
+            experts: The name of the modules that hold experts, from the model's plan.
+            ep: The ranks that divide the experts.
+            trained: Count only the parameters that are trained.
         """
-        seen: set[int] = set()
-        divided = {
-            id(parameter): axis
-            for name, module in model.named_modules()
-            for key, parameter in module.named_parameters(recurse=False)
-            if tp > 1 and (axis := _divided_axis(name, key, plan or {})) is not None
-        }
+        seen = {id(p) for p in model.parameters() if trained and not p.requires_grad}
+        divided: dict[int, tuple[int, int]] = {}  # the axis, and the ranks that divide it
+        of_experts = set()
+        for name, module in model.named_modules():
+            holds = ep > 1 and names_module(experts, name)
+            for key, parameter in module.named_parameters(recurse=False):
+                if holds:
+                    of_experts.add(id(parameter))
+                    divided[id(parameter)] = 0, ep
+                elif tp > 1 and (axis := _divided_axis(name, key, plan or {})) is not None:
+                    divided[id(parameter)] = axis, tp
 
         def shape(parameter: Any) -> Shape:
-            axis = divided.get(id(parameter))
-            return tuple(-(-n // tp) if i == axis else n for i, n in enumerate(parameter.shape))
+            axis, ranks = divided.get(id(parameter), (None, 1))
+            return tuple(-(-n // ranks) if i == axis else n for i, n in enumerate(parameter.shape))
 
-        def shapes(module: Any) -> tuple[Shape, ...]:
+        def shapes(module: Any) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
             own = [p for p in module.parameters() if id(p) not in seen]
             seen.update(id(p) for p in own)
-            return tuple(shape(p) for p in own)
+            return (
+                tuple(shape(p) for p in own if id(p) not in of_experts),
+                tuple(shape(p) for p in own if id(p) in of_experts),
+            )
 
-        return cls(tuple(shapes(block) for block in blocks), shapes(model))
+        parts = [shapes(block) for block in blocks]
+        held = tuple(part[1] for part in parts) if of_experts else ()
+        return cls(tuple(part[0] for part in parts), shapes(model)[0], held, ep)
 
     @property
     def count(self) -> int:
@@ -118,7 +133,7 @@ class ModelSizes:
     @property
     def largest_block(self) -> int:
         """The number of elements of the largest block."""
-        return max((_part(block, 1) for block in self._kinds), default=0)
+        return max((_part(block + held, 1) for block, held in self._kinds), default=0)
 
     @property
     def outside(self) -> int:
@@ -128,26 +143,38 @@ class ModelSizes:
     @property
     def largest_parameter(self) -> int:
         """The number of elements of the largest parameter."""
-        return max(math.prod(shape) for shape in self._shapes())
+        return max((math.prod(shape) for shape in self._shapes()), default=0)
 
     def part(self, ranks: int) -> int:
         """Return the number of elements that each of `ranks` ranks stores.
 
         FSDP2 divides the first dimension and pads it, so that all ranks store equally much. The
-        rows of some parameters are fewer than the ranks of a large job.
+        rows of some parameters are fewer than the ranks of a large job. Experts that expert
+        parallel has divided are divided once more over the ranks that have the same ones.
         """
-        return _part(self.rest, ranks) + sum(
-            number * _part(block, ranks) for block, number in self._kinds.items()
-        )
+        others, held = self._parts(ranks)
+        return others + held
+
+    def whole(self, ranks: int) -> int:
+        """Return the number of elements when what `ranks` ranks store is put together."""
+        others, held = self._parts(ranks)
+        return others * ranks + held * max(1, ranks // self.ep)
+
+    def _parts(self, ranks: int) -> tuple[int, int]:
+        same = max(1, ranks // self.ep)
+        kinds = self._kinds.items()
+        others = sum(number * _part(block, ranks) for (block, _), number in kinds)
+        held = sum(number * _part(experts, same) for (_, experts), number in kinds)
+        return _part(self.rest, ranks) + others, held
 
     def _shapes(self) -> Iterable[Shape]:
-        yield from (shape for block in self._kinds for shape in block)
+        yield from (shape for block, held in self._kinds for shape in block + held)
         yield from self.rest
 
     @cached_property
-    def _kinds(self) -> Counter[tuple[Shape, ...]]:
-        """The blocks, and how many of each: those of a model are alike."""
-        return Counter(self.blocks)
+    def _kinds(self) -> Counter[tuple[tuple[Shape, ...], tuple[Shape, ...]]]:
+        """The blocks with their experts, and how many of each: those of a model are alike."""
+        return Counter(zip_longest(self.blocks, self.experts, fillvalue=()))
 
 
 @dataclass(frozen=True)
@@ -222,38 +249,29 @@ def memory_of(
     precision: PrecisionConfig,
     optimizer: OptimizerConfig,
     accumulate: int = 1,
+    trained: ModelSizes | None = None,
 ) -> Memory:
     """Return the bytes of each rank by formula.
 
     Args:
-        sizes: The part of the model that a rank has by tp and pp; all parameters are trained.
+        sizes: The part of the model that a rank has by tp, pp and ep.
         degrees: The ranks.
         parallel: The section of the config.
         precision: The section of the config.
         optimizer: The section of the config; an unknown optimizer counts as Adam.
         accumulate: The number of micro-batches in a rank's share of a batch.
+        trained: The same for the parameters that are trained; frozen ones have neither gradients
+            nor optimizer state. None: all are trained.
     """
-    if degrees.dp_shard == 1 and not parallel.fsdp.offload:
-        return _whole(sizes, degrees, parallel, precision, optimizer, accumulate)
-    return _divided(sizes, degrees, parallel, precision, optimizer, accumulate)
-
-
-def optimizer_states(optimizer: OptimizerConfig) -> int:
-    """Return how many tensors of the size of the parameters an optimizer keeps.
-
-    Args:
-        optimizer: The section of the config; an unknown optimizer counts as Adam, 2.
-    """
-    name, options = optimizer._target_.rpartition(".")[2], optimizer.options
-    if name == "SGD":
-        return int(bool(options.get("momentum")))
-    if name == "RMSprop":
-        return 1 + bool(options.get("momentum")) + bool(options.get("centered"))
-    return _STATES.get(name, 2) + bool(options.get("amsgrad"))
+    both = sizes, trained or sizes
+    if degrees.dp_shard * degrees.cp == 1 and not parallel.fsdp.offload:
+        return _whole(*both, degrees, parallel, precision, optimizer, accumulate)
+    return _divided(*both, degrees, parallel, precision, optimizer, accumulate)
 
 
 def _whole(
     sizes: ModelSizes,
+    trained: ModelSizes,
     degrees: Degrees,
     parallel: ParallelConfig,
     precision: PrecisionConfig,
@@ -261,23 +279,24 @@ def _whole(
     accumulate: int,
 ) -> Memory:
     stored, computed, reduced = _formats(precision)
-    count = sizes.count
+    count, learnt = sizes.count, trained.count
     # Nothing is left of the gradients of the step before, but DDP keeps its buckets.
     kept = accumulate > 1 or (degrees.dp_replicate > 1 and parallel.ddp.gradient_as_bucket_view)
-    gradients = stored * count
-    buffers = stored * sizes.largest_parameter  # a gradient that is about to be added
+    gradients = stored * learnt
+    buffers = stored * trained.largest_parameter  # a gradient that is about to be added
     if degrees.dp_replicate > 1:
         # Gradients that are not reduced at once are not views of the buckets at first.
         apart = accumulate > 1 and parallel.sync != "every"
         if apart or not parallel.ddp.gradient_as_bucket_view:
             gradients *= 2
         if reduced != stored:  # two buckets are under way
-            bucket = max(parallel.ddp.bucket_mb * 2**20 / stored, sizes.largest_parameter)
+            bucket = max(parallel.ddp.bucket_mb * 2**20 / stored, trained.largest_parameter)
             buffers += int(2 * reduced * bucket)
     # Autocast keeps the converted weights for the backward pass.
     gathered = computed * count if computed != stored else 0
-    parameters, state = stored * count, stored * count * optimizer_states(optimizer)
+    parameters, state = stored * count, stored * learnt * optimizer_states(optimizer)
     computing = gathered + buffers
+    step = _temporaries(optimizer, stored * learnt)
     return Memory(
         kind=_kind("ddp" if degrees.dp_replicate > 1 else "single", degrees, precision, optimizer),
         parameters=parameters,
@@ -285,7 +304,7 @@ def _whole(
         optimizer=state,
         gathered=gathered,
         buffers=buffers,
-        peak=parameters + gradients + state + max(computing, _temporaries(optimizer, parameters)),
+        peak=parameters + gradients + state + max(computing, step),
         base=parameters + state,
         begin=gathered + (gradients if kept else 0),
         end=gradients + buffers,  # converted weights are freed on the way
@@ -294,6 +313,7 @@ def _whole(
 
 def _divided(
     sizes: ModelSizes,
+    trained: ModelSizes,
     degrees: Degrees,
     parallel: ParallelConfig,
     precision: PrecisionConfig,
@@ -305,22 +325,23 @@ def _divided(
     ranks = degrees.dp_shard * degrees.cp
     zero, offload = parallel.zero, parallel.fsdp.offload
     part, block, rest = sizes.part(ranks), sizes.largest_block, sizes.outside
-    whole = part * ranks
+    whole = sizes.whole(ranks)
+    own, learnt, learnt_rest = trained.part(ranks), trained.largest_block, trained.outside
     every = parallel.sync == "every" or (parallel.sync == "auto" and zero > 1)
 
-    parameters, state = stored * part, stored * part * optimizer_states(optimizer)
-    gradients = stored * part
+    parameters, state = stored * part, stored * own * optimizer_states(optimizer)
+    gradients = stored * own
     # Gradients that wait whole for the last micro-batch, whose backward pass divides them.
-    waiting = reduced * whole if accumulate > 1 and not every else 0
+    waiting = reduced * trained.whole(ranks) if accumulate > 1 and not every else 0
     # torch keeps the last send buffer, which is that of the rest, until the next micro-batch.
-    send = reduced * (max(block, rest) if accumulate > 1 and every else block)
+    send = reduced * (max(learnt, learnt_rest) if accumulate > 1 and every else learnt)
     # A block's gradients, those outside of the blocks, and the send buffer of the block before.
-    buffers = computed * block if waiting else computed * (block + rest) + send
+    buffers = computed * learnt if waiting else computed * (learnt + learnt_rest) + send
     if degrees.dp_replicate > 1 and reduced != stored:
         # torch keeps the sums over the replicas until the end of the backward pass.
-        buffers += reduced * part
+        buffers += reduced * own
     # The parameters outside of the blocks are reduced at the end of the backward pass.
-    last = (computed + reduced) * rest + reduced * rest // ranks
+    last = (computed + reduced) * learnt_rest + reduced * learnt_rest // ranks
     divided = 0 if offload else gradients  # with offload they are in the memory of the host
     earlier = waiting or (divided if accumulate > 1 else 0)  # gradients of earlier micro-batches
     if zero == 3:
@@ -337,7 +358,7 @@ def _divided(
         end = divided + last + (gathered if accumulate > 1 and every else 0)
         forward = earlier + gathered + computed * block
     begin = earlier + gathered + buffers
-    step = 0 if offload else gradients + _temporaries(optimizer, parameters)
+    step = 0 if offload else gradients + _temporaries(optimizer, stored * own)
     name = f"zero{zero}" + (" + offload" if offload else "")
     return Memory(
         kind=_kind(name, degrees, precision, optimizer),
@@ -385,7 +406,9 @@ def _divided_axis(module: str, key: str, plan: Mapping[str, str]) -> int | None:
     for pattern, style in plan.items():
         if names_module(pattern, module):
             if style == "rowwise":
-                return 1 if key == "weight" else None
+                return 1 if key in ("weight", "lora_A") else None
+            if key == "lora_A":
+                return None
             return 0 if "wise" in style else None
     return None
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from hpctrain.console import Cell, Console
 from hpctrain.hardware import Hardware
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
+from hpctrain.plan.more_nodes import Scaled
 from hpctrain.plan.predicting.estimate import Estimate
 
 _GIB = 2**30
@@ -32,7 +33,7 @@ def print_model(console: Console, facts: ModelFacts) -> None:
 
 def print_layers(console: Console, layers: list[Layer]) -> None:
     """Print the table of layers."""
-    table = Table("layer", "class", "shape", "parameters", "FLOPs", "output", box=None)
+    table = Table("layer", "class", "shape", "parameters", "FLOPs", "activations", box=None)
     for layer in layers:
         table.add_row(
             Cell(layer.name),
@@ -55,9 +56,14 @@ def print_memory(console: Console, estimate: Estimate, hardware: Hardware | None
     )
     table = Table("memory of the rank that needs most", "", box=None)
     for name, value in vars(estimate.memory).items():
-        table.add_row(name, f"{value / _GIB:.3f} GiB")
+        table.add_row(name, "unknown" if value is None else f"{value / _GIB:.3f} GiB")
     console.print(table)
-    if hardware is None or hardware.memory_bytes is None:
+    if estimate.memory.activations is None:
+        console.print("the activations are unknown, so the total is at least this")
+    if hardware is None:
+        return
+    if hardware.memory_bytes is None or estimate.fits is None:
+        console.print(f"whether it fits into {hardware.title} is unknown")
         return
     verdict = "fits into" if estimate.fits else "does not fit into"
     console.print(f"it {verdict} the {hardware.memory_bytes / _GIB:.1f} GiB of {hardware.title}")
@@ -72,7 +78,7 @@ def print_layouts(console: Console, estimates: list[Estimate], command: str) -> 
         table.add_row(
             estimate.layout.kind,
             str(entry["ranks"]),
-            f"{estimate.memory.total / _GIB:.1f} GiB",
+            _memory(estimate),
             _or_unknown(entry["step_s"], "{:.3f} s"),
             _or_unknown(entry["tokens_per_s_per_gpu"], "{:,.0f}"),
             _or_unknown(entry["mfu"], "{:.1%}"),
@@ -89,6 +95,25 @@ def print_layouts(console: Console, estimates: list[Estimate], command: str) -> 
         console.print(f"  {command} {' '.join(estimate.layout.overrides)}", soft_wrap=True)
 
 
+def print_scaling(console: Console, rows: list[Scaled]) -> None:
+    """Print what more nodes give, if there are several numbers of them."""
+    if not rows:
+        return
+    console.print("\nscaling with the same global batch, the fastest layout of each")
+    table = Table("nodes", "ranks", "layout", "step", "tokens/s/GPU", "efficiency", box=None)
+    for row in rows:
+        entry = row.as_json()
+        table.add_row(
+            str(entry["nodes"]),
+            str(entry["ranks"]),
+            row.estimate.layout.kind,
+            _or_unknown(entry["step_s"], "{:.3f} s"),
+            _or_unknown(entry["tokens_per_s_per_gpu"], "{:,.0f}"),
+            f"{row.efficiency:.1%}",
+        )
+    console.print(table)
+
+
 def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]]) -> None:
     """Print on how many GPUs of each kind the run fits, and what it takes there."""
     table = Table("hardware", "GPUs", "layout", "GPU-hours", "kWh", "cost", "price", box=None)
@@ -103,10 +128,15 @@ def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]
             estimate.layout.kind,
             _or_unknown(entry["gpu_hours"], "{:,.1f}"),
             _or_unknown(entry["kwh"], "{:,.0f}"),
-            _or_unknown(entry["cost"], "{:,.0f}") + (f" {price.currency}" if price else ""),
+            _or_unknown(entry["cost"], "{:,.0f} " + (price.currency if price else "")),
             f"{price.amount:g} {price.currency}/h, {price.date}" if price else "unknown",
         )
     console.print(table)
+
+
+def _memory(estimate: Estimate) -> str:
+    least = ">" if estimate.memory.activations is None else ""
+    return f"{least}{estimate.memory.total / _GIB:.1f} GiB"
 
 
 def _or_unknown(value: Any, form: str) -> str:

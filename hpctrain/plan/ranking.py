@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import Hardware
-from hpctrain.plan.layouts import layouts
+from hpctrain.plan.layouts import Layout, layouts
 from hpctrain.plan.predicting.estimate import Estimate, Estimator, speed
 
 _MOST_NODES = 4096
@@ -44,24 +44,40 @@ def rank(
     found: list[Estimate] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
-        for group in layouts(config, nodes, per_node, estimator.modes, excluded):
+        groups = layouts(config, nodes, per_node, estimator.modes, excluded, estimator.divisible)
+        for group in groups:
             name = f"{group[0].kind} on {group[0].ranks} rank{'s' if group[0].ranks > 1 else ''}"
             try:
-                least = estimator.of(group[-1], hardware)
+                estimates = _of_group(group, estimator, hardware)
             except ConfigError as error:
                 excluded[name] = str(error).splitlines()[0]
                 continue
-            if least.fits is False:
-                limit = hardware.memory_bytes or 0
-                excluded[name] = (
-                    f"needs {least.memory.total / _GIB:.1f} GiB of {limit / _GIB:.1f} GiB per GPU, "
-                    "also with full activation checkpointing and the smallest micro-batch"
-                )
+            possible = [estimate for estimate in estimates if estimate.fits is not False]
+            if possible:
+                found.append(min(possible, key=speed))
                 continue
-            estimates = [estimator.of(layout, hardware) for layout in group[:-1]]
-            found.append(min((e for e in (*estimates, least) if e.fits is not False), key=speed))
+            limit = hardware.memory_bytes or 0
+            full = group[-1].config.train.activation_checkpointing == "full"
+            excluded[name] = (
+                f"needs {estimates[-1].memory.total / _GIB:.1f} GiB of {limit / _GIB:.1f} GiB per "
+                f"GPU, also with {'full activation checkpointing and ' * full}the smallest "
+                "micro-batch"
+            )
     found.sort(key=lambda e: (e.layout.ranks, speed(e)))
     return Ranking([replace(e, reason=_reason(e)) for e in found], excluded)
+
+
+def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> list[Estimate]:
+    """Return the estimates of layouts among which the fastest is; the last needs least memory."""
+    first = group[0].config.train.activation_checkpointing
+    whole = [layout for layout in group if layout.config.train.activation_checkpointing == first]
+    found = [estimator.of(layout, hardware) for layout in whole]
+    if all(estimate.fits for estimate in found):
+        return found  # what computes twice is slower, and measuring it takes seconds
+    least = estimator.of(group[-1], hardware)
+    if least.fits is False:
+        return [least]
+    return [*found, *(estimator.of(layout, hardware) for layout in group[len(whole) : -1]), least]
 
 
 def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list[tuple[int, int]]:
@@ -122,11 +138,19 @@ def _reason(estimate: Estimate) -> str:
     parts = [WHY[kind]] if kind in WHY else []
     if degrees.tp > 1:
         parts.append(f"tensor parallel of {degrees.tp} inside a node divides wide layers")
+    if degrees.cp > 1:
+        parts.append(f"context parallel of {degrees.cp} divides each sequence")
+    if layout.config.parallel.ep > 1:
+        parts.append(f"the experts are divided over {layout.config.parallel.ep} ranks")
+    if layout.config.parallel.fsdp.offload:
+        parts.append("what the optimizer needs is in the memory of the host, which is slow")
     if degrees.pp > 1:
         parts.append(f"a pipeline of {degrees.pp} stages sends little between nodes")
     if mode != "none":
         parts.append(f"{mode} activation checkpointing makes room")
-    if layout.batch.accumulate > 1 and degrees.pp == 1:
+    if degrees.pp > 1:
+        parts.append(f"{layout.batch.accumulate} micro-batches keep its stages busy")
+    elif layout.batch.accumulate > 1:
         parts.append(f"{layout.batch.accumulate} micro-batches make room")
     return "; ".join(parts)
 

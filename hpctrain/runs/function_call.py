@@ -135,6 +135,14 @@ def code_of(folder: Path) -> str:
         return ""
 
 
+def is_check(folder: Path) -> bool:
+    """Return whether the call in a folder is that of `doctor --nodes`, and not one of a user."""
+    with suppress(OSError, ValueError, AttributeError):
+        module = json.loads((folder / "call.json").read_text()).get("module")
+        return str(module).startswith("hpctrain.doctor.")
+    return False
+
+
 def write_result(folder: Path, rank: int, content: dict[str, Any]) -> None:
     """Write the result of a rank: `{"value": ENCODED}` or `{"error": TRACEBACK}`."""
     file = result_file(folder, rank)

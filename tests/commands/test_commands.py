@@ -1054,7 +1054,8 @@ def make_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
 
 def found(folder: Path, **flags: Any) -> set[tuple[str, str]]:
     given: dict[str, Any] = {"keep_checkpoints": 1, "code": False, "archived": False}
-    options = argparse.Namespace(**({"dir": folder, "debug": False} | given | flags))
+    given |= {"debug": False, "functions": False}
+    options = argparse.Namespace(**({"dir": folder} | given | flags))
     return {(item.kind, str(item.path.relative_to(folder))) for item in gc.find(options)}
 
 
@@ -1118,6 +1119,24 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     ]
     assert (queue / ".config.yaml.node1.123").exists()
     assert not list(folder.rglob(".gc-*"))
+
+
+def test_jobs_of_functions_that_are_over(tmp_path: Path, no_slurm: None) -> None:
+    folder = tmp_path / "functions"
+    for name, module in (
+        *(("check", "hpctrain.doctor.node_job"), ("new", "hpctrain.doctor.node_job")),
+        *(("waits", "hpctrain.doctor.node_job"), ("own", "my_code"), ("lost", "my_code")),
+    ):
+        (folder / name / "results").mkdir(parents=True)
+        (folder / name / "call.json").write_text(json.dumps({"module": module}))
+        if name not in ("waits", "lost"):
+            old(folder / name / "results" / "0.json")
+    (folder / "new" / "results" / "1.json").touch()  # another rank has just ended
+    for name in ("check", "new", "own", "lost"):
+        os.utime(folder / name, (0, 0))
+    assert found(tmp_path) == {("check", "functions/check")}
+    own = {("function", "functions/own"), ("function", "functions/lost")}
+    assert found(tmp_path, functions=True) == {("check", "functions/check")} | own
 
 
 def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:

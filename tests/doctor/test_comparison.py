@@ -75,6 +75,17 @@ def test_what_was_measured_is_compared_with_the_file_of_the_hardware() -> None:
     assert verdicts([replace(known, gpus=[GPU])]) == {"node0": []}
 
 
+def test_a_busy_cpu_is_not_a_slow_one() -> None:
+    """Other work on a node costs time of the clock, and no CPU time of a core."""
+    well = {"matmul_tflops": 0.2, "memory_gb_s": 20.0, "core_tflops": 0.1, "core_memory_gb_s": 9.0}
+    busy = well | {"matmul_tflops": 0.02, "memory_gb_s": 2.0}
+    looks = [look(n, gpus=[], figures=well) for n in range(3)]
+    looks.append(look(3, gpus=[], figures=busy))
+    assert verdicts(looks) == {f"node{n}": [] for n in range(4)}
+    looks.append(look(4, gpus=[], figures=well | {"core_tflops": 0.04}))
+    assert verdicts(looks)["node4"] == [("rank 4: core_tflops", "warn")]
+
+
 def test_a_look_comes_back_from_json() -> None:
     seen = look(1, findings=[good("x", "y")])
     assert Look.of_json(seen.to_json()) == seen

@@ -84,9 +84,23 @@ class NeedsValues(nn.Module):
 
 def test_what_cannot_be_counted() -> None:
     assert flops_of_training(NeedsValues, LanguageModel(), tokens(5)) is None
-    experts = flops_of_training(partial(small, experts=4), LanguageModel(), tokens(5))
-    assert experts == Flops(experts.forward, experts.training, 4, FORMULA)
-    assert experts.training == 4 * small(experts=4).flops_per_token(4)
+
+
+class Stated(NeedsValues):
+    def flops_per_token(self, length: int) -> int:
+        return 6 * length
+
+
+def test_what_a_model_states_where_it_cannot_be_counted() -> None:
+    assert flops_of_training(Stated, LanguageModel(), tokens(5)) == Flops(32, 96, 4, FORMULA)
+
+
+def test_experts_are_counted_as_if_all_were_used_evenly() -> None:
+    build = partial(small, experts=4, capacity=1.25)
+    flops = flops_of_training(build, LanguageModel(), tokens(33))
+    assert flops is not None
+    assert flops.convention == COUNTED
+    assert flops.training == 32 * (small(experts=4).flops_per_token(32) - 6 * 13 * 32)
 
 
 @pytest.mark.parametrize("kinds", [[4, 5], [4, 4, 4, 4, 5, 5, 5, 5]])

@@ -14,7 +14,7 @@ from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.launch.slurm.container import leave_note
+from hpctrain.launch.slurm.container import REQUEUE_ON_NOTE, leave_note
 from hpctrain.launch.slurm.job_environment import clean_environment
 from hpctrain.launch.slurm.node_range import note
 from hpctrain.launch.slurm.script import sbatch_script
@@ -355,6 +355,29 @@ def test_pyxis_is_asked_by_options_of_srun() -> None:
     assert "'--container-image=nvcr.io#nvidia/pytorch:25.05'" in command
     assert "--container-mounts=/runs:/runs,/data/digits:/data/digits,/a:/a,/b:/c:ro" in command
     assert "apptainer" not in command
+
+
+@pytest.mark.parametrize("hosts", ["", "node[1-2],node4"])
+def test_the_host_requeues_for_a_container(hosts: str, tmp_path: Path) -> None:
+    """Its batch script reads the note of rank 0, with the hosts that the job shall avoid."""
+    asked = tmp_path / "asked"
+    programs = {"squeue": "echo RUNNING", "scontrol": f'echo "$*" >>{asked}'}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    text = f"run={tmp_path}\n{REQUEUE_ON_NOTE}\necho ready\nread -r _"
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env |= {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["bash", "-c", text], env=env, **pipes) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == b"ready\n"
+        assert leave_note(tmp_path / "requeue", hosts, wait_s=100)
+        assert shell.stdin is not None
+        shell.stdin.close()  # the shell ends, and then the part that looks for the note
+    lines = asked.read_text().splitlines()
+    update = [f"update JobId=7_1 ExcNodeList={hosts}"] if hosts else []
+    assert lines == ["requeue 7_1", *update]
 
 
 def test_a_note_that_nobody_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,20 +1,27 @@
 """Tests of `plan`: the answer as a whole, and what it says where something is wrong."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError
+from hpctrain.doctor import history
+from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.hardware import load
 from hpctrain.plan.budget import Budget, budget_of
+from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.layouts import Layout
+from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
 from hpctrain.plan.ranking import WHY
+from hpctrain.tasks import LanguageModel
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]
 MEMORY = {"parameters", "gradients", "optimizer", "gathered", "activations", "logits", "buffers"}
@@ -34,7 +41,13 @@ def test_the_layout_of_the_command_line(
     assert found["model"]["parameters"] == 1_328_256
     assert found["model"]["embedding"] == 4096 * 128
     assert found["model"]["flops_per_sample"] == 256 * found["model"]["flops_per_token"]
+    assert found.keys() >= {"model", "layouts", "hardware", "assumptions", "scaling", "loader"}
+    numbers = {"parameters", "trainable", "embedding", "active", "flops_per_sample"}
+    assert found["model"].keys() == numbers | {"flops_per_token"}
     first, *others = found["layouts"]
+    times = {"step_s", "samples_per_s", "tokens_per_s_per_gpu", "mfu", "bubble", "comm_s"}
+    words = {"overrides", "ranks", "nodes", "fits", "memory", "reason", "exposed_comm_s"}
+    assert first.keys() == times | words | {"gpu_hours", "kwh", "cost"}
     assert (first["ranks"], first["nodes"], first["fits"]) == (8, 1, True)
     assert first["memory"].keys() == MEMORY | {"allowance", "total"}
     assert first["memory"]["parameters"] == 1_328_256 * 4 // 8
@@ -50,7 +63,8 @@ def test_the_layout_of_the_command_line(
         config = composer.typed(["experiment=digits", *named[:2], *entry["overrides"]])
         assert Layout(config, 1, ()).ranks == 8
         kind = Layout(config, 1, ()).kind.partition("+")[0]
-        assert entry["reason"].startswith(WHY.get(kind, "tensor parallel")), kind
+        divided = ("tensor parallel", "context parallel")
+        assert entry["reason"].startswith(WHY.get(kind, divided)), kind
     assert [entry["step_s"] for entry in others] == sorted(entry["step_s"] for entry in others)
 
 
@@ -63,6 +77,108 @@ def test_what_does_not_fit_is_exit_code_8(capsys: pytest.CaptureFixture[str]) ->
     ]
     found = plan(capsys, *LM, *named, "--nodes", "1", "model.layers=60", code=8)
     assert found["layouts"][0]["fits"] is False
+
+
+def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    moe = ["model=moe_small", "model.layers=2", *LM[1:]]
+    found = plan(capsys, *moe, "hardware=h100_sxm", "--nodes", "1,2")
+    assert found["model"]["active"] < found["model"]["parameters"]
+    kinds = {tuple(w for w in e["overrides"] if "parallel" in w): e for e in found["layouts"]}
+    divided = {
+        key: next(e for words, e in kinds.items() if any(key in word for word in words))
+        for key in ("parallel.cp=2", "parallel.ep=4", "parallel.fsdp.offload=true")
+    }
+    for entry in divided.values():
+        assert entry["fits"] is True
+        assert entry["memory"]["activations"] > 0
+    plain = next(entry for words, entry in kinds.items() if not words)  # ddp
+    assert divided["parallel.fsdp.offload=true"]["step_s"] > plain["step_s"]
+    one, two = found["scaling"]
+    assert (one["nodes"], two["nodes"], one["efficiency"]) == (1, 2, 1)
+    rates = [row["samples_per_s"] / row["ranks"] for row in (one, two)]
+    assert two["efficiency"] == pytest.approx(rates[1] / rates[0])
+    assert found["loader"]["needed_mb_per_s"] is None
+
+
+class NeedsValues(nn.Module):
+    """A model that decides by a value, which only tensors with values have."""
+
+    def __init__(self, rows: int = 8) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1024, rows)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.table(tokens) @ self.table.weight.T * (1 + int(tokens[0, 0] > 5))
+
+
+def needs_values() -> Activations:
+    sample = {
+        "tokens": torch.empty((1, 257), dtype=torch.int64, device="meta"),
+        "mask": torch.empty(1, dtype=torch.bool, device="meta"),
+    }
+    return activations_of(NeedsValues, LanguageModel(), sample, None, Config().train)
+
+
+def test_a_model_that_decides_by_values_is_called_with_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = needs_values()
+    assert found.exact
+    assert found.kept > 256 * 1024 * 4
+    monkeypatch.setattr("hpctrain.plan.inspecting.activations._MOST_FLOPS", 1)
+    assert not needs_values().exact
+
+
+@pytest.mark.slow
+def test_what_is_unknown_is_exit_code_10(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"+model._target_={__name__}.NeedsValues", *LM[1:], "hardware=h100_sxm"]
+    named = ["--nodes", "1", "parallel=ddp", "launch.tasks_per_node=1"]
+    monkeypatch.setattr("hpctrain.plan.inspecting.activations._MOST_FLOPS", 1)
+    first = plan(capsys, *words, *named, code=10)["layouts"][0]
+    assert first["fits"] is None
+    assert first["memory"]["activations"] is first["memory"]["logits"] is None
+    assert main([*words, *named]) == 10
+    text = capsys.readouterr().out
+    assert "whether it fits into NVIDIA H100 SXM 80 GB is unknown" in text
+    assert main([*words, "parallel=ddp"]) == 10  # with the table of all kinds
+    assert "unknown USD" not in capsys.readouterr().out
+    first = plan(capsys, *words, *named, "hardware.memory_gib=0.5", code=8)["layouts"][0]
+    assert first["fits"] is False  # what is known is too much already
+
+
+def test_frozen_parameters_have_neither_gradients_nor_states(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["train.lora.match=[layers.*.mlp.up]", "train.lora.rank=4", "parallel=zero3"]
+    words += ["launch.tasks_per_node=2", "--nodes", "1"]
+    found = plan(capsys, *LM, *words, "checkpoint.init_from=.")
+    model, memory = found["model"], found["layouts"][0]["memory"]
+    assert model["trainable"] == 4 * 4 * (128 + 352)
+    assert memory["parameters"] == 4 * model["parameters"] // 2
+    assert memory["gradients"] == 4 * model["trainable"] // 2
+    assert memory["optimizer"] == 8 * model["trainable"] // 2
+
+
+def test_the_loader_against_the_storage(
+    capsys: pytest.CaptureFixture[str], composer: Composer, digits: Path, tmp_path: Path
+) -> None:
+    words = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}"]
+    words += ["hardware=h100_sxm", "precision=bf16", "--nodes", "1"]
+    figures = {"node1": {"read_mb_s": 1e9}}
+    history.add(str(tmp_path), "doctor", {"node1": []}, figures)
+    measured = plan(capsys, *words)["loader"]
+    assert measured["bytes_per_sample"] >= 64 + 8
+    assert measured["needed_mb_per_s"] > 0
+    assert measured["enough"] is True
+    assert measured["source"] == "doctor, one process on each of 1 host"
+    config = composer.typed(words[:-2])
+    slow = replace(load("h100_sxm"), storage_rate=1e3)
+    assert loader_rate(config, slow, has_data=True).storage == 1e3
+    config.output_dir = str(tmp_path / "other")
+    unknown = loader_rate(config, load("h100_sxm"), has_data=True)
+    assert (unknown.storage, unknown.source) == (None, "unknown")
 
 
 def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,17 +196,35 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
         ([*LM, "--nodes", "two"], "--nodes=two: it must be numbers of nodes"),
         ([*LM, "--budget", "300e9"], "--budget=300e9: it must be a number with a unit"),
         ([*LM, "--budget", "3epochs"], "the length of an epoch is unknown"),
-        ([*LM, "hardware=v100"], "hardware=v100: no such choice; there are: a100_40"),
+        ([*LM, "hardware=v100"], "known are a100_40, a100_80"),
         ([*LM, "parallel.tp=3", "launch.tasks_per_node=3"], "parallel.tp=3 does not divide"),
         ([*LM, "parallel.tp=2"], "the job has 1 nodes x 1 tasks"),
         ([*LM[:1], "--sample-shape", "3by4"], "--sample-shape=3by4: it must be numbers"),
         ([*LM, "+model.typo=1"], "typo"),
+        (
+            ["model=convnet", "--sample-shape", "8x8"],
+            "with a sample of image 8x8, label one number fails at",
+        ),
+        ([*LM, "hardware=h100_sxm", "hardware.price.own='3'"], "hardware.price.own=3: a price is"),
+        ([*LM, "hardware=h100_sxm", "hardware.attention_efficiency=2"], "at most 1"),
+        ([*LM, "data.path=nowhere"][3:] + LM[:1], "nowhere"),
     ],
 )
 def test_bad_input(words: list[str], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(HpctrainError) as caught:
         main([*words, "--json"])
     assert text in str(caught.value)
+    assert caught.value.exit_code in (2, 3)
+
+
+@pytest.mark.slow
+def test_a_missing_figure_leaves_out_what_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["hardware=h100_sxm", "hardware.memory_gb_per_s=null", "hardware.price=null"]
+    found = plan(capsys, *LM, *words, "--nodes", "1")
+    assert found["layouts"][0]["fits"] is True
+    assert {found["layouts"][0][key] for key in ("step_s", "mfu", "cost", "kwh")} == {None}
+    assert found["assumptions"]["unknown memory_gb_per_s"] == "the time of work bound by memory"
+    assert found["assumptions"]["unknown price"] == "cost"
 
 
 def test_a_model_that_needs_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

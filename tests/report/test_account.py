@@ -12,6 +12,8 @@ from hpctrain.report.account import run_account
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.allocations import Allocation
 from hpctrain.report.account.facts_json import as_json
+from hpctrain.report.account.slow_hosts import slow_hosts
+from hpctrain.report.views import run_charts
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed
 from tests.report.accounts import BEGIN, account, attempt, metrics, spent, write_run
@@ -174,6 +176,33 @@ def test_energy_cost_and_notes_of_gpus(tmp_path: Path) -> None:
         "GPU memory 22% used: `train.micro_batch_size=256`, or a quarter of the GPUs"
     ) or shown["notes"][0].startswith("GPU memory 22% used: a larger `train.global_batch_size`")
     assert any("GPU-hours were idle: `monitor.idle_action=stop`" in each for each in shown["notes"])
+
+
+def test_the_host_that_the_others_wait_for(tmp_path: Path) -> None:
+    """Rank 2 is on the second of two hosts, and the first host of the attempt after."""
+    hot = {"time": BEGIN, "metrics": {"gpu_0_throttled_by_heat": 1.0}}
+    cool = {"time": BEGIN, "metrics": {"gpu_0_throttled_by_heat": 0.0}}
+    reports = [metrics(1, n, n, perf_slowest_rank=2.0 if n < 10 else 1.0) for n in range(1, 13)]
+    reports += [metrics(2, 500 + n, n, perf_slowest_rank=1.0) for n in range(13, 19)]
+    run = write_run(
+        tmp_path / "run",
+        [
+            attempt(0, 500, world_size=4, nodes=2, hosts=["n1", "n2"]),
+            attempt(500, 1000, world_size=4, nodes=2, hosts=["n2", "n3"], first_step=12),
+        ],
+        [spent(1, 12, 12, compute=12), *reports, spent(2, 518, 18, compute=6)],
+        sensors={"n1": [cool], "n2": [hot], "n3": [cool]},
+    )
+    found = account(run)
+    shown = {each.host: (each.slowest, each.throttled) for each in slow_hosts(found)}
+    assert shown == {"n2": (15 / 18, 1.0), "n1": (3 / 18, 0.0), "n3": (0, 0.0)}
+    (note,) = (text for text in notes(found) if "slowest rank" in text)
+    assert note.startswith("n2 had the slowest rank in 83% of the reports: ")
+    assert "`site.sbatch.exclude=n2`" in note
+    assert [each["host"] for each in as_json(found)["slow_hosts"]] == ["n2", "n1", "n3"]
+    assert [each.title for each in run_charts.run_charts(found)] == ["slow hosts"]
+    alone = write_run(tmp_path / "alone", [attempt(0, 100)], reports)
+    assert slow_hosts(account(alone)) == []
 
 
 @pytest.mark.parametrize(

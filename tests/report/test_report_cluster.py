@@ -5,25 +5,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hpctrain.report import report_command
-from tests.conftest import Completed, runs
+from tests.conftest import Completed, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 
 
-def test_a_strong_series_and_its_queue(
-    train: Callable[..., Completed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("kind", "batches"), [("strong", [64, 64]), ("weak", [64, 128])])
+def test_a_series_and_its_queue(
+    kind: str,
+    batches: list[int],
+    train: Callable[..., Completed],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     train(
-        *("-m", "+scaling=strong", "launch.nodes=1,2", "train.max_steps=60", "launch.wait=true"),
+        *("-m", f"+scaling={kind}", "launch.nodes=1,2", "train.max_steps=60", "launch.wait=true"),
         "tracking.upload=false",
     )
     folder = tmp_path / "runs"
-    assert [run.name.rpartition("-")[0] for run in runs(folder)] == [
-        "digits-nodes1",
-        "digits-nodes2",
-    ]
+    configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in runs(folder)]
+    assert sorted(each["train"]["global_batch_size"] for each in configs) == batches
+    assert sorted(len(run_json(run)["attempts"][0]["hosts"]) for run in runs(folder)) == [1, 2]
     report_command.main(["--dir", str(folder), "--json"])
     for found in json.loads(capsys.readouterr().out):
         time = found["time"]
@@ -33,5 +38,7 @@ def test_a_strong_series_and_its_queue(
         assert found["goodput"] > 0
     report_command.main(["--dir", str(folder)])
     shown = capsys.readouterr().out
-    assert "strong scaling, from 1 ranks:" in shown
+    print(shown)
+    assert f"{kind} scaling, from 1 ranks:" in shown
     assert "2 ranks on 2 nodes" in shown
+    assert "verdict: " in shown

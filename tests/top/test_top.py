@@ -1,15 +1,23 @@
 """Tests of `python -m hpctrain top`; GPUs are played by the stand-in for NVML, as there is none."""
 
+import fcntl
 import json
 import os
+import pty
+import re
+import struct
+import sys
+import termios
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain.console import Console
+from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.runs.run_dir import RunDir
@@ -24,18 +32,18 @@ NOW = 1_800_000_000.0
 CORES = {"cpu_utilization_percentage": 40.0, "system_memory_usage_percentage": 31.0}
 
 
-def made(folder: Path, hosts: list[str], state: str = "running") -> RunDir:
-    """Return a run on these hosts that has reported at the time NOW."""
+def made(folder: Path, hosts: list[str], state: str = "running", now: float = NOW) -> RunDir:
+    """Return a run on these hosts that has reported at the time `now`."""
     path = folder / "digits-01234567"
     (path / "monitor").mkdir(parents=True)
-    attempt = {"started": NOW - 600, "hosts": hosts, "world_size": 2 * len(hosts)}
+    attempt = {"started": now - 600, "hosts": hosts, "world_size": 2 * len(hosts)}
     frozen = {"signature": "s", "data_digest": "d", "state": state, "attempts": [attempt]}
     (path / "run.json").write_text(json.dumps(frozen))
     (path / "config.yaml").write_text("monitor:\n  enabled: true\n  every_s: 10.0\n")
     progress = {
         "step": 1200,
         "max_steps": 5000,
-        "time": NOW,
+        "time": now,
         "steps_per_s": 10.0,
         "metric": "val/accuracy",
         "metrics": {"val/accuracy": 0.97, "train/loss": 0.1, "perf/slowest_rank": 3.0},
@@ -140,6 +148,79 @@ def test_the_command_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         main(["--every", "0"])
     assert "0 is not a number of seconds from 0.2 to 3600" in capsys.readouterr().err
+
+
+class Terminal:
+    """The program on a terminal of 80 columns, and what it has written there.
+
+    Args:
+        arguments: Those of `top`.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self.text = ""
+        pid, self._end = pty.fork()
+        if pid == 0:
+            command = [sys.executable, "-m", "hpctrain", "top", *arguments]
+            os.execve(sys.executable, command, os.environ | {"TERM": "xterm-256color"})
+        self.pid = pid
+        size = struct.pack("HHHH", 30, 80, 0, 0)
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, size)
+
+    def read_until(self, word: str) -> str:
+        """Read until it has written `word` anew; return what it has written since then."""
+        begin, text = len(self.text), ""
+        while word not in text:
+            try:
+                part = os.read(self._end, 65536)
+            except OSError:  # it has ended
+                part = b""
+            assert part, self.text
+            self.text += part.decode(errors="replace")
+            text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text[begin:])
+        return text
+
+    def type(self, key: bytes) -> None:
+        os.write(self._end, key)
+
+    def code(self) -> int:
+        """Return the exit code, after reading the rest."""
+        with suppress(OSError):
+            while part := os.read(self._end, 65536):
+                self.text += part.decode(errors="replace")
+        os.close(self._end)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["Ctrl-C", "the run ends"])
+def test_live_on_a_terminal(how: str, tmp_path: Path) -> None:
+    """It shows a new sample, and a node that no longer answers; then it gives the terminal back."""
+    now = time.time()
+    run = made(tmp_path, ["n01", "n02"], now=now)
+    for node in ("n01", "n02"):
+        sampled(run, node, Nvml(), at=now)
+    terminal = Terminal("--every", "0.2", "--dir", str(tmp_path))
+    first = terminal.read_until("gpu 1")
+    assert "silent" not in first
+    lines = first.replace("\r", "").split("\n")
+    assert max(map(len, lines)) <= 80, lines
+    # A minute later n02 has written nothing, and the others go on.
+    sampled_later = samples.folder(run.path) / "n02.jsonl"
+    text = sampled_later.read_text()
+    for line in text.splitlines():
+        facts = json.loads(line)
+        text = text.replace(line, json.dumps(facts | {"time": facts["time"] - 60}))
+    write_atomically(sampled_later, text)
+    assert "n02" in terminal.read_until("silent: no sample for")
+    if how == "Ctrl-C":
+        terminal.type(b"\x03")
+    else:
+        record = json.loads((run.path / "run.json").read_text())
+        write_atomically(run.path / "run.json", json.dumps(record | {"state": "finished"}))
+    assert terminal.code() == 0
+    assert "Traceback" not in terminal.text
+    assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")  # the cursor
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import socket
 
-from hpctrain.errors import DistributedError
+from hpctrain.errors import PortTakenError
 
 # Below every usual ephemeral range (Linux: 32768-60999) and above the well-known services.
 _LOW = 12_000
@@ -46,7 +46,7 @@ def listen(host: str, port: int, only_here: bool) -> socket.socket:
         only_here: Whether all ranks are on this node.
 
     Raises:
-        DistributedError: Another process listens on `port` of this host.
+        PortTakenError: Another process listens on `port` of this host.
     """
     addresses = _addresses(host, port, only_here)
     for address in addresses:
@@ -55,7 +55,7 @@ def listen(host: str, port: int, only_here: bool) -> socket.socket:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL and address != addresses[-1]:
                 continue
-            raise DistributedError(
+            raise PortTakenError(
                 f"port {port} on {socket.gethostname()} is taken ({error.strerror}): another "
                 "process listens there; set MASTER_PORT to a free one"
             ) from error

@@ -8,15 +8,16 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from rich.filesize import decimal
 
 from hpctrain.data.places.filesystem import kind_of
 from hpctrain.disk import temporary
 from hpctrain.doctor.checks.clocks import skew
-from hpctrain.doctor.finding import Finding, bounded, good, unknown
+from hpctrain.doctor.finding import Finding, bounded, good, unknown, worst
 
 _GIB = 2**30
 _FAIL_FREE, _WARN_FREE = 1 * _GIB, 10 * _GIB
@@ -25,6 +26,7 @@ _PROBE_BYTES = 16 << 20
 _SMALL_FILES = 20
 # A slower disk holds up a training; these are far below any disk that is well.
 _WARN_WRITE, _WARN_READ, _WARN_FILE_S = 10e6, 20e6, 0.2
+_TRIES = 3  # what is slow once may have waited for other work on the host
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,17 @@ class Probe:
     skew_s: float
     locks: bool
 
+    def best(self, other: Self) -> Self:
+        """Return the better figures of two probes of one folder."""
+        reads = [each for each in (self.read, other.read) if each is not None]
+        return replace(
+            self,
+            write=max(self.write, other.write),
+            read=max(reads, default=None),
+            file_s=min(self.file_s, other.file_s),
+            skew_s=min(self.skew_s, other.skew_s, key=abs),
+        )
+
 
 def checked(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding]:
     """Check a folder into which runs write.
@@ -64,6 +77,10 @@ def checked(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding]
         return
     try:
         probe = _probe(there)
+        for _ in range(_TRIES - 1):
+            if worst(judged(name, probe)) == "pass":
+                break
+            probe = probe.best(_probe(there))
     except OSError as error:
         cure = f"Let {name} name a folder in which you may write and whose quota is not used up."
         yield Finding(f"{name}: writing", "fail", f"{there}: {error.strerror}", "a file", cure)
@@ -158,6 +175,9 @@ def readable(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding
         files = [path for path in folder.iterdir() if path.is_file()]
         largest = max(files, key=lambda path: path.stat().st_size, default=None)
         measured = _read_speed(largest) if largest is not None and speed else None
+        for _ in range(_TRIES - 1):
+            if largest is not None and measured is not None and measured < _WARN_READ:
+                measured = max(measured, _read_speed(largest) or 0.0)
     except OSError as error:
         yield Finding(
             name, "fail", f"{folder}: {error.strerror}", "a data set", f"Correct {name}={folder}."

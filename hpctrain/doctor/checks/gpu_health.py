@@ -19,6 +19,7 @@ from rich.filesize import decimal
 
 from hpctrain.doctor.checks import affinity, links
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good, unknown
+from hpctrain.monitor import amd
 from hpctrain.monitor.gpus import handle_of
 
 # Reasons of NVML for a low clock, by bit.
@@ -67,6 +68,10 @@ def checked(
     """
     if not uuids:
         return [], []
+    if nvml is None and amd.is_here():
+        return [], [
+            unknown("GPUs", "the health of AMD's GPUs is not looked at (`amd-smi` tells it)")
+        ]
     if nvml is None:
         try:
             import pynvml

@@ -16,7 +16,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.measures.all_reduce import synchronise
 
 _BYTES = {"cpu": 2**21, "cuda": 2**26}
-_REPEATS = 3
+_REPEATS = 5
 _MOST_ROUNDS = 15  # of more than 16 nodes, each still meets 15 others
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.preparing.alike import measured_by_block
 from hpctrain.parallel.preparing.initial import Build, skeleton
 from hpctrain.shards.types import Batch
@@ -95,7 +96,8 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
 
     model.train()
     try:
-        first, second = measured_by_block(model, measure)
+        with used_evenly(model):
+            first, second = measured_by_block(model, measure)
     except Exception as error:  # an operation needs values, which tensors on meta do not have
         log.info("FLOPs cannot be counted on the meta device: %s", _first_line(error))
         return _by_formula(model, tokens)

@@ -7,7 +7,8 @@
 Most containers have neither scontrol nor the munge key that it needs. So rank 0 writes the file
 `requeue`, the requeue note, when the job shall be requeued. The batch script looks for the note
 while srun runs: the job must be requeued while it runs and before the grace time is over, and rank
-0 may still wait for its uploader. The script deletes the note, and rank 0 waits for that.
+0 may still wait for its uploader. The script deletes the note, and rank 0 waits for that. The note
+names the hosts that the job shall avoid, if it leaves a node that did not pass a check.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hpctrain.config.schema import ContainerConfig
+from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,11 @@ rm -f "${REQUEUE_NOTE}"
     while sleep 1 && kill -0 $$ 2>/dev/null; do
         [[ -e ${REQUEUE_NOTE} ]] || continue
         job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-        [[ $(squeue --noheader --jobs="$job" --format=%T) != RUNNING ]] || scontrol requeue "$job"
+        hosts=$(<"${REQUEUE_NOTE}")
+        if [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]] &&
+            scontrol requeue "$job" && [[ -n $hosts ]]; then
+            scontrol update "JobId=$job" "ExcNodeList=$hosts"
+        fi
         rm -f "${REQUEUE_NOTE}"
     done
 ) &"""
@@ -79,18 +85,19 @@ def in_container(
     return [], [*words, *container.args, image]
 
 
-def leave_note(note: Path, wait_s: float = 30.0) -> bool:
+def leave_note(note: Path, exclude: str = "", wait_s: float = 30.0) -> bool:
     """Ask the batch script to requeue this job.
 
     Args:
         note: The path of the requeue note.
+        exclude: The hosts that the job shall avoid, as Slurm writes them; "" changes nothing.
         wait_s: How long to wait until the batch script has deleted it.
 
     Returns:
         True when the script has deleted the note; False, with the reason logged, otherwise.
     """
     try:
-        note.touch()
+        write_atomically(note, exclude, sync=False)
     except OSError as error:
         log.error("%s: cannot be written (%s): not requeued", note, error.strerror)
         return False

@@ -18,23 +18,37 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.schema import TrainConfig
 from hpctrain.job.building.flops import tokens_of
+from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.alike import measured_by_block
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
+from hpctrain.plan.inspecting.model_facts import explained
 from hpctrain.shards.types import Batch
 
 log = logging.getLogger(__name__)
 # So large that what the samples keep is more than a gradient on its way.
 _ROWS = 256
 _TOKENS = 4096
+# A model that needs values is called with some, if its steps have no more operations than these.
+_MOST_FLOPS = 10**12
+_NEED_VALUES = (
+    *(DataDependentOutputException, DynamicOutputShapeException, NotImplementedError),
+    *(UnsupportedFakeTensorException, UnsupportedOperatorException),
+)
 
 
 @dataclass(frozen=True)
@@ -69,9 +83,9 @@ def activations_of(
         train: Its activation checkpointing and global batch size are read.
 
     Raises:
-        ConfigError: Blocks are to be computed again, but the model has none.
+        ConfigError: Blocks are to be computed again, but the model has none; or the sample does not
+            fit the model and the task.
     """
-    mode, every = train.activation_checkpointing, train.activation_checkpointing_every
     tokens = tokens_of(task, sample)
     # Losses compute many positions in parts, so the batch is not larger than that of the run.
     few_rows = min(_TOKENS // tokens if tokens else _ROWS, train.global_batch_size // 2)
@@ -83,25 +97,111 @@ def activations_of(
             {name: torch.empty((rows, *t.shape[1:]), dtype=t.dtype) for name, t in sample.items()}
             for rows in (few_rows, 2 * few_rows)
         ]
-    if mode != "none":
-        blocks = [block for _, block in find_blocks(model, [])]
-        checkpoint_activations(blocks, mode, every)
+    _checkpoint(model, train)
 
     def measure(batch: Batch) -> tuple[int, ...]:
         live = _Live([*model.parameters(), *model.buffers()])
         with fake, live:
             return live.step(model, task, batch, compute)
 
+    gc.freeze()  # collections look only at what is made from here on, which saves seconds
     try:
-        few, more = (measured_by_block(model, partial(measure, batch)) for batch in batches)
-    except Exception as error:  # an operation needs values
-        log.info("activations cannot be measured: %s", error)
-        return Activations(0, 0, 0, 0, exact=False)
-    # What does not grow with the batch are gradients of parameters on their way.
-    kept, outside, saved, working = (
-        max(0, b - a) // few_rows for a, b in zip(few, more, strict=True)
-    )
+        with used_evenly(model):
+            few, more = (measured_by_block(model, partial(measure, batch)) for batch in batches)
+    except Exception as error:  # an operation needs values, or the sample does not fit
+        del model, batches
+        return _with_values(error, build, task, sample, compute, train)
+    finally:
+        gc.unfreeze()
+    return _for_each(few, more, few_rows)
+
+
+def _with_values(
+    error: Exception,
+    build: Build,
+    task: Any,
+    sample: Batch,
+    compute: torch.dtype | None,
+    train: TrainConfig,
+) -> Activations:
+    """Return the activations of a small model, measured with tensors that have values.
+
+    Args:
+        error: What fails without values.
+        build: As for `activations_of`.
+        task: As for `activations_of`.
+        sample: As for `activations_of`.
+        compute: As for `activations_of`.
+        train: As for `activations_of`.
+
+    Raises:
+        ConfigError: The sample does not fit the model and the task.
+    """
+    with torch.device("meta"):
+        size = sum(p.numel() for p in build().parameters())
+    rows = 1 if tokens_of(task, sample) else 2  # a batch norm needs two
+    if 36 * size * max(1, tokens_of(task, sample)) * rows > _MOST_FLOPS:
+        if isinstance(error, _NEED_VALUES):
+            log.info("activations cannot be measured: %s", error)
+            return Activations(0, 0, 0, 0, exact=False)
+        explained(partial(_raise, error), _called(sample))
+    model = build().train()
+    _checkpoint(model, train)
+
+    def measure(rows: int) -> tuple[int, ...]:
+        batch = {name: _values((rows, *t.shape[1:]), t.dtype) for name, t in sample.items()}
+        live = _Live([*model.parameters(), *model.buffers()])
+        with live:
+            return live.step(model, task, batch, compute)
+
+    def both() -> Activations:
+        return _for_each(measure(rows), measure(2 * rows), rows)
+
+    found: Activations = explained(both, _called(sample))
+    return found
+
+
+def _for_each(few: tuple[int, ...], more: tuple[int, ...], rows: int) -> Activations:
+    """Return the bytes of a sample; what does not grow with the batch are gradients on their way.
+
+    Args:
+        few: What was measured for some samples.
+        more: The same for twice as many.
+        rows: The number of the former.
+    """
+    kept, outside, saved, working = (max(0, b - a) // rows for a, b in zip(few, more, strict=True))
     return Activations(kept, outside, saved, working)
+
+
+def _checkpoint(model: nn.Module, train: TrainConfig) -> None:
+    if train.activation_checkpointing != "none":
+        checkpoint_activations(
+            [block for _, block in find_blocks(model, [])],
+            train.activation_checkpointing,
+            train.activation_checkpointing_every,
+        )
+
+
+def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.rand(shape, dtype=dtype)
+    return (
+        torch.ones(shape, dtype=dtype) if dtype == torch.bool else torch.zeros(shape, dtype=dtype)
+    )
+
+
+def _called(sample: Batch) -> str:
+    """Return which call an error is about."""
+    fields = ", ".join(
+        f"{name} {'x'.join(map(str, tensor.shape[1:])) or 'one number'}"
+        for name, tensor in sample.items()
+        if name != "mask"
+    )
+    return f"plan: the call of the task and the model with a sample of {fields}"
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class _Live(TorchDispatchMode):

@@ -16,7 +16,10 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
 from hpctrain.job.building.make import make
+from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.initial import Build
+from hpctrain.parallel.preparing.parameter_settings import freeze, settings
 from hpctrain.parallel.preparing.parameters import ties
 from hpctrain.shards.types import Batch
 
@@ -56,6 +59,10 @@ class ModelFacts:
         flops: Of a sample; None if they can be neither counted nor computed.
         matrices: Rows, columns and parameters of the linear layers and convolutions.
         width: Elements of a position between two blocks; 0 if it is unknown.
+        experts: The experts of a layer; 0 if there are none.
+        of_experts: The parameters of all experts.
+        per_token: The experts that a token uses; 0 if there are none.
+        context: Whether its sequences can be divided (context parallel).
     """
 
     parameters: int
@@ -65,11 +72,39 @@ class ModelFacts:
     flops: Flops | None
     matrices: tuple[tuple[int, int], ...]
     width: int
+    experts: int = 0
+    of_experts: int = 0
+    per_token: int = 0
+    context: bool = False
 
     @property
     def tokens(self) -> int:
         """The tokens of a sample; 0 if its samples have none."""
         return self.flops.tokens if self.flops else 0
+
+
+def build_of(config: Config) -> Build:
+    """Return a function that makes the model as it is trained, with adapters and what is frozen.
+
+    Args:
+        config: `model`, `train.lora` and `optimizer.groups` are read.
+    """
+
+    def build() -> nn.Module:
+        model: nn.Module = make("model", config.model)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"model._target_={config.model.get('_target_')}: it makes a "
+                f"{type(model).__name__}, not a torch.nn.Module"
+            )
+        lora = config.train.lora
+        if lora.patterns:
+            add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
+            freeze_base(model, lora.also)
+        freeze(model, settings(model, config.optimizer, config.parallel.blocks))
+        return model
+
+    return build
 
 
 def build_on_meta(config: Config) -> nn.Module:
@@ -80,18 +115,14 @@ def build_on_meta(config: Config) -> nn.Module:
     """
     try:
         with torch.device("meta"):
-            model: nn.Module = make("model", config.model)
+            return build_of(config)()
     except HpctrainError as error:
+        if not str(error).startswith("model._target_"):
+            raise
         raise ConfigError(
             f"{error}\nplan builds the model without memory, on torch's meta device, where values "
             "cannot be read"
         ) from error
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model._target_={config.model.get('_target_')}: it makes a {type(model).__name__}, "
-            "not a torch.nn.Module"
-        )
-    return model
 
 
 def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
@@ -108,6 +139,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
     parameters = list(model.parameters())
     total = sum(p.numel() for p in parameters)
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    experts = [found for module in model.modules() if (found := _experts(module))]
     matrices = [
         (int(p.shape[0]), p.numel() // int(p.shape[0]))
         for p in parameters
@@ -117,10 +149,14 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
         parameters=total,
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         embedding=sum(table.numel() for table in tables.values()),
-        active=total - sum(map(_unused, model.modules())),
+        active=total - sum(held // n * (n - used) for n, used, held in experts),
         flops=count_flops(model, task, meta_batch(sample)),
         matrices=tuple(matrices),
         width=_width(model),
+        experts=min((n for n, _, _ in experts), default=0),
+        of_experts=sum(held for _, _, held in experts),
+        per_token=max((used for _, used, _ in experts), default=0),
+        context=bool(getattr(getattr(model, "plan", None), "context", False)),
     )
 
 
@@ -197,14 +233,13 @@ def _is_tied(model: nn.Module, parameter: nn.Parameter) -> bool:
     return any(named[first] is parameter for first, _ in ties(model))
 
 
-def _unused(module: nn.Module) -> int:
-    """Return the parameters of experts that a token does not use."""
+def _experts(module: nn.Module) -> tuple[int, int, int] | None:
+    """Return the experts of a layer, those that a token uses, and the parameters of all."""
     bank, experts = getattr(module, "bank", None), getattr(module, "experts", None)
     used = getattr(module, "per_token", None)
     if isinstance(bank, nn.Module) and isinstance(experts, int) and isinstance(used, int):
-        held = sum(p.numel() for p in bank.parameters())
-        return held // experts * (experts - used)
-    return 0
+        return experts, used, sum(p.numel() for p in bank.parameters())
+    return None
 
 
 def _width(model: nn.Module) -> int:

@@ -11,7 +11,7 @@ from hpctrain.config.schema import Config
 from hpctrain.hardware import Hardware
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
-from hpctrain.plan.layouts import Layout
+from hpctrain.plan.layouts import Divisible, Layout
 from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 
@@ -23,7 +23,8 @@ class Estimate:
     Attributes:
         layout: The layout.
         memory: Of the rank that needs most.
-        fits: Whether that is less than the GPU has; None if its memory is unknown.
+        fits: Whether that is less than the GPU has; None if its memory is unknown, or the
+            activations are unknown and the rest alone would fit.
         time: Of a step; None if a figure that it needs is unknown.
         steps: Of the budget; None without one.
         watts: Of a GPU; None if unknown.
@@ -112,6 +113,11 @@ class Estimator:
         """The modes of activation checkpointing that the model can have."""
         return ("none", "selective", "full") if self._blocks else ("none",)
 
+    @property
+    def divisible(self) -> Divisible:
+        """What can be divided of the model and its samples."""
+        return Divisible(self.facts.experts, self.facts.tokens if self.facts.context else 0)
+
     def least(self, config: Config, ranks: int) -> float:
         """Return the bytes of a rank below which no layout can go."""
         return self._memory.least(config, ranks)
@@ -123,7 +129,6 @@ class Estimator:
             ConfigError: The model cannot be divided so.
         """
         memory = self._memory.of(layout, hardware)
-        limit = hardware.memory_bytes if hardware else None
         time = None
         if hardware is not None:
             time = step_time(
@@ -134,13 +139,19 @@ class Estimator:
         return Estimate(
             layout,
             memory,
-            None if limit is None else memory.total <= limit,
+            _fits(memory, hardware.memory_bytes if hardware else None),
             time,
             self._steps,
             hardware.power_w if hardware else None,
             price.amount if price else None,
             self.facts.tokens,
         )
+
+
+def _fits(memory: RankMemory, limit: int | None) -> bool | None:
+    if limit is None or (memory.activations is None and memory.total <= limit):
+        return None
+    return memory.total <= limit
 
 
 def speed(estimate: Estimate) -> float:

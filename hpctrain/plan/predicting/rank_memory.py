@@ -18,7 +18,9 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
+from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
+from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.parallel.dividing.tensor import sequence_is_divided
@@ -26,7 +28,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import ModelSizes, memory_of, optimizer_states
+from hpctrain.plan.memory import ModelSizes, memory_of
 
 # Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.
 CONTEXT_BYTES = 2**30
@@ -42,22 +44,27 @@ class RankMemory:
         gradients: Their gradients.
         optimizer: The state of the optimizer.
         gathered: Parameters that are put together or converted for computing.
-        activations: What the forward passes keep, of all micro-batches in flight.
-        logits: The outputs of the model, and what the loss adds to them.
+        activations: What the forward passes keep, of all micro-batches in flight; None if unknown.
+        logits: The outputs of the model, and what the loss adds to them; None if unknown.
         buffers: Gradients before their reduction, and buffers of communication.
         allowance: What the context of CUDA takes, and gaps; 0 on CPUs.
-        total: The largest sum of a step. Not everything exists at the same time.
+        total: The largest sum of a step. Not everything exists at the same time. If the activations
+            are unknown, it is at least this.
     """
 
     parameters: int
     gradients: int
     optimizer: int
     gathered: int
-    activations: int
-    logits: int
+    activations: int | None
+    logits: int | None
     buffers: int
     allowance: int
     total: int
+
+
+# The shapes of all parameters that a rank has, and of those that are trained.
+_Sizes = tuple[ModelSizes, ModelSizes]
 
 
 class MemoryModel:
@@ -73,7 +80,7 @@ class MemoryModel:
         self, model: nn.Module, facts: ModelFacts, activations: Mapping[str, Activations]
     ) -> None:
         self._model, self._facts, self._activations = model, facts, activations
-        self._sizes: dict[tuple[int, int, str, bool], list[ModelSizes]] = {}
+        self._sizes: dict[tuple[int, int, int, str, bool], list[_Sizes]] = {}
         self._gathered: dict[int, int] = {}
         self._blocks = 0
         with contextlib.suppress(ConfigError):
@@ -93,42 +100,44 @@ class MemoryModel:
         """
         stages = self._stages(layout.config, layout.degrees)
         return max(
-            (self._stage(layout, hardware, sizes, i) for i, sizes in enumerate(stages)),
+            (self._stage(layout, hardware, both, i) for i, both in enumerate(stages)),
             key=lambda memory: memory.total,
         )
 
     def _stage(
-        self, layout: Layout, hardware: Hardware | None, sizes: ModelSizes, stage: int
+        self, layout: Layout, hardware: Hardware | None, both: _Sizes, stage: int
     ) -> RankMemory:
         config, degrees, batch = layout.config, layout.degrees, layout.batch
+        (sizes, trained), parallel = both, config.parallel
         states = memory_of(
-            sizes, degrees, config.parallel, config.precision, config.optimizer, batch.accumulate
+            *(sizes, degrees, parallel, config.precision, config.optimizer, batch.accumulate),
+            trained,
         )
         blocks, logits = self._kept(config, degrees)
         of_stage = len(sizes.blocks) / max(1, self._blocks) if degrees.pp > 1 else 1
         last = stage == degrees.pp - 1
         flying = _in_flight(config, degrees, batch.accumulate, stage)
         kept = int(blocks * of_stage * batch.micro * flying)
-        of_loss = logits * batch.micro if last else 0
+        of_loss = int(logits * batch.micro * flying) if last else 0
         measured = self._activations[config.train.activation_checkpointing]
         working = measured.working + measured.saved // max(1, self._blocks)
         working //= degrees.cp * degrees.tp
+        if degrees.cp > 1 and config.train.activation_checkpointing != "none":
+            working += self._gathered_keys(config, degrees) // max(1, self._blocks)
         peak = states.peak_with(kept + of_loss, working * batch.micro)
-        share = self._facts.trainable / max(1, self._facts.parameters)
-        frozen = int((1 - share) * (states.gradients + states.optimizer))
         on_gpu = hardware is not None and hardware.memory_bytes is not None
-        on_gpu = on_gpu and config.parallel.device != "cpu"
+        on_gpu = on_gpu and parallel.device != "cpu"
         allowance = CONTEXT_BYTES + int(GAPS * peak) if on_gpu else 0
         return RankMemory(
             states.parameters,
-            int(states.gradients * share),
-            int(states.optimizer * share),
+            states.gradients,
+            states.optimizer,
             states.gathered,
-            kept,
-            of_loss,
+            kept if measured.exact else None,
+            of_loss if measured.exact else None,
             states.buffers,
             allowance,
-            peak - frozen + allowance,
+            peak + allowance,
         )
 
     def _kept(self, config: Config, degrees: Degrees) -> tuple[int, int]:
@@ -144,7 +153,23 @@ class MemoryModel:
                 blocks += whole_inputs * (degrees.tp - 1) // degrees.tp
             divided = config.parallel.loss_parallel
             return blocks, logits // degrees.cp // (degrees.tp if divided else 1)
-        return blocks // degrees.cp, logits // degrees.cp
+        blocks //= degrees.cp
+        if degrees.cp > 1 and config.train.activation_checkpointing == "none":
+            blocks += self._gathered_keys(config, degrees)
+        return blocks, logits // degrees.cp
+
+    def _gathered_keys(self, config: Config, degrees: Degrees) -> int:
+        """Return the bytes of a sample of the keys and values that context parallel gathers.
+
+        Each block keeps them whole, and once more as each of the two chunks of a rank sees them:
+        together 1 + 1 / (2 cp) times.
+        """
+        plan = getattr(self._model, "plan", None)
+        numbers = plan.numbers if isinstance(plan, Plan) else {}
+        heads = numbers.get("heads", 1)
+        width = self._facts.width * numbers.get("kv_heads", heads) // heads // degrees.tp
+        size = 2 if config.precision.compute in ("bf16", "fp16", "fp8") else 4
+        return int((4 + 1 / degrees.cp) * self._facts.tokens * width * size * self._blocks)
 
     def _whole_inputs(self, config: Config, degrees: Degrees) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""
@@ -159,15 +184,17 @@ class MemoryModel:
             self._gathered[key] = number * self._facts.tokens * self._facts.width * size
         return self._gathered[key]
 
-    def _stages(self, config: Config, degrees: Degrees) -> list[ModelSizes]:
+    def _stages(self, config: Config, degrees: Degrees) -> list[_Sizes]:
         """Return the shapes that each rank of a pipeline has."""
         divided = degrees.ranks > degrees.dp_replicate
-        key = (degrees.tp, degrees.pp, config.parallel.pipeline.schedule, divided)
+        parallel = config.parallel
+        key = (degrees.tp, degrees.pp, parallel.ep, parallel.pipeline.schedule, divided)
         if key not in self._sizes:
-            self._sizes[key] = self._divided(config, degrees)
+            wholes, learnt = (self._divided(config, degrees, trained) for trained in (False, True))
+            self._sizes[key] = list(zip(wholes, learnt, strict=True))
         return self._sizes[key]
 
-    def _divided(self, config: Config, degrees: Degrees) -> list[ModelSizes]:
+    def _divided(self, config: Config, degrees: Degrees, trained: bool) -> list[ModelSizes]:
         model, parallel = self._model, config.parallel
         styles: dict[str, str] = {}
         plan = None
@@ -175,19 +202,32 @@ class MemoryModel:
             plan = find_plan(model, parallel, degrees)
             styles = dict(plan.tensor)
         blocks = self._named_blocks(config, degrees)
-        whole = ModelSizes.of(model, blocks, styles, degrees.tp)
+        experts = plan.experts if plan else ""
+        whole = ModelSizes.of(
+            *(model, blocks, styles, degrees.tp),
+            experts=experts,
+            ep=parallel.ep,
+            trained=trained,
+        )
         if degrees.pp == 1 or plan is None:
             return [whole]
         counts = block_counts(model, plan, parallel, degrees.pp)
         first, last = (
-            _outside(model, names, styles, degrees.tp) for names in (plan.first, plan.last)
+            _outside(model, names, styles, degrees.tp, trained) for names in (plan.first, plan.last)
         )
         stages = []
         for rank in range(degrees.pp):
             numbers = numbers_of(parallel.pipeline.schedule, degrees.pp, rank)
-            own = [whole.blocks[sum(counts[:n]) : sum(counts[: n + 1])] for n in numbers]
+            parts = [slice(sum(counts[:n]), sum(counts[: n + 1])) for n in numbers]
             rest = (first if 0 in numbers else ()) + (last if len(counts) - 1 in numbers else ())
-            stages.append(ModelSizes(tuple(b for part in own for b in part), rest or ((0,),)))
+            stages.append(
+                ModelSizes(
+                    tuple(block for part in parts for block in whole.blocks[part]),
+                    rest or ((0,),),
+                    tuple(held for part in parts for held in whole.experts[part]),
+                    whole.ep,
+                )
+            )
         return stages
 
     def _named_blocks(self, config: Config, degrees: Degrees) -> list[nn.Module]:
@@ -200,11 +240,11 @@ class MemoryModel:
 
 
 def _outside(
-    model: nn.Module, names: Sequence[str], styles: dict[str, str], tp: int
+    model: nn.Module, names: Sequence[str], styles: dict[str, str], tp: int, trained: bool
 ) -> tuple[tuple[int, ...], ...]:
     modules = nn.ModuleDict({name.replace(".", "-"): model.get_submodule(name) for name in names})
     inner = {name.replace(".", "-"): styles[name] for name in names if name in styles}
-    return ModelSizes.of(modules, [], inner, tp).rest
+    return ModelSizes.of(modules, [], inner, tp, trained=trained).rest
 
 
 def _in_flight(config: Config, degrees: Degrees, parts: int, stage: int) -> float:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config
+from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import optimizer_states
 from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
 
 
@@ -31,12 +31,15 @@ class Efficiencies:
         best: The part of the peak that the largest matrix products reach; None takes that of the
             hardware.
         half: The size at which a matrix product reaches half of `best`.
-        attention: The part of the peak that the flash kernel reaches.
+        attention: The part of the peak that the flash kernel reaches, where the hardware does not
+            say.
         traffic: How often the bytes of the activations go through the memory in a step.
         fused: The same, where torch.compile fuses operations.
         memory: The part of the HBM bandwidth that is reached.
         overlap: The part of the computing time behind which communication can hide.
         launch_s: Seconds in which the CPU starts one operation of the GPU.
+        host_link: Bytes per second between a GPU and the memory of its host, for offload.
+        host_memory: Bytes per second of the memory of the host, for each GPU.
     """
 
     best: float | None = None
@@ -47,6 +50,8 @@ class Efficiencies:
     memory: float = 0.8
     overlap: float = 0.9
     launch_s: float = 6e-6
+    host_link: float = 20e9
+    host_memory: float = 20e9
 
 
 @dataclass(frozen=True)
@@ -113,12 +118,17 @@ def step_time(
     hidden, open_s = _communication(layout, facts, blocks, hardware)
     if hidden is None or open_s is None:
         return None
+    moved, rate_of_states = 0.0, rate
+    if config.parallel.fsdp.offload:
+        moved = _moved(layout, facts) / efficiencies.host_link
+        rate_of_states = efficiencies.host_memory
     once = hidden / max(1, blocks)  # the first gather, and the last reduction, have nothing to hide
     exposed = open_s + max(once, hidden - efficiencies.overlap * busy)
     waiting = 0.0
     if degrees.pp > 1:
         waiting = bubble(config.parallel.pipeline.schedule, degrees.pp, micro_batches)
-    step = (busy + exposed) / (1 - min(waiting, 0.95)) + _optimizer(config, facts, layout, rate)
+    step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
+    step += _optimizer(config, facts, layout, rate_of_states)
     model_flops = facts.flops.training * batch.global_size
     return StepTime(
         step_s=step,
@@ -162,7 +172,8 @@ def _compute(
         share = rows * columns / max(1, multiplied)
         time += share / (best * size / (size + efficiencies.half))
     # A causal kernel computes half of the square that is counted.
-    of_attention = attention / 2 * again / (peak * efficiencies.attention)
+    reached = hardware.attention_efficiency or efficiencies.attention
+    of_attention = attention / 2 * again / (peak * reached)
     return products * again * time / peak, of_attention
 
 
@@ -174,7 +185,9 @@ def _communication(
     parallel, per_node = config.parallel, config.launch.tasks_per_node
     size = 2 if config.precision.compute in ("bf16", "fp16", "fp8") else 4
     reduced = 2 if (config.precision.reduce or config.precision.params) in ("bf16", "fp16") else 4
-    own = facts.parameters / (degrees.tp * degrees.pp)
+    # With expert parallel, a rank gathers only its own experts.
+    whole = facts.parameters - facts.of_experts * (1 - 1 / parallel.ep)
+    own = whole / (degrees.tp * degrees.pp)
     inner = degrees.tp * degrees.cp
     parts: list[float | None] = []
     shard = degrees.dp_shard * degrees.cp
@@ -197,8 +210,9 @@ def _communication(
 def _inside_layers(
     layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware, size: int
 ) -> float | None:
-    """Return the seconds of what layers wait for: tensor, context and pipeline parallel."""
+    """Return the seconds of what layers wait for: tensor, context, expert, pipeline parallel."""
     config, degrees, batch = layout.config, layout.degrees, layout.batch
+    parallel, inner = config.parallel, degrees.tp * degrees.cp
     per_node, own = config.launch.tasks_per_node, blocks / degrees.pp
     residual = batch.micro * facts.tokens * facts.width * size / degrees.cp
     passes = 3 if config.train.activation_checkpointing == "full" else 2
@@ -212,11 +226,25 @@ def _inside_layers(
         link = link_of(hardware, per_node, degrees.tp, degrees.cp)
         one = gather_s(residual * degrees.cp / 2, degrees.cp, link)
         total = _plus(total, one, passes * own * batch.accumulate)
+    if parallel.ep > 1:  # tokens go to their experts and back, in each pass
+        link = link_of(hardware, per_node, inner, parallel.ep)
+        one = gather_s(residual * facts.per_token, parallel.ep, link)
+        total = _plus(total, one, 2 * passes * own * batch.accumulate)
     if degrees.pp > 1:
         outer = per_node if degrees.ranks > per_node else 1
         link = link_of(hardware, per_node, outer, degrees.pp)
         total = _plus(total, send_s(residual / degrees.tp, link), 2 * batch.accumulate * 0.5)
     return total
+
+
+def _moved(layout: Layout, facts: ModelFacts) -> float:
+    """Return the bytes that offload sends between host and GPU in a step."""
+    config, degrees = layout.config, layout.degrees
+    stored = 2 if config.precision.params == "bf16" else 4
+    divided = degrees.tp * degrees.pp * degrees.dp_shard * degrees.cp
+    gathers = 2 * layout.batch.accumulate if config.parallel.zero == 3 else 1
+    down = gathers * facts.parameters
+    return stored * (down + layout.batch.accumulate * facts.trainable) / divided
 
 
 def _plus(total: float | None, one: float | None, times: float) -> float | None:

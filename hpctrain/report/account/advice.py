@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.account.slow_hosts import slow_hosts
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
 _SMALL_MEMORY = 50.0  # percent of a GPU
@@ -18,7 +19,7 @@ def notes(account: RunAccount) -> list[str]:
     """Return what the user could change, each in one sentence that names the override."""
     found = [*_state(account)]
     if account.time["allocated"] >= _LEAST_S:
-        found += [*_shares(account), *_devices(account), *_requests(account)]
+        found += [*_shares(account), *_hosts(account), *_devices(account), *_requests(account)]
     elif account.spans:
         found.append(
             f"the run has taken {account.time['allocated']:.0f} s: shares of less than "
@@ -82,6 +83,17 @@ def _shares(account: RunAccount) -> Iterator[str]:
         yield (
             f"{_percent(share['restart'])} of the time went into starting again: a longer "
             "`launch.time_min` starts less often"
+        )
+
+
+def _hosts(account: RunAccount) -> Iterator[str]:
+    hosts = slow_hosts(account)
+    if hosts and hosts[0].slowest > max(_HALF, _ROOM / len(hosts)):
+        host = hosts[0].host
+        yield (
+            f"{host} had the slowest rank in {_percent(hosts[0].slowest)} of the reports: "
+            f"`python -m hpctrain doctor --nodes 1 +site.sbatch.nodelist={host}` looks at it, "
+            f"`site.sbatch.exclude={host}` avoids it"
         )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.account.slow_hosts import slow_hosts
 
 
 def as_json(account: RunAccount) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "in_progress": bool(account.spans and account.spans[-1].runs),
         "swept": account.swept,
         "step": account.step,
-        "samples": account.step * int(account.value("train.global_batch_size", 0) or 0),
+        "samples": account.samples,
         "time": {name: round(seconds, 3) for name, seconds in account.time.items()},
         "attempts": [
             {
@@ -57,6 +59,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "memory_gb": _gigabytes(
             usage.peak(usage.of_nodes("system_memory_usage_megabytes").values())
         ),
+        "slow_hosts": [asdict(each) for each in slow_hosts(account)],
         "best": _finite(account.best),
         "metrics": {
             name: series.last() if math.isfinite(series.last()) else None

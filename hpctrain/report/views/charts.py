@@ -20,10 +20,12 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogFormatter, ScalarFormatter
 from numpy.typing import NDArray
 
 _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
+_SOLID = 4  # lines of a chart; the others are dashed
 _PER_ROW = 3  # charts of a PNG
 _STYLE = {
     "svg.fonttype": "none",
@@ -33,10 +35,11 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.4,
-    "legend.frameon": False,
-    "axes.formatter.limits": (-3, 5),
+    "legend.framealpha": 0.8,
+    "legend.edgecolor": "none",
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
 }
@@ -44,21 +47,25 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Colors:
-    """The colours of a chart: of its series, its text and its grid."""
+    """The colours of a chart: of its series, its text, its grid and what is behind it."""
 
     series: tuple[str, ...]
     text: str
     grid: str
+    back: str
 
 
 # Okabe and Ito, Color Universal Design (2008): told apart with all kinds of colour vision.
 _OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b")
-_PICTURE = Colors(_OKABE_ITO, "#1a1a1a", "#dddddd")
+_PICTURE = Colors(_OKABE_ITO, "#1a1a1a", "#dddddd", "#ffffff")
 # These stand for variables of CSS until the SVG is written.
-_PAGE = Colors(tuple(f"#ab00{n:02x}" for n in range(len(_OKABE_ITO))), "#ab00f0", "#ab00f1")
+_PAGE = Colors(
+    tuple(f"#ab00{n:02x}" for n in range(len(_OKABE_ITO))), "#ab00f0", "#ab00f1", "#ab00f2"
+)
 _NAMES = {color: f"var(--s{n})" for n, color in enumerate(_PAGE.series)} | {
     _PAGE.text: "var(--text)",
     _PAGE.grid: "var(--grid)",
+    _PAGE.back: "var(--card)",
 }
 
 
@@ -109,11 +116,33 @@ def write_png(charts: Sequence[Chart], title: str, file: Path) -> None:
     file.write_bytes(content.getvalue())
 
 
-def line(axes: Axes, x: Sequence[float], y: Sequence[float], label: str, color: str) -> None:
-    """Draw a line with at most so many points as are seen; the extremes of each part are kept."""
+def line(
+    axes: Axes, x: Sequence[float], y: Sequence[float], label: str, colors: Colors, number: int
+) -> None:
+    """Draw a line with at most so many points as are seen; the extremes of each part are kept.
+
+    Args:
+        axes: Where it is drawn.
+        x: The places of its points.
+        y: Their values; those that are not finite are left out.
+        label: What it is, for the legend.
+        colors: The colours of the chart.
+        number: Which line of the chart it is. From the fifth on, lines are dashed, too: they are
+            told apart where colours are not.
+    """
+    color = colors.series[number % len(colors.series)]
     xs, ys = _thinned(np.asarray(x, "float64"), np.asarray(y, "float64"))
     marker = "o" if len(xs) <= 30 else ""
-    axes.plot(xs, ys, color=color, label=_plain(label), marker=marker, markersize=3)
+    style = "-" if number < _SOLID else "--"
+    axes.plot(xs, ys, style, color=color, label=_plain(label), marker=marker, markersize=3)
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Write the name of each row of horizontal bars above it: at the side long ones are cut off."""
+    axes.set_yticks([])
+    axes.set_ylim(-0.6, len(names) - 0.3)
+    for place, name in enumerate(names):
+        axes.text(0.01, place + 0.27, _plain(name), transform=axes.get_yaxis_transform())
 
 
 def _thinned(
@@ -133,15 +162,46 @@ def _thinned(
 
 def _style(colors: Colors) -> Any:  # matplotlib's type lists the names of all settings
     named = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
-    return _STYLE | dict.fromkeys(named, colors.text) | {"grid.color": colors.grid}
+    more = {"grid.color": colors.grid, "legend.facecolor": colors.back}
+    return _STYLE | dict.fromkeys(named, colors.text) | more
 
 
 def _draw(axes: Axes, chart: Chart, colors: Colors) -> None:
     axes.set_title(_plain(chart.title), loc="left")
     chart.draw(axes, colors)
-    labels = axes.get_legend_handles_labels()[1]
-    if 1 < len(labels) <= len(colors.series) or (labels and not chart.title.endswith(labels[0])):
-        axes.legend(fontsize=8, loc="best")
+    _plain_numbers(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    # The title says what a line is whose name it has.
+    named = {
+        label: handle
+        for label, handle in zip(labels, handles, strict=True)
+        if not _plain(chart.title).endswith(label)
+    }
+    if len(named) < len(labels) - 1:
+        named = dict(zip(labels, handles, strict=True))
+    if named:
+        axes.legend([*named.values()], [*named], fontsize=8, loc="best")
+
+
+class _LogTicks(LogFormatter):
+    """Labels those ticks of an axis that matplotlib chooses, with plain numbers."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return _number(x) if super().__call__(x, pos) else ""
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """Let an axis of numbers show 0.002 and 12,000, and no factor above it."""
+    for scale, axis in ((axes.get_xscale(), axes.xaxis), (axes.get_yscale(), axes.yaxis)):
+        if scale == "log":
+            axis.set_major_formatter(_LogTicks(labelOnlyBase=False))
+            axis.set_minor_formatter(_LogTicks(labelOnlyBase=False))
+        elif isinstance(axis.get_major_formatter(), ScalarFormatter):
+            axis.set_major_formatter(FuncFormatter(lambda x, _: _number(x)))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _plain(text: str) -> str:

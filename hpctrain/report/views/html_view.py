@@ -22,11 +22,11 @@ from hpctrain.report.views.terminal_view import TITLES, figures
 _MOST_ROWS = 200
 _STYLE = """
 :root{color-scheme:light dark;--text:#1a1a1a;--soft:#5a5a5a;--back:#fff;--card:#f6f7f9;
---grid:#d8dade;--s0:#0072b2;--s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#2c86b8;
+--grid:#d8dade;--s0:#0072b2;--s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#5b2a86;
 --s6:#6b6b6b}
 @media(prefers-color-scheme:dark){:root{--text:#e8e8e8;--soft:#a9adb3;--back:#15171a;
 --card:#1e2125;--grid:#3a3f45;--s0:#56b4e9;--s1:#ff9352;--s2:#3cd0a0;--s3:#e49cc6;--s4:#f0b942;
---s5:#8fd0f5;--s6:#b0b0b0}}
+--s5:#c3b1f5;--s6:#b0b0b0}}
 *{box-sizing:border-box}body{margin:0 auto;max-width:1440px;padding:1rem;background:var(--back);
 color:var(--text);font:15px/1.5 system-ui,sans-serif}
 h1{font-size:1.3rem;overflow-wrap:anywhere}h2{font-size:1.05rem;margin:1.6rem 0 .5rem}
@@ -39,11 +39,14 @@ figure{margin:0;background:var(--card);border-radius:6px;padding:.4rem;break-ins
 figure svg{width:100%;height:auto;display:block}.scroll{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--grid);
-vertical-align:top}th{font-weight:600}code{background:var(--card);padding:0 .25em;
+vertical-align:top}th{font-weight:600}
+.heads td,.heads th{white-space:nowrap}code{background:var(--card);padding:0 .25em;
 border-radius:3px;overflow-wrap:anywhere}
-@media print{:root{--text:#000;--back:#fff;--card:#fff;--grid:#bbb;--soft:#444;--s0:#0072b2;
---s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#2c86b8;--s6:#6b6b6b}
-body{font-size:11px;max-width:none}.bar{print-color-adjust:exact}.key i{print-color-adjust:exact}
+@media print{:root{--text:#000;--back:#fff;--card:#fff;--grid:#ddd;--soft:#444;--s0:#0072b2;
+--s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#5b2a86;--s6:#6b6b6b}
+body{font-size:11px;max-width:none}
+h2{break-after:avoid}.charts{break-before:avoid}
+.bar{print-color-adjust:exact}.key i{print-color-adjust:exact}
 .charts{grid-template-columns:1fr 1fr}}
 """
 _HEAD = """<!doctype html>
@@ -215,7 +218,9 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+    named = ' class="heads"' if heads else ""
+    first = f"<tr>{head}</tr>" if heads else ""
+    return f'<div class="scroll"><table{named}>{first}{body}</table></div>'
 
 
 def _date(time: float) -> str:

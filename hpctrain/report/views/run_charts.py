@@ -9,10 +9,11 @@ from matplotlib.axes import Axes
 
 from hpctrain.report.account.history import Series
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.account.slow_hosts import SlowHost, slow_hosts
 from hpctrain.report.account.usage import Sensor
-from hpctrain.report.views.charts import Chart, Colors, line
+from hpctrain.report.views.charts import Chart, Colors, line, name_rows
 
-_MOST_CHARTS, _MOST_LINES = 12, 7
+_MOST_CHARTS, _MOST_LINES, _MOST_HOSTS = 12, 7, 8
 _FIRST = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s", "tokens_per_s")
 _LEFT_OUT = ("epoch", "gpu_hours", "samples_seen", "tokens_seen", "slowest_rank")
 _SENSORS = {
@@ -43,14 +44,46 @@ def run_charts(account: RunAccount) -> list[Chart]:
         )
         if any(len(sensor.times) > 1 for sensor in found.values()):
             charts.append(_sensors(title, found, account))
+    if hosts := slow_hosts(account):
+        charts.append(_slow_hosts(hosts))
     return charts
+
+
+def _slow_hosts(hosts: Sequence[SlowHost]) -> Chart:
+    shown = hosts[:_MOST_HOSTS][::-1]
+
+    def draw(axes: Axes, colors: Colors) -> None:
+        places = range(len(shown))
+        values = [100 * each.slowest for each in shown]
+        axes.barh(
+            [place + 0.12 for place in places],
+            values,
+            0.24,
+            color=colors.series[0],
+            label="reports with the slowest rank",
+        )
+        if any(each.throttled is not None for each in shown):
+            axes.barh(
+                [place - 0.12 for place in places],
+                [100 * (each.throttled or 0.0) for each in shown],
+                0.24,
+                color=colors.series[1],
+                label="samples with a GPU too hot",
+            )
+        fair = 100 / len(hosts)
+        axes.axvline(fair, color=colors.text, linestyle=":", label="if all are alike")
+        name_rows(axes, [each.host for each in shown])
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("%")
+
+    more = f" (the first {len(shown)} of {len(hosts)})" if len(shown) < len(hosts) else ""
+    return Chart(f"slow hosts{more}", draw)
 
 
 def _metric(title: str, series: Mapping[str, Series], restarts: Sequence[int]) -> Chart:
     def draw(axes: Axes, colors: Colors) -> None:
         for number, (name, each) in enumerate(list(series.items())[:_MOST_LINES]):
-            color = colors.series[number % len(colors.series)]
-            line(axes, each.steps, each.values, name, color)
+            line(axes, each.steps, each.values, name, colors, number)
         for number, step in enumerate(restarts):
             label = "restart" if number == 0 else ""
             axes.axvline(step, color=colors.text, linestyle=":", linewidth=0.8, label=label)
@@ -75,9 +108,9 @@ def _sensors(title: str, sensors: Mapping[str, Sensor], account: RunAccount) -> 
     def draw(axes: Axes, colors: Colors) -> None:
         for number, (label, sensor) in enumerate(ordered):
             times = [(time - begin) / unit for time in sensor.times]
-            line(axes, times, sensor.values, label, colors.series[number % len(colors.series)])
+            line(axes, times, sensor.values, label, colors, number)
         axes.set_xlabel(f"{name} since the start")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a level line does not lie on the edge
 
     shown = f" ({len(ordered)} of {len(sensors)})" if len(ordered) < len(sensors) else ""
     return Chart(title + shown, draw)

@@ -10,7 +10,7 @@ from hpctrain.config.rules.metrics import better
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import Sweep, final
 from hpctrain.report.sweeps.seeds import Setting, estimate
-from hpctrain.report.views.charts import Chart, Colors, line
+from hpctrain.report.views.charts import Chart, Colors, line, name_rows
 
 _MOST_KEYS, _MOST_LINES = 6, 7
 
@@ -41,7 +41,7 @@ def _curves(sweep: Sweep) -> Chart:
         for number, account in enumerate(best):
             series = account.history.series(sweep.metric)
             label = " ".join(f"{k.rpartition('.')[2]}={v}" for k, v in account.swept.items())
-            line(axes, series.steps, series.values, label or account.name, colors.series[number])
+            line(axes, series.steps, series.values, label or account.name, colors, number)
         axes.set_xlabel("step")
 
     return Chart(f"best runs: {sweep.metric}", draw)
@@ -70,12 +70,13 @@ def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
 
     def draw(axes: Axes, colors: Colors) -> None:
         columns = []
+        behind = {"facecolor": colors.back, "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
         for number, key in enumerate(keys):
             positions, ticks = _positions(accounts, key)
             most = max(1.0, max(positions))
             columns.append([position / most for position in positions])
             for position, text in ticks.items():
-                axes.text(number, position / most, f" {text}", fontsize=7, va="center")
+                axes.text(number, position / most, f" {text}", fontsize=7, va="center", bbox=behind)
         columns.append([(each - low) / (high - low or 1) for each in scores])
         axes.text(len(keys), 0, f" {low:.4g}", fontsize=7)
         axes.text(len(keys), 1, f" {high:.4g}", fontsize=7, va="top")
@@ -89,7 +90,7 @@ def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
         axes.set_yticks([])
         axes.set_xlim(-0.1, len(keys) + 0.4)
 
-    return Chart("parameters and metric (the best 10% in another colour)", draw)
+    return Chart("parameters: the best 10% stand out", draw)
 
 
 def _importance(metric: str, importance: dict[str, float]) -> Chart:
@@ -97,7 +98,9 @@ def _importance(metric: str, importance: dict[str, float]) -> Chart:
 
     def draw(axes: Axes, colors: Colors) -> None:
         names = [key.rpartition(".")[2] for key, _ in shown]
-        axes.barh(names, [100 * share for _, share in shown], color=colors.series[0])
+        values = [100 * share for _, share in shown]
+        axes.barh(range(len(shown)), values, 0.45, color=colors.series[0])
+        name_rows(axes, names)
         axes.set_xlim(0, 100)
         axes.set_xlabel(f"% of the variance of {metric} explained alone")
 
@@ -131,7 +134,7 @@ def _bands(found: Sequence[Setting], metric: str) -> Chart:
                 continue
             estimates = [estimate([curve[step] for curve in curves]) for step in steps]
             color = colors.series[number % len(colors.series)]
-            line(axes, steps, [each.mean for each in estimates], setting.label, color)
+            line(axes, steps, [each.mean for each in estimates], setting.label, colors, number)
             if len(curves) > 1:
                 low = [each.mean - (each.half or 0) for each in estimates]
                 high = [each.mean + (each.half or 0) for each in estimates]

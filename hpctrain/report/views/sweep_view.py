@@ -52,12 +52,16 @@ def _totals(accounts: Sequence[RunAccount]) -> Text:
 def _best(sweep: Sweep) -> RenderableType:
     if not sweep.finished:
         return Text(f"No run has a value of {Cell(sweep.metric).plain}.")
+    shown = sweep.finished[:_BEST]
     table = Table(box=None, padding=(0, 2), header_style="")
-    for title in ("  best runs", sweep.metric, *(key.rpartition(".")[2] for key in sweep.keys)):
-        table.add_column(Cell(title))
+    # A run is named by its whole name, so on a narrow terminal the other columns give way.
+    table.add_column("  best runs", no_wrap=True, min_width=max(len(r.name) for r in shown) + 2)
+    table.add_column(Cell(sweep.metric), min_width=7)
+    for key in sweep.keys:
+        table.add_column(Cell(key.rpartition(".")[2]))
     table.add_column("time", justify="right")
     table.add_column("goodput", justify="right")
-    for account in sweep.finished[:_BEST]:
+    for account in shown:
         share = account.goodput
         table.add_row(
             Cell(f"  {account.name}"),

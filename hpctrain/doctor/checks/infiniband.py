@@ -1,0 +1,103 @@
+"""The ports of InfiniBand adapters, by the files of the kernel: state, rate and errors.
+
+/sys/class/infiniband/mlx5_0/ports/1/state              4: ACTIVE
+                                     /rate               400 Gb/sec (4X NDR)
+                                     /counters/symbol_error ...
+
+The counters run since the driver was loaded, so their height says little. Errors that come while
+the links are measured say that a cable or a port is bad.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hpctrain.doctor.finding import Finding, good, unknown
+
+_FOLDER = Path("/sys/class/infiniband")
+_ERRORS = (
+    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors"),
+    *("local_link_integrity_errors", "excessive_buffer_overrun_errors"),
+)
+_CURE = "Ask the administrators to look at cable and port (`ibstat`, `perfquery`)."
+
+
+def _ports(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/ports/*"))
+
+
+def _name(port: Path) -> str:
+    return f"{port.parents[1].name}/{port.name}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _is_active(port: Path) -> bool:
+    return "ACTIVE" in _text(port / "state")
+
+
+def rates(folder: Path = _FOLDER) -> str:
+    """Return the rates of the active ports, which are the same on all nodes: `4 x 400 Gb/sec`."""
+    counted = Counter(_text(port / "rate") for port in _ports(folder) if _is_active(port))
+    return ", ".join(f"{count} x {rate}" for rate, count in sorted(counted.items())) or "none"
+
+
+def checked(folder: Path = _FOLDER) -> Iterator[Finding]:
+    """Check the state of each port; what the kernel does not show is said."""
+    ports = _ports(folder)
+    if not ports:
+        yield unknown(
+            "InfiniBand", f"no adapter in {folder}: there is none, or the container hides it"
+        )
+        return
+    active = [port for port in ports if _is_active(port)]
+    down = [f"{_name(port)} ({_text(port / 'state') or 'unknown'})" for port in ports]
+    down = [text for text, port in zip(down, ports, strict=True) if port not in active]
+    if down:
+        found = f"{len(active)} of {len(ports)} ports are active; not {', '.join(down)}"
+        yield Finding("InfiniBand", "warn", found, "active ports, if they have cables", _CURE)
+    else:
+        yield good("InfiniBand", f"active: {rates(folder)}")
+    if not any(errors(folder).values()):
+        yield unknown("InfiniBand errors", "the kernel shows no counters of the ports")
+
+
+def errors(folder: Path = _FOLDER) -> dict[str, dict[str, int]]:
+    """Return the counters of errors of each active port, as far as the kernel shows them."""
+    return {
+        _name(port): {
+            name: int(text)
+            for name in _ERRORS
+            if (text := _text(port / "counters" / name)).isdecimal()
+        }
+        for port in _ports(folder)
+        if _is_active(port)
+    }
+
+
+def risen(
+    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
+) -> Iterator[Finding]:
+    """Judge the errors that have come between two readings of `errors`."""
+    if not any(before.values()):
+        return
+    new = [
+        f"{port}: {name} +{value - before[port][name]:,}"
+        for port, counters in after.items()
+        for name, value in counters.items()
+        if value > before.get(port, {}).get(name, value)
+    ]
+    if gone := [port for port in before if port not in after]:
+        new.append(f"no longer active: {', '.join(gone)}")
+    if new:
+        found = ", ".join(new[:6])
+        yield Finding("InfiniBand errors", "warn", found, "none while it is measured", _CURE)
+    else:
+        yield good("InfiniBand errors", "none while it was measured")

@@ -1,0 +1,105 @@
+"""What the loader has to read in a second, beside what the storage gives.
+
+index.json ── bytes of the files / samples ── x samples per second / nodes ──┐
+hardware.storage_mb_per_s, or what `doctor` has measured ────────────────────┴── enough?
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hpctrain.config.schema import Config
+from hpctrain.data.places.origin import load_index
+from hpctrain.doctor import history
+from hpctrain.hardware import Hardware
+from hpctrain.plan.inspecting.sample_shape import samples_of_epoch
+from hpctrain.plan.predicting.estimate import Estimate
+
+_READING = "read_mb_s"  # the figure of `doctor`, for each host
+
+
+@dataclass(frozen=True)
+class LoaderRate:
+    """The sizes that decide whether the storage is fast enough.
+
+    Attributes:
+        sample_bytes: What is read for a sample; None if there is no data set.
+        storage: Bytes per second that a node reads; None if unknown.
+        source: Where the latter comes from, for a reader.
+    """
+
+    sample_bytes: float | None
+    storage: float | None
+    source: str
+
+    def needed(self, estimate: Estimate) -> float | None:
+        """Return the bytes per second that each node has to read; None if unknown."""
+        rate = estimate.samples_per_s
+        if rate is None or self.sample_bytes is None:
+            return None
+        return rate * self.sample_bytes / estimate.layout.nodes
+
+    def as_json(self, estimate: Estimate | None) -> dict[str, Any]:
+        """Return the object of `--json`: 1e6 bytes per second of a node, for one layout."""
+        needed = self.needed(estimate) if estimate else None
+        known = needed is not None and self.storage is not None
+        return {
+            "bytes_per_sample": self.sample_bytes,
+            "needed_mb_per_s": None if needed is None else needed / 1e6,
+            "storage_mb_per_s": None if self.storage is None else self.storage / 1e6,
+            "source": self.source,
+            "enough": (needed or 0.0) <= (self.storage or 0.0) if known else None,
+        }
+
+    def text(self, estimate: Estimate) -> str:
+        """Return the same as a line for a reader."""
+        found = self.as_json(estimate)
+        if found["needed_mb_per_s"] is None:
+            return "loader: unknown, as there is no data set or no step time"
+        line = f"loader: each node reads {found['needed_mb_per_s']:,.1f} MB/s"
+        if found["enough"] is None:
+            return f"{line}; that of the storage is unknown: hardware.storage_mb_per_s, or doctor"
+        verdict = "enough" if found["enough"] else "too slow, so the GPUs will wait for data"
+        return (
+            f"{line}; the storage gives {found['storage_mb_per_s']:,.0f} ({self.source}): {verdict}"
+        )
+
+
+def loader_rate(config: Config, hardware: Hardware | None, *, has_data: bool) -> LoaderRate:
+    """Return what is known of reading the data.
+
+    Args:
+        config: The config.
+        hardware: The hardware, whose `storage_mb_per_s` counts before what was measured.
+        has_data: Whether there is a data set.
+
+    Raises:
+        DataError: There is no such data set.
+    """
+    sample_bytes = _sample_bytes(config) if has_data else None
+    if hardware is not None and hardware.storage_rate is not None:
+        return LoaderRate(sample_bytes, hardware.storage_rate, "hardware.storage_mb_per_s")
+    newest: dict[str, float] = {}
+    for entry in history.read(config.output_dir):
+        value = (entry.get("figures") or {}).get(_READING)
+        if isinstance(value, int | float) and value > 0:
+            newest[str(entry["host"])] = 1e6 * value
+    if newest:
+        hosts = f"{len(newest)} host{'s' * (len(newest) > 1)}"
+        source = f"doctor, one process on each of {hosts}"
+        return LoaderRate(sample_bytes, median(newest.values()), source)
+    return LoaderRate(sample_bytes, None, "unknown")
+
+
+def _sample_bytes(config: Config) -> float:
+    """Return the bytes of the files of an epoch for each of its samples; overlaps count again."""
+    data, total = config.data, 0.0
+    for part in data.mixture or [{"path": data.path}]:
+        split = part.get("split", data.train_split)
+        total += sum(s.bytes for s in load_index(part["path"]).shards if s.split == split)
+    windows = data.windows
+    if windows.field is not None and windows.length and windows.stride:
+        total *= max(1.0, windows.length / windows.stride)
+    return total / max(1, samples_of_epoch(config) // max(1, data.repeat))

@@ -1,0 +1,55 @@
+"""Which hosts of a run its other hosts have waited for, as its reports and its sensors say.
+
+perf/slowest_rank ── rank ── the attempt's hosts ── how often each host had the slowest rank
+throttled_by_heat ── the part of the samples in which a GPU of the host was too hot
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hpctrain.report.account.run_account import RunAccount
+
+_LEAST_REPORTS = 10
+
+
+@dataclass(frozen=True)
+class SlowHost:
+    """A host of a run.
+
+    Attributes:
+        host: Its name.
+        slowest: The part of the reports in which one of its ranks was the slowest; with n hosts
+            that are alike it is about 1/n.
+        throttled: The part of the samples in which a GPU lowered its clock because of heat; None
+            without GPUs that tell it.
+    """
+
+    host: str
+    slowest: float
+    throttled: float | None
+
+
+def slow_hosts(account: RunAccount) -> list[SlowHost]:
+    """Return the hosts of a run, the slowest first; none for a single host or too few reports."""
+    counts: Counter[str] = Counter()
+    hosts: set[str] = set()
+    series = account.history.series("perf/slowest_rank")
+    for span in account.spans:
+        own = [str(host) for host in span.facts.get("hosts") or []]
+        ranks = int(span.facts.get("world_size") or 0)
+        if len(own) < 2 or not ranks or ranks % len(own):
+            continue
+        hosts |= set(own)
+        for step, rank in zip(series.steps, series.values, strict=True):
+            if span.first_step < step <= span.reached and 0 <= rank < ranks:
+                counts[own[int(rank) * len(own) // ranks]] += 1
+    total = sum(counts.values())
+    if total < _LEAST_REPORTS:
+        return []
+    heat: dict[str, float] = {}
+    for (host, _), sensor in account.usage.of_gpus("throttled_by_heat").items():
+        heat[host] = max(heat.get(host, 0.0), sensor.mean() or 0.0)
+    found = [SlowHost(host, counts[host] / total, heat.get(host)) for host in hosts]
+    return sorted(found, key=lambda each: (-each.slowest, each.host))

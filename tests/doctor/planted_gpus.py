@@ -1,0 +1,109 @@
+"""GPUs that are not there, planted into the jobs of the development cluster, with faults by node.
+
+There is no GPU here. Slurm gives each job some of the two fake GPUs of a node, and sets
+CUDA_VISIBLE_DEVICES. In the jobs, `pynvml` is the stand-in of tests/monitor/nvml.py, and the ranks
+are told that torch sees the GPUs of that variable; they compute on the CPU, whose speed would be
+judged as that of a GPU, and is not measured.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import ROOT
+
+PYNVML = """\
+import json, os
+from pathlib import Path
+
+from tests.monitor.nvml import Nvml
+
+faults = json.loads(Path(__file__).with_name("faults.json").read_text())
+planted = faults.get(os.uname().nodename, {})
+played = Nvml()
+vars(played).update({k: set(v) if k == "lost" else v for k, v in planted.items() if k != "missing"})
+
+
+def __getattr__(name):
+    return getattr(played, name)
+"""
+SITE = """\
+import importlib.util, os, sys
+
+
+def seen(*_, **__):
+    import pynvml
+
+    numbers = [int(each) for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+    numbers = numbers[: len(numbers) - pynvml.planted.get("missing", 0)]
+    return [("GPU-a", "GPU-b")[each] for each in numbers]
+
+
+def of_devices(module):
+    module.kind = lambda *_, **__: "cpu"
+    module.job_gpus = seen
+
+
+def of_node_job(module):
+    module.visible_gpus = seen
+
+
+def of_speed(module):
+    module.measured = lambda device: {}
+
+
+class Finder:
+    places = {
+        "hpctrain.doctor.measures.speed": of_speed,
+        "hpctrain.distributed.devices": of_devices,
+        "hpctrain.doctor.node_job": of_node_job,
+    }
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.places:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            self.places[name](module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+class PlantedGpus:
+    """The files that jobs import.
+
+    Args:
+        folder: A new folder for them.
+
+    Attributes:
+        override: What puts them into a job.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "pynvml.py").write_text(PYNVML)
+        (folder / "sitecustomize.py").write_text(SITE)
+        self._file = folder / "faults.json"
+        self.let_be({})
+        self.override = f"+site.env.PYTHONPATH={folder}:{ROOT}"
+
+    def let_be(self, faults: dict[str, dict[str, Any]]) -> None:
+        """Plant faults for all programs that start from now on.
+
+        Args:
+            faults: For a node the attributes of the stand-in, such as `{"ecc": [0, 3]}`; `missing`
+                is the number of GPUs that torch does not see.
+        """
+        self._file.write_text(json.dumps(faults))

@@ -29,13 +29,14 @@ ALLOWED: dict[str, set[str]] = {
     }
     | {"tracking.samples"},
     "runs": EVERYBODY
-    | {"config", *("tracking.store", "tracking.journal", "tracking.page.links")}
+    | {"config", "forecast", *("tracking.store", "tracking.journal", "tracking.page.links")}
     | {"tracking.recorded"}
     | {"checkpoint.manifest", "checkpoint.weight_files"}
     | {*("shards.index", "data.places.origin")}
     | {"data.samplers.subset"},
+    "forecast": EVERYBODY | {"config", "hardware", "tracking.journal"},
     "launch": EVERYBODY
-    | {"config", "runs"}
+    | {"config", "runs", "forecast"}
     | {"tracking.store", "tracking.meta", "tracking.uploader_process", "tracking.left"}
     | {"tracking.page.links", "tracking.refusal"},
     "doctor": EVERYBODY
@@ -58,7 +59,8 @@ ALLOWED: dict[str, set[str]] = {
     "plot": EVERYBODY
     | {"commands.select", "tracking.columns", "tracking.journal", "tracking.samples"},
     "report": EVERYBODY
-    | {"config.rules.metrics", "config.frozen", "hardware", "launch.slurm.queue", "runs"}
+    | {"config.rules.metrics", "config.rules.batch_sizes", "config.frozen", "hardware"}
+    | {"launch.slurm.queue", "runs"}
     | {"commands.select", "commands.observations", "commands.state"}
     | {"tracking.journal", "tracking.samples", "tracking.recorded"},
     "models": {"errors"},
@@ -72,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "faults": EVERYBODY | {"distributed.objects"},
     "training": EVERYBODY
     | {"config", "checkpoint", "data", "shards", "distributed.ranks", "distributed.long_work"}
-    | {"faults", "parallel", "tasks", "tracking"},
+    | {"faults", "parallel", "tasks", "tracking", "distributed.objects"},
     "job": EVERYBODY
     | {
         "checkpoint",
@@ -93,7 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"parallel", "runs", "shards", "tasks", "tracking", "training", "plot.table_file"},
     "plan": EVERYBODY
     | {"hardware", "config", "parallel", "job.building", "shards", "data", "tasks", "runs"}
-    | {"models.experts", "models.lora", "models.plan", "doctor.history"},
+    | {"models.experts", "models.lora", "models.plan", "doctor.history", "forecast"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},
@@ -109,7 +111,7 @@ ALLOWED: dict[str, set[str]] = {
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
     *("errors", "secrets", "disk", "lock", "cli", "api", "config", "runs", "launch", "commands"),
-    *("terminal", "console", "secret_text", "monitor", "top", "hardware"),
+    *("terminal", "console", "secret_text", "monitor", "top", "hardware", "forecast"),
     *(
         "tracking",
         "report",

@@ -129,6 +129,7 @@ def _measured(
         ) as device:
             on_gpu = device.type == "cuda"
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
+            config.train.batch_size_ramp = []  # the steps after the ramp are measured
             bench = Bench(
                 config,
                 ranks,

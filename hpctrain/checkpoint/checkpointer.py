@@ -160,7 +160,7 @@ class Checkpointer:
                 )
                 made.write(temporary)
                 sync(temporary)
-                if final.exists():  # damaged, or the run would have resumed from it
+                if final.exists():  # damaged, or it turned out to be the last one of the run
                     shutil.rmtree(final)
                 temporary.rename(final)
                 sync(self.folder)

@@ -71,7 +71,7 @@ def with_absolute_paths(config: Config) -> Config:
     config.data.path = _absolute(config.data.path)
     if config.data.subset is not None and config.data.subset.endswith(".npy"):
         config.data.subset = _absolute(config.data.subset)
-    for part in config.data.mixture:
+    for part in (*config.data.mixture, *config.data.val_sets):
         if isinstance(part.get("path"), str):
             part["path"] = _absolute(part["path"])
     if config.checkpoint.init_from is not None:

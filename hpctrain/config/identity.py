@@ -55,7 +55,7 @@ def changeable() -> list[str]:
 
 def _relevant(key: str, value: Any) -> Any:
     """The part of a value that the digest of the data does not replace."""
-    if key == "data.mixture":
+    if key in ("data.mixture", "data.val_sets"):
         return [{name: part[name] for name in part if name != "path"} for part in value]
     if key == "data.subset" and (value or "").endswith(".npy"):
         return None

@@ -58,6 +58,11 @@ GRAD_NORM = _metric(
     "train/grad_norm", "", "The L2 norm of the gradient of the step, of all ranks, before clipping."
 )
 EPOCH = _metric("train/epoch", "epochs", "The whole epochs that the training has been given.")
+GLOBAL_BATCH_SIZE = _metric(
+    "train/global_batch_size",
+    "samples",
+    "The samples of the step, of all ranks, where train.batch_size_ramp changes them.",
+)
 SKIPPED_STEPS = _metric(
     "train/skipped_steps",
     "steps",

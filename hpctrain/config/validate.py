@@ -46,6 +46,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
     """
     problems = [
         *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
+        *_val_sets(config.data),
         *(*starting_weights.problems(config), *_hardware(config), *_tracking(config)),
     ]
     # With wrong values the rules between keys would report confusing problems.
@@ -195,6 +196,23 @@ def _mixture(data: DataConfig) -> Iterator[str]:
         yield "data.mixture: the weights are all 0; one must be greater"
 
 
+def _val_sets(data: DataConfig) -> Iterator[str]:
+    """Yield what is wrong with the form of data.val_sets."""
+    form = "{name: ..., path: ..., split: ...}"
+    names = [*data.val_splits, *(str(one.get("name")) for one in data.val_sets)]
+    for i, one in enumerate(data.val_sets):
+        key = f"data.val_sets[{i}]"
+        texts = all(isinstance(value, str) and value for value in one.values())
+        if not texts or not {"name", "path"} <= {*one} <= {"name", "path", "split"}:
+            yield f"{key}={one}: it must be {form}, of which split may be left out"
+        elif "/" in one["name"]:
+            yield f"{key}.name={one['name']}: it is a part of the names of metrics, without a '/'"
+        elif names.count(one["name"]) > 1:
+            yield f"{key}.name={one['name']}: data.val_splits or another set has this name"
+        elif "split" not in one and data.val_split is None:
+            yield f"{key}={one}: data.val_split is null, so it needs a split"
+
+
 def _secrets(config: Config) -> Iterator[str]:
     """Find secrets that would be written as they are; those of the environment are replaced."""
     variables = secrets.known()
@@ -301,7 +319,7 @@ def _resources(config: Config) -> Iterator[str]:
     container = config.site.container
     if container.runtime is not None and not container.image:
         yield f"site.container.runtime={container.runtime} needs site.container.image"
-    if launch.warn_s >= 60 * launch.time_min:
+    if launch.time_min != "auto" and launch.warn_s >= 60 * launch.limit_min:
         yield (
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"
@@ -419,7 +437,7 @@ def _sampling(config: Config, dp: int) -> Iterator[str]:
             f"data.lanes={data.lanes}: it must divide train.global_batch_size={batch} and be a "
             f"multiple of the {dp} data-parallel ranks"
         )
-    for url in (p for p in (data.path, *(m["path"] for m in data.mixture)) if "://" in p):
+    for url in (path for path in data.paths if "://" in path):
         if data.stage == "none":
             yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
         elif data.stage == "sbcast":

@@ -64,8 +64,12 @@ class Feed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of batches of a whole epoch."""
+        """The number of batches of a whole epoch, after the ramp."""
         return self.loader.steps_per_epoch
+
+    def steps_in(self, epochs: int) -> int:
+        """See `Loader.steps_in`."""
+        return self.loader.steps_in(epochs)
 
     @property
     def epoch(self) -> int:
@@ -99,6 +103,17 @@ class Feed:
         if self._given is None:
             raise RuntimeError("the training has not been given a batch yet")
         return self._given
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of the step whose batch the training was given last, over all ranks.
+
+        Samples that only fill up the last batch count.
+
+        Raises:
+            RuntimeError: The training has not been given a batch.
+        """
+        return self.last.group.batch_size
 
     def samples(self, step: Step | None = None) -> list[SampleId]:
         """Return where this rank's samples of a step are stored, in the order of the batch.

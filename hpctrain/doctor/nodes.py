@@ -34,7 +34,8 @@ def checked(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, flo
     Raises:
         LaunchError: The scheduler refuses the job, or it has ended without any answer.
     """
-    config.launch.time_min = min(config.launch.time_min, _TIME_MIN)
+    asked = config.launch.time_min
+    config.launch.time_min = min(asked, _TIME_MIN) if isinstance(asked, int) else _TIME_MIN
     if config.name == Config().name:
         config.name = "doctor"
     folder = folder_of(config.output_dir)

@@ -66,6 +66,9 @@ def data_sets(config: Config) -> list[dict[str, Any]]:
         found[path] = _facts(load_index(path), path, "training")
     if data.path not in found and data.val_split is not None:
         found[data.path] = _facts(load_index(data.path), data.path, "evaluation")
+    for path, _ in data.other_sets.values():
+        if path not in found:
+            found[path] = _facts(load_index(path), path, "evaluation")
     return list(found.values())
 
 

@@ -60,6 +60,8 @@ def compose(
     validate_job(config, _SECTIONS)
     if len(config.launch.node_numbers) > 1:
         raise ConfigError(f"launch.nodes={config.launch.nodes}: a function needs one number")
+    if config.launch.time_min == "auto":
+        raise ConfigError("launch.time_min=auto: a function has no measured run; give minutes")
     if config.launch.dry_run:
         raise ConfigError("launch.dry_run=true: there is no dry run of a function")
     return config, here

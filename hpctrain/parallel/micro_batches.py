@@ -59,6 +59,9 @@ class MicroBatches:
         share: The rows of a rank in a step.
         record: Called by every rank with the rows of a micro-batch, when these have changed.
         memory: Search the largest size that fits in it; None keeps the size.
+
+    Attributes:
+        limit: The most rows of a micro-batch that have been found to fit; None if nobody knows.
     """
 
     def __init__(
@@ -69,8 +72,8 @@ class MicroBatches:
         memory: Memory | None = None,
     ) -> None:
         self.model, self.share, self._record, self._memory = model, share, record, memory
-        least = share // model.mesh.weight  # every rank must be able to divide its rows
-        self._sizes = [rows for rows in range(1, least + 1) if least % rows == 0]
+        self.limit: int | None = None
+        self._sizes = self._possible()
         self._peaks: list[float] = []
         if memory is not None:
             model.accumulate = share
@@ -79,6 +82,13 @@ class MicroBatches:
     def rows(self) -> int:
         """The rows of a micro-batch."""
         return self.share // self.model.accumulate
+
+    def resize(self, share: int) -> None:
+        """Go on with another number of rows, of which `model.accumulate` is for the new one."""
+        self.share, self._sizes = share, self._possible()
+        if self.limit is not None and self.rows > self.limit:
+            fitting = [rows for rows in self._sizes if rows <= self.limit]
+            self.model.accumulate = share // fitting[-1]
 
     @property
     def smaller(self) -> int | None:
@@ -132,6 +142,11 @@ class MicroBatches:
             *(rows, self.model.accumulate, (first + slope * (rows - one)) / 1e9, -least / 1e9),
         )
 
+    def _possible(self) -> list[int]:
+        least = self.share // self.model.mesh.weight  # every rank must be able to divide its rows
+        return [rows for rows in range(1, least + 1) if least % rows == 0]
+
     def _take(self, rows: int) -> None:
         self.model.accumulate = self.share // rows
+        self.limit = rows
         self._record(rows)

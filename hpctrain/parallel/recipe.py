@@ -24,7 +24,7 @@ from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import add_adapters, freeze_base
+from hpctrain.models.lora import add_adapters, check_trained, freeze_base
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
@@ -98,6 +98,7 @@ def parallelize(
 def _with_adapters(build: Build, lora: LoRAConfig) -> nn.Module:
     model = build()
     add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
+    check_trained(model, lora.also)
     return model
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from hpctrain.config.rules.batch_sizes import Ramp, ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
@@ -17,7 +18,8 @@ class Budget:
     """The steps of a run.
 
     Attributes:
-        steps: Their number; None if it is unknown.
+        steps: Their number, in which a smaller step of a ramp counts as its part of a whole one;
+            None if it is unknown.
         text: What it comes from, for a reader.
     """
 
@@ -37,19 +39,20 @@ def budget_of(text: str | None, config: Config, tokens: int, samples: int | None
     Raises:
         ConfigError: It has no unit, or a unit that this run does not have.
     """
-    train = config.train
+    train, ramp = config.train, ramp_of(config)
     if text is not None:
-        return Budget(_steps(text, train.global_batch_size, tokens, samples), text)
+        return Budget(_steps(text, ramp, tokens, samples), text)
     lengths = []
     if train.max_steps is not None:
-        lengths.append((train.max_steps, f"train.max_steps={train.max_steps}"))
+        whole = -(-ramp.samples(train.max_steps) // ramp.final)
+        lengths.append((whole, f"train.max_steps={train.max_steps}"))
     if train.max_epochs is not None and samples is not None:
         epoch = samples // train.global_batch_size
         lengths.append((train.max_epochs * epoch, f"train.max_epochs={train.max_epochs}"))
     return Budget(*min(lengths)) if lengths else Budget(None, "no budget")
 
 
-def _steps(text: str, batch: int, tokens: int, samples: int | None) -> int:
+def _steps(text: str, ramp: Ramp, tokens: int, samples: int | None) -> int:
     found = re.fullmatch(r"\s*([0-9.]+(?:e[+]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     try:
         number = float(found[1]) if found else math.nan
@@ -65,6 +68,10 @@ def _steps(text: str, batch: int, tokens: int, samples: int | None) -> int:
         raise ConfigError(f"--budget={text}: the samples of this run have no tokens; use samples")
     if unit == "epochs" and samples is None:
         raise ConfigError(f"--budget={text}: without a data set the length of an epoch is unknown")
-    total = {"steps": number * batch, "tokens": number / max(1, tokens), "samples": number}
+    total = {
+        "steps": ramp.samples(math.ceil(number)),
+        "tokens": number / max(1, tokens),
+        "samples": number,
+    }
     total["epochs"] = number * (samples or 0)
-    return max(1, math.ceil(total[unit] / batch))
+    return max(1, math.ceil(total[unit] / ramp.final))

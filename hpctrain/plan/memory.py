@@ -34,22 +34,11 @@ from typing import Any
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.division import names_module
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
+from hpctrain.forecast.optimizer_states import optimizer_states
 
 Shape = tuple[int, ...]
 
 _BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # fp8 computes the rest in bf16
-# The optimizers of torch with a fixed number of state tensors of the size of the parameters.
-_STATES = {
-    "Adam": 2,
-    "AdamW": 2,
-    "NAdam": 2,
-    "RAdam": 2,
-    "Adamax": 2,
-    "Adadelta": 2,
-    "Rprop": 2,
-    "ASGD": 1,
-    "Adagrad": 1,
-}
 _GIB = 2**30
 
 
@@ -278,20 +267,6 @@ def memory_of(
     if degrees.dp_shard * degrees.cp == 1 and not parallel.fsdp.offload:
         return _whole(*both, degrees, parallel, precision, optimizer, accumulate)
     return _divided(*both, degrees, parallel, precision, optimizer, accumulate)
-
-
-def optimizer_states(optimizer: OptimizerConfig) -> int:
-    """Return how many tensors of the size of the parameters an optimizer keeps.
-
-    Args:
-        optimizer: The section of the config; an unknown optimizer counts as Adam, 2.
-    """
-    name, options = optimizer._target_.rpartition(".")[2], optimizer.options
-    if name == "SGD":
-        return int(bool(options.get("momentum")))
-    if name == "RMSprop":
-        return 1 + bool(options.get("momentum")) + bool(options.get("centered"))
-    return _STATES.get(name, 2) + bool(options.get("amsgrad"))
 
 
 def _whole(

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
+
+from rich.text import Text
 
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
+from hpctrain.forecast import time_limit
+from hpctrain.forecast.cautions import cautions
 from hpctrain.hardware import known, load, of_section
 
 _DOES_NOT_FIT, _UNKNOWN = 8, 10
@@ -39,6 +44,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
     parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
     parser.add_argument("--layers", action="store_true", help="show the table of layers")
+    parser.add_argument(
+        "--simulate",
+        nargs="?",
+        const=0,
+        type=int,
+        metavar="RANK",
+        help="run the recipe of a rank (0) at full rank count: what it holds, what it sends",
+    )
     parser.add_argument("--json", action="store_true", help="print one object")
     given = parser.parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
@@ -49,7 +62,8 @@ def main(argv: list[str]) -> int:
     config = _composed(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
 
-    from hpctrain.plan.answer import Asked, answer  # it imports torch
+    from hpctrain.plan.answer import Asked, answer  # they import torch
+    from hpctrain.plan.simulating.simulation import simulate
 
     asked = Asked(
         config,
@@ -63,11 +77,24 @@ def main(argv: list[str]) -> int:
     others = [load(name, folders) for name in known(folders)] if nodes is None else []
     others = [other for other in others if other.memory_bytes is not None]
     found = answer(asked, others)
+    warnings = list(cautions(config)) if asked.named or hardware is None else []
+    simulated = None
+    if given.simulate is not None:
+        if not found.layouts:
+            raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
+        simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
     if given.json:
-        print(json.dumps(found.as_json(), indent=1))
+        more: dict[str, Any] = {"warnings": warnings}
+        more |= {} if simulated is None else {"simulation": simulated.as_json()}
+        print(json.dumps({**found.as_json(), **more}, indent=1))
     else:
         command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
-        found.show(Console(), command)
+        console = Console()
+        found.show(console, command)
+        for line in () if simulated is None else simulated.lines():
+            console.print(line, soft_wrap=True)
+        for text in warnings:
+            console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
     if hardware is None:
         return 0
     return {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits]
@@ -98,6 +125,7 @@ def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
     if config.train.max_steps is None and config.train.max_epochs is None:
         config.train.max_epochs = 1
+    time_limit.pin(config)
     return config
 
 

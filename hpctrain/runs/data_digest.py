@@ -51,6 +51,14 @@ def data_digest(config: Config) -> str:
         digests.append(index.digest)
         if data.subset is not None:
             _subset(digests, data, count)
+    for i, one in enumerate(data.val_sets):
+        key = f"data.val_sets[{i}]"
+        index = _checked(f"{key}.path", one["path"])
+        _check_fields(f"{key}.path", index, config, trains=False)
+        own = f"{key}.split" if "split" in one else "data.val_split"
+        split = str(one.get("split", data.val_split))
+        _split(own, split, one["path"], index, is_evaluation=own == "data.val_split")
+        digests.append(index.digest)
     if len(digests) == 1:
         return digests[0]
     return "xxh3_128:" + xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
@@ -88,10 +96,10 @@ def _checked(key: str, path: str) -> Index:
         raise DataError(f"{key}: {error}{hint}") from error
 
 
-def _check_fields(key: str, index: Index, config: Config) -> None:
-    """Check the fields that the config names."""
+def _check_fields(key: str, index: Index, config: Config, *, trains: bool = True) -> None:
+    """Check the fields that the config names; some are for the order of a training."""
     data = config.data
-    for name, field, kind in _fields(data):
+    for name, field, kind in _fields(data, trains):
         if field not in index.fields:
             existing = ", ".join(f"{each} {spec}" for each, spec in index.fields.items())
             raise ConfigError(f"{name}={field}: the fields of {key} are {existing}")
@@ -126,16 +134,16 @@ def _available(index: Index, data: DataConfig) -> list[str]:
     return [name for name in index.fields if data.fields is None or name in data.fields]
 
 
-def _fields(data: DataConfig) -> Iterator[tuple[str, str, str | None]]:
+def _fields(data: DataConfig, trains: bool) -> Iterator[tuple[str, str, str | None]]:
     """Yield each config key that names a field, the field, and the kind that it must have."""
     for field in data.fields or []:
         yield "data.fields", field, None
     variable = {
         "data.windows.field": data.windows.field,
         "data.images.field": data.images.field,
-        "data.buckets.field": data.buckets.field,
+        "data.buckets.field": data.buckets.field if trains else None,
     }
-    fixed = {"data.balance": data.balance, "data.weights": data.weights}
+    fixed = {"data.balance": data.balance, "data.weights": data.weights} if trains else {}
     for key, name in variable.items():
         if name is not None:
             yield key, name, "variable-length"

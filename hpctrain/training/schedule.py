@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hpctrain.config.rules.batch_sizes import Ramp
 from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.training.improvement import Improvement
@@ -161,17 +162,17 @@ def peak_lr(config: OptimizerConfig, batch: int) -> float:
     return config.lr * (ratio if config.lr_scaling == "linear" else math.sqrt(ratio))
 
 
-def warmup_steps(config: SchedulerConfig, batch: int, steps_per_epoch: int) -> int:
+def warmup_steps(config: SchedulerConfig, ramp: Ramp, steps_per_epoch: int) -> int:
     """Return the steps of the warm-up; a part of a step of samples counts as one step.
 
     Args:
         config: At most one of its three lengths of the warm-up is set.
-        batch: The global batch size.
-        steps_per_epoch: The steps of an epoch.
+        ramp: The global batch sizes.
+        steps_per_epoch: The steps of an epoch after the ramp.
     """
     if config.warmup_samples:
-        return -(-config.warmup_samples // batch)
+        return ramp.steps(config.warmup_samples)
     if config.warmup_epochs:
         # 0.1 epochs of 30 steps are 3 steps, although 0.1 * 30 is a little more.
-        return max(1, round(config.warmup_epochs * steps_per_epoch))
+        return ramp.steps(ramp.final * max(1, round(config.warmup_epochs * steps_per_epoch)))
     return config.warmup_steps

@@ -8,6 +8,7 @@ gradient x global batch size / global count ── clip ── finite? ── op
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
 from hpctrain.training.average import Average
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
+from hpctrain.training.measuring.histograms import NoHistograms
 from hpctrain.training.schedule import rate_ratios, set_rates
 
 
@@ -101,6 +103,9 @@ class TrainStep:
             another one keep the ratio to it. None lets all groups have the same.
         average: Follows the parameters; None keeps no average.
         timer: Asks for evaluations by rank 0's clock, with a flag beside the sums; None never does.
+        histograms: Looks at gradients and parameters before the update; None does not.
+        parts: The micro-batches for each number of rows that a batch of this rank may have; empty
+            if all steps have the same number.
 
     Attributes:
         totals: The sums since the last report.
@@ -120,6 +125,8 @@ class TrainStep:
         base_lr: float | None = None,
         average: Average | None = None,
         timer: EvaluationTimer | None = None,
+        histograms: NoHistograms | None = None,
+        parts: Mapping[int, int] | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
         self.micro_batches = micro_batches
@@ -128,6 +135,8 @@ class TrainStep:
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         self.average = average or Average(model)
         self.timer = timer or EvaluationTimer()
+        self.histograms = histograms or NoHistograms()
+        self.parts, self._rows = parts or {}, 0
         self.totals = Totals()
         self.grad_norm: Scalar = math.nan
 
@@ -139,6 +148,8 @@ class TrainStep:
             lr: Learning rate of this step, of which a group of parameters may have a multiple.
         """
         mesh, precision = self.model.mesh, self.model.precision
+        if self.parts and len(batch["mask"]) != self._rows:
+            self._resize(len(batch["mask"]))
         buffers = list(self.model.module.buffers()) if self.health.undoes else []
         before = [buffer.clone() for buffer in buffers]  # such as the statistics of a batch norm
         names, values = self._forward_backward(batch)
@@ -155,6 +166,7 @@ class TrainStep:
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = len(batch["mask"]) // mesh.weight
         factor = rows * mesh.dp_cp_size / at_least(count, 1) / precision.scale
+        self.histograms.take(self.model, factor)  # before clipping, which may spread a NaN
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         fits = precision.accepts(loss, self.grad_norm)
         # An overflow of fp16 is no fault, and replicas that differ have norms of their own.
@@ -179,6 +191,12 @@ class TrainStep:
         """Make the replicas equal after the last step of the run."""
         self.model.finish()
         self.average.finish()
+
+    def _resize(self, rows: int) -> None:
+        """Divide batches of `rows` rows from now on, because a stage of the ramp has begun."""
+        self._rows, self.model.accumulate = rows, self.parts[rows]
+        if self.micro_batches is not None:
+            self.micro_batches.resize(rows)
 
     def _forward_backward(self, batch: Batch) -> tuple[list[str], Scalars]:
         while True:

@@ -19,7 +19,13 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.metric_registry import EPOCH, GRAD_NORM, LR, SKIPPED_STEPS
+from hpctrain.config.metric_registry import (
+    EPOCH,
+    GLOBAL_BATCH_SIZE,
+    GRAD_NORM,
+    LR,
+    SKIPPED_STEPS,
+)
 from hpctrain.config.rules.metrics import Asked
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
@@ -42,10 +48,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Every:
-    """Steps from one log line, evaluation or checkpoint to the next."""
+    """Steps from one log line, evaluation or checkpoint to the next.
+
+    Without `evaluate`, each end of an epoch is evaluated.
+    """
 
     log: int
-    evaluate: int
+    evaluate: int | None
     checkpoint: int
 
 
@@ -103,11 +112,10 @@ class Trainer:
         first_step = self._resume()
         health = self.train_step.health
         self.display.start(self.step, self.max_steps)
-        saved = self.step
+        saved, epoch = self.step, self.loader.epoch
         self.meter.begin(self.step)
         try:
-            # A stop request may have ended the last evaluation of the attempt before.
-            stopped = not self._evaluated()
+            stopped = not self._caught_up()
             self.best.mark(saved)
             for batch in () if stopped or self.patience.is_over else self._batches():
                 samples = partial(self.loader.samples, self.loader.last)
@@ -126,7 +134,8 @@ class Trainer:
                 if logs:
                     means = self._training_means()  # it waits for a GPU, whose steps are measured
                     self._log(self.meter.report(self.train_step.totals.counts) | means)
-                due = self.step % self.every.evaluate == 0 or self.train_step.timer.is_due() or done
+                due = self._ends_interval(epoch) or self.train_step.timer.is_due() or done
+                epoch = self.loader.epoch
                 if due or any(asked.is_doubtful(self.metrics) for asked in self.asked):
                     self.evaluation_due = True
                 stopped = not self._evaluated() or (self.stop.agreed and not done)
@@ -173,8 +182,29 @@ class Trainer:
             {f"train/{name}": value for name, value in means.items()}
             | {GRAD_NORM: float(self.train_step.grad_norm)}
             | ({SKIPPED_STEPS: skipped} if skipped else {})
+            | ({GLOBAL_BATCH_SIZE: self.loader.batch_size} if self.train_step.parts else {})
             | {LR: self.schedule(self.step - 1), EPOCH: self.loader.epoch}
         )
+
+    def _caught_up(self) -> bool:
+        """Make the evaluation in which a stop request has ended the attempt before, if any.
+
+        Returns:
+            False when it is still due.
+        """
+        due = self.evaluation_due
+        if not self._evaluated():
+            return False
+        if due and self.patience.is_over and self.step < self.max_steps:
+            # It ends the run, and that attempt could not know that its checkpoint was the last.
+            self.train_step.finish()
+            self._save()
+        return True
+
+    def _ends_interval(self, epoch: int) -> bool:
+        """Return whether an evaluation follows this step; `epoch` was that before the step."""
+        every = self.every.evaluate
+        return self.loader.epoch > epoch if every is None else self.step % every == 0
 
     def _evaluated(self) -> bool:
         """Make the evaluation that is due, if any; return False when it is still due."""

@@ -73,6 +73,8 @@ DEFAULTS: dict[str, Any] = {
     "scheduler.options": {},
     "hooks": [],
     "train.global_batch_size": 64,
+    "train.batch_size_ramp": [],
+    "data.val_sets": [],
     "train.max_epochs": None,
     "train.max_steps": None,
     "train.clip_norm": 1.0,

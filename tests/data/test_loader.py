@@ -130,6 +130,48 @@ def test_the_global_batch_is_the_same_for_every_number_of_ranks(shape, epochs):
         assert all(len(batch) == batch_size for batch, _ in own)
 
 
+stages = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6)), max_size=3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(shape=shapes, stages=stages, epochs=st.integers(1, 3), done=st.integers(0, 30))
+def test_a_ramp_gives_the_same_order_in_batches_that_grow(shape, stages, epochs, done):
+    """Sizes per rank of the stages are added up, so each batch is larger than the one before."""
+    count, _, dp_size, options = unpack(shape)
+    sizes = [sum(n for n, _ in stages[: i + 1]) * dp_size for i in range(len(stages))]
+    batch_size = (sizes[-1] if sizes else 0) + dp_size
+    count = max(count, batch_size) if options["tail"] == "drop" else count
+    ramp = list(zip(sizes, (steps for _, steps in stages), strict=True))
+    options |= {"max_epochs": epochs, "seed": 3, "ramp": ramp}
+    found = global_batches(count, batch_size, dp_size, **options)
+    assert found == global_batches(count, batch_size, 1, **options)
+    loader = Loader(Numbers(count), global_batch_size=batch_size, **options)
+    assert len(found) == loader.steps_in(epochs)
+    expected = [size for size, steps in ramp for _ in range(steps)]
+    given = [len(batch) for batch, _ in found]
+    assert given == [*expected, *[batch_size] * len(found)][: len(found)]
+    real = [[x for x, m in zip(*step, strict=True) if m] for step in found]
+    order = [
+        Order(count, 3, options["shuffle"])(epoch, np.arange(count)).tolist()
+        for epoch in range(epochs)
+    ]
+    if options["tail"] == "pad":
+        assert joined(real) == joined(order)
+    else:  # at the end of an epoch, less than the batch whose turn it is may be left out
+        left = joined(order)
+        for batch in real:
+            gap = left.index(batch[0]) if count > 1 else 0
+            assert gap < len(batch)
+            assert left[gap : gap + len(batch)] == batch
+            left = left[gap + len(batch) :]
+    first = Loader(Numbers(count), global_batch_size=batch_size, **options)
+    done = min(done, len(found))
+    assert take(first, done) == real[:done]
+    resumed = Loader(Numbers(count), global_batch_size=batch_size, **options)
+    resumed.load_state_dict(first.state_dict())
+    assert take(resumed, len(found) - done) == real[done:]
+
+
 @settings(max_examples=80, deadline=None)
 @given(shape=shapes, done=st.integers(0, 25), later=st.integers(1, 5), later_dp=st.integers(1, 4))
 def test_a_resume_continues_the_sequence(shape, done, later, later_dp):

@@ -330,9 +330,12 @@ def test_interrupted_run_goes_on_as_the_same_mlflow_run(
         "effective.warmup_steps": "20",
         "effective.max_steps": "220",
         "effective.steps_per_epoch": "22",
+        "effective.ramp_steps": "0",
         "effective.global_batch_size": "64",
         "effective.dp": "1",
         "effective.accumulate": "1",
+        "effective.device": "CPU",
+        "effective.parameters": "85002",
     }
 
 

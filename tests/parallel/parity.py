@@ -10,7 +10,8 @@ import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
-from hpctrain.config.rules import shares
+from hpctrain.config.rules import batch_sizes, shares
+from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
@@ -41,6 +42,7 @@ RULES: list[dict[str, Any]] = [
     {"match": ["embed.*", "layers.1.*", "layers.0.*query*"], "freeze": True},
     {"match": "layers.2.*", "lr_factor": 0.5},
     {"match": "layers.2.*norm*", "lr_factor": 2.0},
+    {"match": "layers.2.*query*", "options": {"momentum": 0.5, "dampening": 0.1}},
 ]
 MODELS: dict[str, Any] = {
     "transformer": functools.partial(Transformer, 61, 32, 3, 4, 2, tied=True),
@@ -110,9 +112,11 @@ class Training:
 
     def run(self, cell: Cell, steps: int) -> None:
         """Make `steps` global steps, and append the loss and gradient norm of each."""
+        ramp = ramp_of(self.config)
         for _ in range(steps):
             lr = 1e-3 if cell.optimizer == "adamw" else 0.1
-            self.step(self._share(batch(cell.model, self.seen)), lr)
+            rows = ramp.samples(self.seen + 1) - ramp.samples(self.seen)
+            self.step(self._share(batch(cell.model, self.seen, rows)), lr)
             self.means = self.step.totals.means()
             self.losses.append(self.means["loss"])
             self.norms.append(float(self.step.grad_norm))
@@ -131,7 +135,7 @@ class Training:
         return totals.means()["loss"]
 
     def _share(self, whole: Batch) -> Batch:
-        rows, first = ROWS // self.mesh.shares, self.mesh.first_share
+        rows, first = len(whole["mask"]) // self.mesh.shares, self.mesh.first_share
         mine = slice(first * rows, (first + self.mesh.weight) * rows)
         return {name: value[mine] for name, value in whole.items()}
 
@@ -150,6 +154,7 @@ def config(cell: Cell) -> Config:
         setattr(functools.reduce(getattr, section.split("."), made), name, value)
     degrees = Degrees.of(made.parallel, cell.ranks)
     problems = [*parallel_problems(made, degrees), *shares.problems(made, degrees)]
+    problems += batch_sizes.problems(made, degrees)
     assert not problems, problems
     return made
 
@@ -175,28 +180,33 @@ def build(cell: Cell) -> Training:
     base = made.optimizer.lr if cell.optimizer == "features" else None
     average = Average(model, EMA if cell.optimizer == "features" else None)
     step = TrainStep(
-        *(model, task, optimizer), clip_norm=clip, stop=Stop(), base_lr=base, average=average
+        *(model, task, optimizer),
+        clip_norm=clip,
+        stop=Stop(),
+        base_lr=base,
+        average=average,
+        parts=batch_sizes.parts_of_ramp(made, degrees, mesh.weight),
     )
     return Training(made, mesh, model, step)
 
 
-def batch(model: str, step: int) -> Batch:
+def batch(model: str, step: int, rows: int = ROWS) -> Batch:
     """Return a global batch whose last rows may be padding, as at the end of an epoch."""
     draw = torch.Generator().manual_seed(step)
-    mask = torch.arange(ROWS) < ROWS - 3 * (step % 3)
+    mask = torch.arange(rows) < rows - 3 * (step % 3)
     if model.startswith("fields"):
         return {
-            "x": torch.randn(ROWS, 2, 8, 6, generator=draw),
-            "y": torch.randn(ROWS, 1, 8, 6, generator=draw),
+            "x": torch.randn(rows, 2, 8, 6, generator=draw),
+            "y": torch.randn(rows, 1, 8, 6, generator=draw),
             "mask": mask,
         }
     if model.startswith("conv"):
         return {
-            "image": torch.randint(0, 16, (ROWS, 1, 8, 8), generator=draw, dtype=torch.uint8),
-            "label": torch.randint(0, 10, (ROWS,), generator=draw),
+            "image": torch.randint(0, 16, (rows, 1, 8, 8), generator=draw, dtype=torch.uint8),
+            "label": torch.randint(0, 10, (rows,), generator=draw),
             "mask": mask,
         }
-    shape = (ROWS, 25)
+    shape = (rows, 25)
     return {
         "tokens": torch.randint(0, 61, shape, generator=draw),
         "tokens_document": (torch.rand(shape, generator=draw) < 0.1).int().cumsum(1),
@@ -214,9 +224,14 @@ def results(cells: tuple[Cell, ...]) -> dict[Cell, list[Result]]:
 
 
 @functools.cache
-def reference(model: str, optimizer: str = "sgd", steps: int = STEPS) -> Result:
+def reference(
+    model: str,
+    optimizer: str = "sgd",
+    steps: int = STEPS,
+    keys: tuple[tuple[str, Any], ...] = (),
+) -> Result:
     """Return the result of the training on one process, made once per test process."""
-    (answer,) = run_ranks(_train, 1, (Cell(model, 1, optimizer=optimizer, steps=steps),))
+    (answer,) = run_ranks(_train, 1, (Cell(model, 1, keys, optimizer=optimizer, steps=steps),))
     result: Result = answer[0]
     return result
 

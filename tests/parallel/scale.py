@@ -1,20 +1,14 @@
-"""Simulates one rank of any world with a model of any size, to see what the rank would hold.
+"""Lets `plan.simulating` look at ranks of large worlds, and puts the formulas beside what it finds.
 
-    fake process group (collectives do nothing) ── one rank of the world
-    meta device (tensors have no memory)        ── its part of the model
-
-The whole recipe runs as in a training, with one step of the optimizer. A test gets the reports as
-JSON. The following command prints a table:
+A test gets the reports as JSON. The following command prints a table:
 
 python -m tests.parallel.scale llama3_70b:512:zero3 llama3_405b:4096:hsdp
 """
 
 import json
-import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,20 +16,17 @@ from typing import Any
 
 import torch
 import yaml
-from torch import distributed
-from torch.distributed.tensor import DTensor, Shard, debug
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.models import Transformer
 from hpctrain.parallel.dividing.stages import block_counts, cut, present
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import skeleton
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.plan.memory import ModelSizes, memory_of
+from hpctrain.plan.simulating.fake_world import enter
+from hpctrain.plan.simulating.rank_part import RankPart, part_of
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 NODE = 8  # number of ranks; hsdp divides a replica over one node
@@ -54,24 +45,17 @@ class Place:
     shard_neighbours: tuple[int, ...]  # the ranks that divide this rank's replica
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, kw_only=True)
+class Report(RankPart):
     """What one rank holds, and what the formulas give; all sizes are in bytes."""
 
     cell: str
     seconds: float
     max_rss: int
-    parameters: int  # number of elements of the whole model
-    whole: list[str]  # names of parameters that are not divided
-    too_large: list[str]  # names of parameters of which the rank has more than its part
-    local_parameters: int
-    local_gradients: int
-    local_optimizer: int
     formula_parameters: int
     formula_gradients: int
     formula_optimizer: int
     formula_peak: int
-    shared: int  # number of additional names of tied parameters
 
 
 def config_of(strategy: str) -> Config:
@@ -88,14 +72,6 @@ def config_of(strategy: str) -> Config:
     for other in others:
         setattr(parallel, other[:2], int(other[2:]))
     return config
-
-
-def enter(rank: int, world: int) -> None:
-    """Make this process a rank of a world whose other ranks do not exist."""
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # the cache remembers the rank
-    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
 
 
 def place(strategy: str, rank: int, world: int) -> Place:
@@ -142,54 +118,17 @@ def simulate(model: str, world: int, strategy: str, rank: int = 0, **options: An
     formula = memory_of(
         sizes, degrees, config.parallel, config.precision, config.optimizer, config.train.accumulate
     )
-    mesh = Mesh(degrees, rank, torch.device("cpu"))
-    precision = Precision(config.precision, torch.device("meta"))
-    parallel = parallelize(build, config, mesh, precision)
-    optimizer = torch.optim.AdamW(parallel.parameters)
-    for parameter in parallel.parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    named = list(parallel.module.named_parameters())
-    all_names = list(parallel.module.named_parameters(remove_duplicate=False))
+    part, _ = part_of(build, config)
     return Report(
+        **vars(part),
         cell=f"{model}:{world}:{strategy}",
         seconds=round(time.perf_counter() - start, 2),
         max_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        parameters=sum(p.numel() for p in parallel.parameters),
-        whole=[name for name, p in named if not isinstance(p, DTensor)],
-        too_large=[name for name, p in named if not _divided(p, degrees)],
-        local_parameters=sum(map(_local_bytes, parallel.parameters)),
-        local_gradients=sum(_local_bytes(p.grad) for p in parallel.parameters),
-        local_optimizer=sum(map(_local_bytes, _states(optimizer))),
         formula_parameters=formula.parameters,
         formula_gradients=formula.gradients,
         formula_optimizer=formula.optimizer,
         formula_peak=formula.peak,
-        shared=len(all_names) - len(named),
     )
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, DTensor))
-
-
-def _local_bytes(tensor: Any) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return int(local.untyped_storage().nbytes())
-
-
-def _divided(parameter: torch.Tensor, degrees: Degrees) -> bool:
-    """Whether FSDP2 divides the rows of what tensor parallel leaves of a parameter."""
-    if not isinstance(parameter, DTensor):
-        return False
-    names = parameter.device_mesh.mesh_dim_names
-    assert names is not None
-    shape = list(parameter.shape)
-    if "tp" in names and isinstance(by_tp := parameter.placements[names.index("tp")], Shard):
-        shape[by_tp.dim] //= degrees.tp
-    rows = -(-shape[0] // (degrees.dp_shard * degrees.cp))
-    return _local_bytes(parameter) <= rows * math.prod(shape[1:]) * parameter.element_size()
 
 
 def main() -> None:

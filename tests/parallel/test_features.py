@@ -78,6 +78,42 @@ def test_equal_to_one_process(name: str) -> None:
         assert max(losses, norms, parameters) < TOLERANCE
 
 
+class Stages(list[dict[str, int]]):
+    """The stages of a ramp, which a cell can have because they have a hash."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(str(self))
+
+
+# Stages of 2, 2 and 1 steps; micro-batches of 2 rows (1 on hsdp), so each stage has others.
+RAMP = ("train.batch_size_ramp", Stages([{"global_batch_size": n, "steps": 2} for n in (8, 12)]))
+
+
+@functools.cache
+def ramped(name: str) -> tuple[Cell, list[Result]]:
+    model, ranks, keys = LAYOUTS[name]
+    rows = "1" if name == "hsdp" else "2"  # 4 ranks divide the batches
+    sizes = {"train.accumulate": 1, "train.micro_batch_size": rows}
+    made = Cell(model, ranks, (*(keys | sizes).items(), RAMP), "features")
+    return made, results((made,))[made]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "pp" else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS],
+)
+def test_a_ramp_of_the_batch_size_is_equal_to_one_process(name: str) -> None:
+    made, by_rank = ramped(name)
+    keys = (RAMP, ("train.clip_norm", None)) if name == "local sgd" else (RAMP,)
+    expected = reference(made.model, "features", keys=keys)
+    plain = reference(made.model, "features")
+    assert expected.losses[0] != plain.losses[0], "the first batch is smaller"
+    for result in by_rank:
+        losses, norms, parameters = difference(result, expected)
+        norms = 0.0 if name == "local sgd" else norms
+        assert max(losses, norms, parameters) < TOLERANCE, (losses, norms, parameters)
+
+
 BEFORE = 2
 
 

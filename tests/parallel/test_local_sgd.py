@@ -19,6 +19,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.display import NoDisplay
+from hpctrain.training.improvement import Improvement
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.trainer import Every, Trainer
 from tests.parallel.parity import MODELS, Cell, Training, batch, build, reference, whole
@@ -160,8 +161,29 @@ class Batches:
         pass
 
 
-def _trainer(folder: Path) -> Trainer:
-    """Return a training of ten steps: three of DDP, then averages after steps 7 and 10."""
+class Evaluation(Batches):
+    """Five batches of an evaluation; in the second one a rank may get a stop request."""
+
+    def __init__(self, training: Training, stops: bool) -> None:
+        super().__init__(training)
+        self.stops, self.made = stops, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.made += 1
+        for number in range(5):
+            if self.stops and self.made == 2 and number == 1 and distributed.get_rank() == 1:
+                self.training.step.stop.asked = "SIGTERM"
+            yield self.training._share(batch("conv", 90 + number))
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def _trainer(folder: Path, evaluates: bool = False, stops: bool = False) -> Trainer:
+    """Return a training of ten steps: three of DDP, then averages after steps 7 and 10.
+
+    With `evaluates`, the evaluation after step 8 ends the run.
+    """
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     place = RankInfo("test", rank, rank, 0, ranks, ranks, 1, "localhost", 1)
     keys = {"every": 4, "start_step": 3, "outer_lr": 0.7, "outer_momentum": 0.9}
@@ -172,14 +194,15 @@ def _trainer(folder: Path) -> Trainer:
         train_step=training.step,
         schedule=Schedule(0.1, SchedulerConfig(kind="constant"), 10),
         loader=Batches(training),  # type: ignore[arg-type]
-        evaluation=None,
+        evaluation=Evaluation(training, stops) if evaluates else None,  # type: ignore[arg-type]
+        patience=Improvement("val/loss", "min", 1e9, 1) if evaluates else Improvement(),
         checkpointer=Checkpointer(folder, 9, place, model, optimizer),
         tracker=NullTracker(),
         display=NoDisplay(),
         stop=training.step.stop,
         device=torch.device("cpu"),
         max_steps=10,
-        every=Every(log=5, evaluate=100, checkpoint=2),
+        every=Every(log=5, evaluate=4 if evaluates else 100, checkpoint=2),
     )
 
 
@@ -212,6 +235,29 @@ def _resumed(folder: Path) -> list[bool]:
         return same
     finally:
         MODELS["conv"] = before
+
+
+def _stopped_at_the_end(folder: Path) -> list[bool]:
+    """Return what equals the undisturbed run: the resumed one, and its last checkpoint."""
+    undisturbed = _trainer(folder / "whole", evaluates=True)
+    outcome = undisturbed.fit()
+    assert (outcome.finished, outcome.step) == (True, 8)
+    stopped = _trainer(folder / "stopped", evaluates=True, stops=True).fit()
+    assert (stopped.finished, stopped.step) == (False, 8)
+    resumed = _trainer(folder / "stopped", evaluates=True)
+    assert resumed.fit().reason == outcome.reason != ""
+    saved = _trainer(folder / "stopped", evaluates=True)
+    saved.checkpointer.load_latest()
+    expected = _state(undisturbed)
+    return [
+        all(torch.equal(a, b) for a, b in zip(_state(each), expected, strict=True))
+        for each in (resumed, saved)
+    ]
+
+
+def test_a_run_that_is_stopped_in_its_last_evaluation_is_averaged(tmp_path: Path) -> None:
+    """Early stopping ends the run between two averages, so the last one is made then."""
+    assert run_ranks(_stopped_at_the_end, 2, tmp_path) == [[True, True]] * 2
 
 
 def _loaded(folder: Path) -> tuple[bool, str]:

@@ -13,11 +13,12 @@ from torch import distributed, nn
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.faults.stop import Stop
+from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.plan.memory import Memory, ModelSizes, memory_of, optimizer_states
+from hpctrain.plan.memory import Memory, ModelSizes, memory_of
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Sums
 from hpctrain.training.step import TrainStep

@@ -87,7 +87,8 @@ STOPS = (
     *("train.early_stopping={metric: val/loss, patience: 3, min_delta: 0.5}",),
     *("checkpoint.best=val/accuracy", "checkpoint.every_steps=10", "checkpoint.keep_every=20"),
     *("optimizer.lr=0.02", "tracking.upload=false", "monitor.enabled=false"),
-    "data.val_splits=[train]",
+    *("data.val_splits=[train]", "train.histograms_every=14"),
+    "train.batch_size_ramp=[{global_batch_size: 16, steps: 12}, {global_batch_size: 32, steps: 4}]",
     *("train.ema=0.9", "train.log_every=5", "optimizer.groups=[{match: '1.*', freeze: true}]"),
     *("scheduler=plateau", "scheduler.plateau={patience: 1, min_delta: 0.5, factor: 0.5}"),
 )
@@ -98,11 +99,14 @@ def _without_times(result: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in result.items() if k in counted or not k.startswith("perf/")}
 
 
-def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_stops_early_at_the_same_step(
+    train: Train, digits: Path, tmp_path: Path
+) -> None:
     (tmp_path / "kill.py").write_text(KILL)
-    train(*STOPS, "name=whole", KILL="")
-    train(*STOPS, "name=killed", KILL="1", code=9, new=True)
-    train(*STOPS, "name=killed", KILL="1")
+    common = (*STOPS, f"data.val_sets=[{{name: other, path: {digits}}}]")
+    train(*common, "name=whole", KILL="")
+    train(*common, "name=killed", KILL="1", code=9, new=True)
+    train(*common, "name=killed", KILL="1")
     killed, whole = (run_json(run) for run in runs(tmp_path / "runs"))
     assert len(killed["attempts"]) == 2
     assert (killed["state"], killed["attempts"][-1]["state"]) == ("finished", "finished")
@@ -110,6 +114,7 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
     assert one == other
     assert whole["result"]["train/lr"] < 0.02, "the plateau has lowered the rate"
     assert {"val/loss", "val/train/loss", "val/train/accuracy"} <= whole["result"].keys()
+    assert whole["result"]["val/other/loss"] == whole["result"]["val/loss"], "they are one here"
     assert killed["best"] == whole["best"]
     metrics, uninterrupted = (
         {key: value for key, value in journal_metrics(run).items() if key[0].startswith("best/")}
@@ -117,6 +122,12 @@ def test_a_run_that_is_killed_stops_early_at_the_same_step(train: Train, tmp_pat
     )
     assert metrics == uninterrupted
     assert metrics["best/step", whole["best"]["step"]] == whole["best"]["step"]
+    drawn = [
+        {file.name: file.read_text() for file in run.glob("artifacts/histograms/*.json")}
+        for run in runs(tmp_path / "runs")
+    ]
+    assert drawn[0] == drawn[1]
+    assert "step-00000014.json" in drawn[0], "which the killed run has made twice"
     assert whole["result"]["step"] < 60
     assert "early stopping: val/loss was best at step" in whole["attempts"][-1]["reason"]
     averages = []

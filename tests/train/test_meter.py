@@ -37,6 +37,8 @@ class Clock:
         self.work += work
         self.wait_s += wait
 
+    batch_size = 8
+
     def state_dict(self) -> dict[str, int]:
         return {"consumed": self.consumed}
 
@@ -87,7 +89,7 @@ def made(clock: Clock, devices: int = 1, compute: str = "fp32", **options: Any) 
     precision: Any = SimpleNamespace(device=CPU, compute=compute, scale=1024.0)
     notes, loader = Notes(), clock
     book = Account(clock.now - 9.0, devices, before_s=1000.0)
-    measured = Meter(loader, 8, book, ranks, precision, notes, **options)  # type: ignore[arg-type]
+    measured = Meter(loader, book, ranks, precision, notes, **options)  # type: ignore[arg-type]
     return measured, book, notes, compared
 
 

@@ -37,8 +37,12 @@ def test_all_rules_that_match_count_and_the_last_one_decides() -> None:
         {"match": ["layers.1.*", "layers.2.*"], "lr_factor": 0.1},
         {"match": "layers.2.*", "lr_factor": 0.5},
         {"match": "head.weight", "freeze": True},
+        {"match": "layers.0.*", "options": {"betas": [0.8, 0.9], "eps": 1e-6}},
+        {"match": "*.0.bias", "options": {"eps": 1e-5}},
     ]
     found = groups_of(groups=rules)
+    assert found["layers.0.weight"].options == (("betas", (0.8, 0.9)), ("eps", 1e-6))
+    assert found["layers.0.bias"].options == (("betas", (0.8, 0.9)), ("eps", 1e-5))
     assert found["layers.1.bias"] == Setting(0.1, 0)
     assert found["layers.2.weight"] == Setting(0.5)
     assert found["head.weight"] == found["stem.weight"] == Setting(freeze=True), "they are one"
@@ -81,6 +85,20 @@ def test_what_fits_no_parameter_is_refused(rules: list[dict[str, Any]], said: st
         ({"match": "*", "weight_decay": "a"}, "optimizer.groups[0].weight_decay=a: it must be a"),
         ({"match": "*", "freeze": 1}, "optimizer.groups[0].freeze=1: it must be true or false"),
         ({"match": "*"}, "optimizer.groups[0]={'match': '*'}: it changes nothing; give lr_factor"),
+        ({"match": "*", "options": [1]}, "optimizer.groups[0].options=[1]: it must be the names"),
+        (
+            {"match": "*", "options": {"beta": [0.9, 0.98]}},
+            "optimizer.groups[0].options.beta=[0.9, 0.98]: torch.optim.AdamW has no argument beta; "
+            "did you mean betas? it has lr, betas, eps,",
+        ),
+        (
+            {"match": "*", "options": {"eps": "small"}},
+            "optimizer.groups[0].options.eps=small: torch.optim.AdamW takes eps: float",
+        ),
+        (
+            {"match": "*", "options": {"lr": 0.1}},
+            "optimizer.groups[0].options.lr=0.1: give lr_factor of the group in place of it",
+        ),
     ],
 )
 def test_a_rule_that_says_nothing_sensible_is_refused(rule: dict[str, Any], said: str) -> None:
@@ -99,7 +117,11 @@ def named(named_parameters: Any, lr: float, weight_decay: float) -> torch.optim.
 
 @pytest.mark.usefixtures("group_of_one")
 def test_an_optimizer_gets_names_groups_or_parameters(tmp_path: Path) -> None:
-    rules = [{"match": "*.bias", "weight_decay": 0}, {"match": "stem.bias", "freeze": True}]
+    rules: list[dict[str, Any]] = [
+        {"match": "*.bias", "weight_decay": 0},
+        {"match": "stem.bias", "freeze": True},
+        {"match": "head.bias", "options": {"betas": [0.5, 0.6]}},
+    ]
     config = OptimizerConfig(lr=0.1, weight_decay=0.5, groups=rules)
     module = Net()
     chosen = settings(module, config, [])
@@ -108,7 +130,11 @@ def test_an_optimizer_gets_names_groups_or_parameters(tmp_path: Path) -> None:
     model.settings = chosen
     assert "stem.bias" not in model.names
     groups = build_optimizer(config, model).param_groups
-    assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(4, 0.5), (4, 0)]
+    found = [(len(g["params"]), g["weight_decay"], g["betas"]) for g in groups]
+    assert found == [(4, 0.5, (0.9, 0.999)), (3, 0, (0.9, 0.999)), (1, 0, (0.5, 0.6))]
+    config.groups = [{"match": "*", "options": {"beta": 1}}]
+    with pytest.raises(ConfigError, match=r"groups\[0\].options.beta: the groups of torch.optim"):
+        build_optimizer(config, model)
     config = OptimizerConfig(f"{__name__}.named", lr=0.1)
     (problem,) = problems(OptimizerConfig(f"{__name__}.named", layer_decay=0.5))
     assert "makes the groups itself" in problem

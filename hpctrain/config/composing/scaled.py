@@ -27,4 +27,8 @@ def scaled(config: Config) -> Config:
         )
     if config.scaling == "weak":
         config.train.global_batch_size *= nodes.start
+        config.train.batch_size_ramp = [
+            {name: n if name == "steps" else n * nodes.start for name, n in stage.items()}
+            for stage in config.train.batch_size_ramp
+        ]
     return config

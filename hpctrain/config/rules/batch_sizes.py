@@ -1,17 +1,56 @@
 """The sizes of a batch, from all ranks down to what a rank computes at a time.
 
 global 512 = shares 8 x accumulate 2 x micro 32        share 64 = accumulate 2 x micro 32
+
+With train.batch_size_ramp the first steps have smaller global sizes, and each must be divisible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.shares import shares
 from hpctrain.config.schema import Config
+
+
+class Ramp(NamedTuple):
+    """The global batch sizes of a run.
+
+    Attributes:
+        stages: The sizes that come first, each with the number of its steps.
+        final: The size of all steps after them.
+    """
+
+    stages: tuple[tuple[int, int], ...]
+    final: int
+
+    @classmethod
+    def of(cls, final: int, stages: Sequence[Mapping[str, int]]) -> Self:
+        """Return what the values of train.global_batch_size and train.batch_size_ramp say."""
+        sizes = [(stage["global_batch_size"], stage) for stage in stages]
+        pairs = [(n, s["steps"] if "steps" in s else -(-s["samples"] // n)) for n, s in sizes]
+        return cls(tuple(pairs), final)
+
+    def samples(self, steps: int) -> int:
+        """Return the samples of the first `steps` steps."""
+        total = 0
+        for size, length in self.stages:
+            total += size * min(steps, length)
+            steps -= min(steps, length)
+        return total + self.final * steps
+
+    def steps(self, samples: int) -> int:
+        """Return the steps that have `samples` samples; a part of a step counts as one."""
+        total = 0
+        for size, length in self.stages:
+            here = min(-(-samples // size), length)
+            total += here
+            samples = max(0, samples - here * size)
+        return total + -(-samples // self.final)
 
 
 @dataclass(frozen=True)
@@ -30,18 +69,19 @@ class BatchSizes:
     accumulate: int
 
     @classmethod
-    def of(cls, config: Config, degrees: Degrees) -> Self:
+    def of(cls, config: Config, degrees: Degrees, global_size: int | None = None) -> Self:
         """Return the sizes of a config.
 
         Args:
             config: Its batch sizes fit together (`problems`).
             degrees: The degrees for the number of ranks.
+            global_size: That of a stage of the ramp; None: that after the ramp.
         """
         train, parts = config.train, shares(config.parallel, degrees.dp)
-        number = train.accumulate
+        size, number = global_size or train.global_batch_size, train.accumulate
         if train.micro_batch_size not in (None, "auto"):
-            number = train.global_batch_size // (parts * int(str(train.micro_batch_size)))
-        return cls(train.global_batch_size, parts, number)
+            number = size // (parts * int(str(train.micro_batch_size)))
+        return cls(size, parts, number)
 
     @property
     def share(self) -> int:
@@ -54,6 +94,36 @@ class BatchSizes:
         return self.share // self.accumulate
 
 
+def ramp_of(config: Config) -> Ramp:
+    """Return the global batch sizes of a run."""
+    return Ramp.of(config.train.global_batch_size, config.train.batch_size_ramp)
+
+
+def named_sizes(config: Config) -> dict[str, int]:
+    """Return the global batch sizes of a run by the keys that give them, the smallest first."""
+    stages: list[dict[str, Any]] = config.train.batch_size_ramp
+    return {
+        f"train.batch_size_ramp[{i}].global_batch_size": stage["global_batch_size"]
+        for i, stage in enumerate(stages)
+    } | {"train.global_batch_size": config.train.global_batch_size}
+
+
+def parts_of_ramp(config: Config, degrees: Degrees, weight: int = 1) -> dict[int, int]:
+    """Return the micro-batches of a rank for each number of rows that it may have in a step.
+
+    Args:
+        config: As for `BatchSizes.of`.
+        degrees: As for `BatchSizes.of`.
+        weight: The shares of this rank.
+
+    Returns:
+        An empty dict if all steps have the same rows.
+    """
+    sizes = named_sizes(config).values() if config.train.batch_size_ramp else ()
+    stages = [BatchSizes.of(config, degrees, size) for size in sizes]
+    return {stage.share * weight: stage.accumulate * weight for stage in stages}
+
+
 def problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what is wrong with the sizes of the batch and its parts.
 
@@ -61,7 +131,7 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
         config: Every value by itself is valid.
         degrees: The degrees for the number of ranks.
     """
-    train, batch = config.train, config.train.global_batch_size
+    train, sizes = config.train, named_sizes(config)
     size, weights = train.micro_batch_size, config.parallel.weights
     if size is not None and train.accumulate != 1:
         yield f"train.micro_batch_size={size} and train.accumulate={train.accumulate}: give one"
@@ -72,13 +142,19 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
     dp = shares(config.parallel, degrees.dp)
     parts = f"dp {dp}" if weights is None else f"{dp} shares of parallel.weights={weights}"
     share = dp * number
-    if batch % share:
-        below = batch // share * share
-        near = " or ".join(str(size) for size in (below, below + share) if size > 0)
-        yield (
-            f"train.global_batch_size={batch} is not divisible by {parts} x train.{name} {number} "
-            f"= {share}: use {near}"
-        )
+    for key, batch in sizes.items():
+        if batch % share:
+            below = batch // share * share
+            near = " or ".join(str(size) for size in (below, below + share) if size > 0)
+            yield (
+                f"{key}={batch} is not divisible by {parts} x train.{name} {number} = {share}: "
+                f"use {near}"
+            )
+    for (key, batch), (after, larger) in itertools.pairwise(sizes.items()):
+        if batch >= larger:
+            yield f"{key}={batch} with {after}={larger}: the batches of a ramp must grow"
+    if size == "auto" and len(sizes) > 1:
+        yield "train.micro_batch_size=auto with train.batch_size_ramp: give a number"
     if config.data.collate == "pack" and (train.accumulate > 1 or size is not None):
         given = f"accumulate={train.accumulate}" if size is None else f"micro_batch_size={size}"
         yield f"train.{given}: a batch of data.collate=pack is one piece; leave it out"

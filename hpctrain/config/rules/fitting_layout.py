@@ -70,7 +70,7 @@ def fit_batch(config: Config, degrees: Degrees) -> None:
     """
     train = config.train
     config.parallel.weights = None
-    train.micro_batch_size = None
+    train.micro_batch_size, train.batch_size_ramp = None, []
     if degrees.pp == 1:
         train.accumulate = 1
     unit = degrees.dp * train.accumulate

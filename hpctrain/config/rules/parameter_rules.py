@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from hpctrain.config.rules import arguments
+from hpctrain.config.rules import arguments, targets
 from hpctrain.config.schema import OptimizerConfig
 
 NAMED = "named_parameters"  # an optimizer whose first argument has this name gets pairs
-_KEYS = ("match", "lr_factor", "weight_decay", "freeze")
+_KEYS = ("match", "lr_factor", "weight_decay", "freeze", "options")
 
 
 def problems(config: OptimizerConfig) -> Iterator[str]:
@@ -21,8 +22,9 @@ def problems(config: OptimizerConfig) -> Iterator[str]:
     """
     for i, rule in enumerate(config.groups):
         yield from _rule(f"optimizer.groups[{i}]", rule)
+        yield from _options(f"optimizer.groups[{i}].options", rule.get("options"), config._target_)
     sets = config.layer_decay is not None or any(
-        {"lr_factor", "weight_decay"} & rule.keys() for rule in config.groups
+        {"lr_factor", "weight_decay", "options"} & rule.keys() for rule in config.groups
     )
     known = arguments.signature(config._target_)
     if sets and known and known.parameters and known.parameters[0].name == NAMED:
@@ -54,3 +56,23 @@ def _rule(key: str, rule: dict[str, Any]) -> Iterator[str]:
         yield f"{key}.freeze={rule['freeze']}: it must be true or false"
     if not rule.keys() & {*_KEYS[1:]}:
         yield f"{key}={rule}: it changes nothing; give {', '.join(_KEYS[1:])}"
+
+
+def _options(key: str, options: Any, target: str) -> Iterator[str]:
+    """Yield what is wrong with the arguments of the optimizer that a group has for itself.
+
+    If the target is a function, only the optimizer that it makes can tell what its groups may have.
+    """
+    if options is None:
+        return
+    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+        yield f"{key}={options}: it must be the names and values of arguments of the optimizer"
+        return
+    for name, other in (("lr", "lr_factor"), ("weight_decay", "weight_decay")):
+        if name in options:
+            yield f"{key}.{name}={options[name]}: give {other} of the group in place of it"
+    match targets.definition(target):
+        case _, ast.ClassDef():
+            given = {n: v for n, v in options.items() if n not in ("lr", "weight_decay")}
+            node = {"_target_": target, "_partial_": True, **given}
+            yield from arguments.problems(key, node, positional=1)

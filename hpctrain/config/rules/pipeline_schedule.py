@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.batch_sizes import BatchSizes, named_sizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
@@ -103,14 +103,16 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
             f"train.micro_batch_size=auto with parallel.pp={pp}: the ranks need different memory; "
             "give a number, or train.accumulate"
         )
-    elif config.train.global_batch_size % degrees.dp == 0:
-        yield from _micro_batches(config, degrees)
+    else:
+        for key, size in named_sizes(config).items():
+            if size % degrees.dp == 0:
+                yield from _micro_batches(config, degrees, key, size)
 
 
-def _micro_batches(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield why the number of micro-batches does not fit the schedule."""
+def _micro_batches(config: Config, degrees: Degrees, key: str, size: int) -> Iterator[str]:
+    """Yield why the number of micro-batches of a global batch does not fit the schedule."""
     train, pp, schedule = config.train, degrees.pp, config.parallel.pipeline.schedule
-    sizes = BatchSizes.of(config, degrees)
+    sizes = BatchSizes.of(config, degrees, size)
     parts, share = sizes.accumulate, sizes.share
     if parts == 0 or share % parts or not (reason := _reason(schedule, pp, parts)):
         return
@@ -121,8 +123,9 @@ def _micro_batches(config: Config, degrees: Degrees) -> Iterator[str]:
         name, values = "train.micro_batch_size", [share // n for n in near]
     advice = f"use {name}={' or '.join(map(str, values))}"
     if not near:
-        advice = f"train.global_batch_size={train.global_batch_size} is too small for {pp} of them"
-    yield f"parallel.pipeline.schedule={schedule} with parallel.pp={pp}: {reason}; {advice}"
+        advice = f"{key}={size} is too small for {pp} of them"
+    stage = f" and {key}={size}" if train.batch_size_ramp else ""
+    yield f"parallel.pipeline.schedule={schedule} with parallel.pp={pp}{stage}: {reason}; {advice}"
 
 
 def _reason(schedule: str, pp: int, parts: int) -> str:

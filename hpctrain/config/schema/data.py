@@ -100,6 +100,11 @@ class DataConfig:
         "Evaluation reads these splits of `path` as well. The metrics of each are val/SPLIT/NAME, "
         "those of val_split are val/NAME.",
     )
+    val_sets: list[dict[str, Any]] = key(
+        [],
+        "Evaluation reads these data sets as well. Each is {name: ..., path: ..., split: ...}; "
+        "without split it is val_split. The metrics of each are val/NAME/METRIC.",
+    )
     fields: list[str] | None = key(None, "Only these fields are read. Null reads all of them.")
     windows: WindowsConfig = section(WindowsConfig)
     images: ImagesConfig = section(ImagesConfig)
@@ -230,3 +235,16 @@ class DataConfig:
         choices=("off", "first_use", "full"),
         identity=False,
     )
+
+    @property
+    def other_sets(self) -> dict[str, tuple[str, str]]:
+        """The path and the split of each evaluation other than that of val_split, by its name."""
+        found = {split: (self.path, split) for split in self.val_splits}
+        for one in self.val_sets:
+            found[one["name"]] = one["path"], str(one.get("split", self.val_split))
+        return found
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths and URLs of all data sets that are named, that of `path` first."""
+        return [self.path, *(part["path"] for part in (*self.mixture, *self.val_sets))]

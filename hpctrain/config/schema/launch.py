@@ -23,6 +23,16 @@ def _check_nodes(nodes: int | str) -> str:
     return f"a range has at most {_MOST} numbers" if last - first >= _MOST else ""
 
 
+def _check_minutes(minutes: int | str) -> str:
+    if minutes == "auto":
+        return ""
+    if not isinstance(minutes, int):
+        return "it must be a whole number of minutes, or auto"
+    if minutes < 1:
+        return "it must be at least 1, or auto"
+    return "" if minutes < TOO_LARGE else "it must be less than 2^62"
+
+
 @dataclass
 class LaunchConfig:
     """The resources of a job and how it is submitted, the same for every way of launching."""
@@ -49,7 +59,13 @@ class LaunchConfig:
         unit="GB",
         above=0,
     )
-    time_min: int = key(60, "The job has this time limit.", unit="minutes", at_least=1)
+    time_min: int | str = key(
+        60,
+        "The job has this time limit. auto takes it from a measured run of the same model in "
+        "output_dir, with a margin, before the job is queued.",
+        unit="minutes",
+        check=_check_minutes,
+    )
     warn_s: int = key(
         120,
         "This long before its time limit a job saves and requeues itself.",
@@ -107,3 +123,17 @@ class LaunchConfig:
             raise ConfigError(f"launch.nodes={self.nodes!r}: {wrong}")
         first, _, last = str(self.nodes).partition("-")
         return range(int(first), int(last or first) + 1)
+
+    @property
+    def limit_min(self) -> int:
+        """The minutes of `time_min`.
+
+        Raises:
+            ConfigError: It is auto, which only a training can have.
+        """
+        if not isinstance(self.time_min, int):
+            raise ConfigError(
+                f"launch.time_min={self.time_min}: there is no measured run for this job; give a "
+                "number of minutes"
+            )
+        return self.time_min

@@ -50,10 +50,11 @@ class OptimizerConfig:
     options: dict[str, Any] = key({}, "The optimizer also gets these keyword arguments.")
     groups: list[dict[str, Any]] = key(
         [],
-        "Each of these is {match: PATTERN, lr_factor: ..., weight_decay: ..., freeze: ...} for the "
-        "parameters whose names match the pattern, such as '*.bias', or one of a list of patterns. "
-        "lr_factor multiplies the learning rate, and freeze=true does not train them. If several "
-        "match and give the same key, the last one decides.",
+        "Each of these is {match: PATTERN, lr_factor: ..., weight_decay: ..., freeze: ..., "
+        "options: ...} for the parameters whose names match the pattern, such as '*.bias', or one "
+        "of a list of patterns. lr_factor multiplies the learning rate, freeze=true does not train "
+        "them, and options are arguments of the optimizer in place of the others. If several match "
+        "and give the same key, the last one decides.",
     )
     layer_decay: float | None = key(
         None,

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.schema.key import key, section
+from hpctrain.config.schema.key import TOO_LARGE, key, section
 
 
 def _check_ratio(ratio: float | None) -> str:
@@ -121,6 +121,20 @@ class LoRAConfig:
         return [self.match] if isinstance(self.match, str) else list(self.match or [])
 
 
+def _check_ramp(stages: list[dict[str, Any]]) -> str:
+    """Return what is wrong with the form of train.batch_size_ramp, or ""."""
+    for stage in stages:
+        lengths = [name for name in ("steps", "samples") if name in stage]
+        names = {"global_batch_size", *lengths[:1]}
+        numbers = [type(value) is int and 0 < value < TOO_LARGE for value in stage.values()]
+        if {*stage} != names or len(lengths) != 1 or not all(numbers):
+            return (
+                f"{stage} is no stage: it must have global_batch_size, and either steps or "
+                "samples, which are numbers of at least 1"
+            )
+    return ""
+
+
 def _check_micro_batch_size(size: str | None) -> str:
     if size is None or size == "auto" or (size.isdecimal() and int(size) > 0):
         return ""
@@ -165,6 +179,13 @@ class TrainConfig:
 
     global_batch_size: int = key(
         64, "A step processes this many samples, over all ranks.", unit="samples", at_least=1
+    )
+    batch_size_ramp: list[dict[str, Any]] = key(
+        [],
+        "The run begins with smaller batches. A stage is {global_batch_size: 16, steps: 100}, or "
+        "{global_batch_size: 16, samples: 1600}, whose last step may pass that number. The sizes "
+        "grow, and after the stages comes train.global_batch_size.",
+        check=_check_ramp,
     )
     accumulate: int = key(
         1,
@@ -292,6 +313,14 @@ class TrainConfig:
         None,
         "At the end of the run rank 0 prints how the language model continues this text. The whole "
         "model must fit into its memory. Null prints nothing.",
+        identity=False,
+    )
+    histograms_every: int | None = key(
+        None,
+        "Histograms of the gradients (before clipping) and of the parameters are recorded every "
+        "this many steps. Null records none.",
+        unit="steps",
+        at_least=1,
         identity=False,
     )
     profile: str | None = key(

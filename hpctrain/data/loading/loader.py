@@ -18,7 +18,7 @@ once over all ranks; the loss leaves masked samples out.
 import operator
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from hpctrain.data.buffers import Buffers
@@ -58,6 +58,7 @@ class Loader:
         tail: An incomplete last batch of an epoch is left out ("drop") or filled up ("pad").
         max_epochs: The iterator ends after so many epochs, counted from the state 0; None: it
             never ends.
+        ramp: Pairs of a smaller global batch size and the number of its steps, which come first.
         threads: Threads that read ahead. One core is left to the consumer, so there are at most
             as many as there are other cores. 0: the consumer reads when it needs a batch.
         prefetch_bytes: How many bytes are read ahead, about; at least one group of batches for
@@ -69,7 +70,7 @@ class Loader:
             transforms return.
 
     Attributes:
-        steps_per_epoch: Batches of a whole epoch.
+        steps_per_epoch: Batches of a whole epoch, after the ramp.
 
     Raises:
         ConfigError: Sizes or ranks do not fit together.
@@ -90,6 +91,7 @@ class Loader:
         seed: int = 0,
         tail: Tail = "drop",
         max_epochs: int | None = None,
+        ramp: Sequence[tuple[int, int]] = (),
         threads: int = 1,
         prefetch_bytes: int = 64 * 2**20,
         collate: Layout = "pad",
@@ -106,6 +108,7 @@ class Loader:
             dp_count=dp_count,
             tail=tail,
             max_epochs=max_epochs,
+            ramp=ramp,
         )
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(
@@ -138,6 +141,10 @@ class Loader:
     def wait_s(self) -> float:
         """Seconds that the consumer has waited for batches."""
         return self._prefetcher.wait_s
+
+    def steps_in(self, epochs: int) -> int:
+        """Return the number of batches of the first `epochs` epochs, counted from the state 0."""
+        return self._steps.steps_in(epochs)
 
     @property
     def count(self) -> int:

@@ -38,12 +38,14 @@ class Group(NamedTuple):
         planned: The plan of the whole stretch.
         first: Place of the first step in the stretch.
         consumed: The loader's state after each step.
+        batch_size: The samples of a step over all ranks, with those that only fill up.
     """
 
     epoch: int
     planned: Future[Plan]
     first: int
     consumed: list[int]
+    batch_size: int
 
     @property
     def plan(self) -> Plan:
@@ -126,7 +128,7 @@ class Planner:
         plan = planning.submit(self._plan, stretch)
         if (source := self._prepares) is not None:
             planning.submit(lambda: source.prepare(plan.result().samples.reshape(-1)))
-        return Group(stretch.epoch, plan, 0, stretch.consumed)
+        return Group(stretch.epoch, plan, 0, stretch.consumed, stretch.batch_size)
 
     def _plan(self, stretch: Stretch) -> Plan:
         positions, mask = self._steps.positions(stretch)

@@ -9,9 +9,12 @@
 
 `consumed` counts samples over all ranks and epochs. It is the whole state: a run can continue from
 it with any number of ranks and any batch size. Every rank makes the same number of steps.
+
+With a ramp the first steps are smaller. `consumed` says which stage of the ramp a step belongs to.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,11 +29,20 @@ _STRETCH = 16_384  # positions of a rank that are planned at once
 
 
 class Stretch(NamedTuple):
-    """Successive steps of one epoch: where they begin in it, and `consumed` after each."""
+    """Successive steps of one epoch: where they begin in it, `consumed` after each, their size."""
 
     epoch: int
     offset: int
     consumed: list[int]
+    batch_size: int
+
+
+class _Stage(NamedTuple):
+    """The steps of one size, which begin from the states `begin` to `end` (without it)."""
+
+    batch_size: int
+    begin: int
+    end: float
 
 
 class Steps:
@@ -44,10 +56,12 @@ class Steps:
         dp_count: This rank takes the samples of so many ranks, from dp_rank on.
         tail: An incomplete last batch of an epoch is left out ("drop") or filled up ("pad").
         max_epochs: There are steps for so many epochs, counted from the state 0; None: for all.
+        ramp: Before the steps of `global_batch_size` come those of smaller ones: pairs of a global
+            batch size and the number of its steps.
 
     Attributes:
-        share: Samples of one step on this rank.
-        steps_per_epoch: Steps of a whole epoch.
+        share: Samples of one step on this rank, after the ramp.
+        steps_per_epoch: Steps of a whole epoch, after the ramp.
 
     Raises:
         ConfigError: Sizes or ranks do not fit together.
@@ -64,14 +78,31 @@ class Steps:
         dp_count: int = 1,
         tail: Tail = "drop",
         max_epochs: int | None = None,
+        ramp: Sequence[tuple[int, int]] = (),
     ) -> None:
-        _check(count, global_batch_size, dp_rank, dp_size, tail, max_epochs)
-        self.count, self.batch_size = count, global_batch_size
+        for size in (*(size for size, _ in ramp), global_batch_size):
+            _check(count, size, dp_rank, dp_size, tail, max_epochs)
+        self.count = count
         self._drops, self._max_epochs = tail == "drop", max_epochs
-        self._first = dp_rank * (global_batch_size // dp_size)
+        self._dp_rank, self._dp_size, self._dp_count = dp_rank, dp_size, dp_count
         self.share = dp_count * (global_batch_size // dp_size)
-        whole, rest = divmod(count, global_batch_size)
-        self.steps_per_epoch = whole + (rest > 0 and tail == "pad")
+        self.steps_per_epoch = self._steps_in(count, global_batch_size)
+        self._stages: list[_Stage] = []
+        begin = 0
+        for size, steps in ramp:
+            end = self._after(steps, begin, size)
+            self._stages.append(_Stage(size, begin, end))
+            begin = end
+        self._stages.append(_Stage(global_batch_size, begin, math.inf))
+
+    def steps_in(self, epochs: int) -> int:
+        """Return the number of steps of the first `epochs` epochs."""
+        end, total = epochs * self.count, 0
+        for size, begin, after in self._stages:
+            last = min(after, end)
+            if begin < last:
+                total += self._between(begin, int(last), size)
+        return total
 
     def stretches(self, consumed: int) -> Iterator[Stretch]:
         """Yield the steps from `consumed` on, at most _STRETCH positions of this rank at a time."""
@@ -80,11 +111,12 @@ class Steps:
             epoch, offset = divmod(consumed, self.count)
             if self._max_epochs is not None and epoch >= self._max_epochs:
                 return
-            whole = (self.count - offset) // self.batch_size
-            steps = max(1, min(whole, _STRETCH // self.share))
-            ends = (min(offset + n * self.batch_size, self.count) for n in range(1, steps + 1))
+            size, _, stage_end = self._stage(consumed)
+            left = min(self.count - offset, stage_end - consumed)
+            steps = max(1, min(int(left // size), _STRETCH // self._share(size)))
+            ends = (min(offset + n * size, self.count) for n in range(1, steps + 1))
             stretch = Stretch(
-                epoch, offset, [self._settle(consumed - offset + end) for end in ends]
+                epoch, offset, [self._settle(consumed - offset + end) for end in ends], size
             )
             yield stretch
             consumed = stretch.consumed[-1]
@@ -94,15 +126,45 @@ class Steps:
 
         A position that does not count repeats the last one, to fill up the tail.
         """
-        first = stretch.offset + self._first
-        steps = np.arange(len(stretch.consumed))[:, None] * self.batch_size
-        positions = first + steps + np.arange(self.share)
+        size = stretch.batch_size
+        first = stretch.offset + self._dp_rank * (size // self._dp_size)
+        steps = np.arange(len(stretch.consumed))[:, None] * size
+        positions = first + steps + np.arange(self._share(size))
         return np.minimum(positions, self.count - 1), positions < self.count
+
+    def _share(self, batch_size: int) -> int:
+        return self._dp_count * (batch_size // self._dp_size)
+
+    def _stage(self, consumed: int) -> _Stage:
+        return next(stage for stage in self._stages if consumed < stage.end)
 
     def _settle(self, consumed: int) -> int:
         """Return the state after a tail that is too short for a batch, if `consumed` is in one."""
         left = self.count - consumed % self.count
-        return consumed + left if self._drops and left < self.batch_size else consumed
+        too_short = self._drops and left < self._stage(consumed).batch_size
+        return consumed + left if too_short else consumed
+
+    def _steps_in(self, samples: int, size: int) -> int:
+        """Return the steps of `samples` samples at the end of an epoch."""
+        whole, rest = divmod(samples, size)
+        return whole + (rest > 0 and not self._drops)
+
+    def _after(self, steps: int, begin: int, size: int) -> int:
+        """Return the state after so many steps of one size, which begin at the state `begin`."""
+        left = self.count - begin % self.count
+        here = self._steps_in(left, size)
+        if steps < here:
+            return begin + steps * size
+        epochs, rest = divmod(steps - here, self._steps_in(self.count, size))
+        return begin + left + epochs * self.count + rest * size
+
+    def _between(self, begin: int, end: int, size: int) -> int:
+        """Return the steps of one size from the state `begin` to `end`, which they may pass."""
+        (first, offset), (last, rest) = divmod(begin, self.count), divmod(end, self.count)
+        if first == last:
+            return -(-(rest - offset) // size)
+        whole = (last - first - 1) * self._steps_in(self.count, size)
+        return self._steps_in(self.count - offset, size) + whole + -(-rest // size)
 
 
 def _check(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from hpctrain.config.schema import Config
 from hpctrain.doctor.finding import Finding, bounded, good, unknown
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch.slurm import sbatch
+from hpctrain.launch.slurm.partition_limit import minutes
 from hpctrain.launch.slurm.queue import UnreachableError, ask, me
 from hpctrain.launch.slurm.script import sbatch_script
 
@@ -52,21 +52,6 @@ def checked(config: Config) -> Iterator[Finding]:
     yield _job(config)
 
 
-def minutes(text: str) -> float:
-    """Return a time limit of Slurm, such as `1-00:00:00`, `30:00` or `infinite`, in minutes.
-
-    Raises:
-        ValueError: It is no time.
-    """
-    if text.lower() in ("infinite", "unlimited"):
-        return float("inf")
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if found is None:
-        raise ValueError(text)
-    days, hours, minute, seconds = (int(part or 0) for part in found.groups())
-    return days * 1440 + hours * 60 + minute + seconds / 60
-
-
 def partition_findings(listed: str, config: Config) -> Iterator[Finding]:
     """Judge the partitions.
 
@@ -102,6 +87,8 @@ def partition_findings(listed: str, config: Config) -> Iterator[Finding]:
         )
         limit = min(minutes(row[2]) for row in own)
         asked = config.launch.time_min
+        if not isinstance(asked, int):  # auto, which only a training can have
+            continue
         yield bounded(
             f"time limit of {name}",
             limit,

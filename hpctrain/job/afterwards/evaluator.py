@@ -43,13 +43,14 @@ def evaluate_all(config: Config, checkpoint: Path, folder: Path) -> dict[str, fl
     All ranks call this together. The arguments and errors are those of `evaluate`.
     """
     data = config.data
-    if data.val_split is None and not data.val_splits:
+    if data.val_split is None and not data.other_sets:
         raise ConfigError("data.val_split=null: the run has no evaluation")
-    main = [] if data.val_split is None else [("val", data.val_split)]
+    sets = {} if data.val_split is None else {"val": (data.path, data.val_split)}
+    sets |= {f"val/{name}": one for name, one in data.other_sets.items()}
     values: dict[str, float] = {}
     with restored(config, checkpoint, folder) as trained:
-        for prefix, split in main + [(f"val/{name}", name) for name in data.val_splits]:
-            feed = trained.data.evaluation(split)
+        for prefix, (path, split) in sets.items():
+            feed = trained.data.evaluation(split, path)
             assert feed is not None
             means = _means(trained, feed)
             values |= {f"{prefix}/{name}": value for name, value in means.items()}

@@ -69,7 +69,7 @@ def _inputs(loaded: LoadedRun) -> list[Array]:
         0,
     )
     config.train.accumulate, config.train.micro_batch_size = 1, None
-    config.train.global_batch_size = _SAMPLES
+    config.train.global_batch_size, config.train.batch_size_ramp = _SAMPLES, []
     task = bind(make("task", config.task), config.data.path)
     if not isinstance(task, SplitTask):
         raise ConfigError(

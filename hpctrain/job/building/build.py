@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import Asked
 from hpctrain.config.schema import CheckpointConfig, Config, EarlyStoppingConfig, TrainConfig
@@ -44,6 +44,7 @@ from hpctrain.training.hooks import Hook, Hooks
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
+from hpctrain.training.measuring.histograms import Histograms, NoHistograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.profiled_steps import ProfiledSteps
 from hpctrain.training.measuring.slow_ranks import SlowRanks
@@ -82,7 +83,7 @@ def build(
     with long_work("preparing the data"):
         loader, evaluation, others = _feeds(config, data)
     sizes = BatchSizes.of(config, mesh.degrees)
-    effective = Effective.of(config, loader.steps_per_epoch, sizes)
+    effective = Effective.of(config, loader.steps_per_epoch, sizes, loader.steps_in)
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
@@ -95,6 +96,7 @@ def build(
         precision,
         loss_parallel=getattr(task, "loss_parallel", False),
     )
+    tracker.log_params({"effective": _facts(model, device)})
     load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
     # Ranks with other samples draw other dropout masks.
@@ -110,7 +112,6 @@ def build(
     )
     # The last step of a run is evaluated in any case.
     timed = config.train.eval_every_s is not None
-    by_default = effective.max_steps if timed else loader.steps_per_epoch
     return Trainer(
         train_step=TrainStep(
             model,
@@ -123,6 +124,8 @@ def build(
             base_lr=config.optimizer.lr,
             average=average,
             timer=EvaluationTimer(config.train.eval_every_s, decides=ranks.is_main),
+            histograms=_histograms(config.train.histograms_every, run, tracker),
+            parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
         ),
         schedule=build_schedule(config.scheduler, effective),
         loader=loader,
@@ -136,12 +139,11 @@ def build(
         max_steps=effective.max_steps,
         every=Every(
             log=config.train.log_every,
-            evaluate=config.train.eval_every or by_default,
+            evaluate=config.train.eval_every or (effective.max_steps if timed else None),
             checkpoint=config.checkpoint.every_steps,
         ),
         meter=Meter(
             loader,
-            sizes.global_size,
             account,
             SlowRanks(mesh, ranks.rank, ranks.host),
             precision,
@@ -156,12 +158,27 @@ def build(
     )
 
 
+def _facts(model: ParallelModel, device: torch.device) -> dict[str, Any]:
+    """Return what forecasts of other runs need; a stage of a pipeline knows only its layers."""
+    facts: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    }
+    if model.mesh.degrees.pp == 1:
+        facts["parameters"] = sum(p.numel() for p in model.module.parameters())
+    return facts
+
+
+def _histograms(every: int | None, run: RunDir, tracker: Tracker) -> NoHistograms:
+    return NoHistograms() if every is None else Histograms(every, run.path, tracker)
+
+
 def _feeds(config: Config, data: DataBuilder) -> tuple[Feed, Feed | None, dict[str, Feed]]:
     """Return the feeds of the training, of its evaluation, and of those of more splits by name."""
     if config.evaluation.job:
         return data.training(), None, {}
     loader, evaluation = data.training(), data.evaluation()
-    others = {name: data.evaluation(name) for name in config.data.val_splits}
+    sets = config.data.other_sets.items()
+    others = {name: data.evaluation(split, path) for name, (path, split) in sets}
     return loader, evaluation, {name: feed for name, feed in others.items() if feed is not None}
 
 
@@ -240,6 +257,8 @@ def _micro_batches(
     if rows is not None and known and (auto or rows < made.rows):
         log.info("micro-batches of %d rows, as the attempt before has found", rows)
         model.accumulate = share // rows
+    if rows is not None and not auto:
+        made.limit = rows
     return made
 
 

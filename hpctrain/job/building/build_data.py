@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
-from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.data.loading.loader import Loader
@@ -91,15 +91,18 @@ class DataBuilder:
             global_batch_size=self.config.train.global_batch_size,
             shares=(self.mesh.first_share, self.mesh.shares, self.mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
+            ramp=ramp_of(self.config).stages,
             transforms=self._made("data.transforms", data.transforms),
             batch_transforms=self._made("data.batch_transforms", data.batch_transforms),
         )
 
-    def evaluation(self, split: str | None = None) -> Feed | None:
+    def evaluation(self, split: str | None = None, path: str | None = None) -> Feed | None:
         """Return the feed of the validation split, with each sample once; None without a split.
 
         Args:
-            split: Another split of the same data set; None means `data.val_split`.
+            split: Another split; None means `data.val_split`.
+            path: Another data set; None means `data.path`. Transforms on the device still have the
+                statistics of the training.
 
         Raises:
             ConfigError: As `training`.
@@ -109,7 +112,7 @@ class DataBuilder:
         split = split or data.val_split
         if split is None:
             return None
-        source, _ = self._source(data.path, split)
+        source, _ = self._source(path or data.path, split)
         sizes = BatchSizes.of(self.config, self.mesh.degrees)
         return self._feed(
             source,
@@ -259,6 +262,7 @@ class DataBuilder:
         transforms: list[Any],
         batch_transforms: list[Any],
         max_epochs: int | None = None,
+        ramp: Sequence[tuple[int, int]] = (),
     ) -> Feed:
         data, seed = self.config.data, self.config.seed
         workers = Workers(source, OneByOne(transforms), data.workers) if transforms else None
@@ -274,6 +278,7 @@ class DataBuilder:
             seed=seed,
             tail=tail,
             max_epochs=max_epochs,
+            ramp=ramp,
             collate="pack" if data.collate == "pack" else "pad",
             threads=data.threads,
             prefetch_bytes=int(data.prefetch_mb * 1e6),

@@ -9,6 +9,7 @@ import torch
 
 from hpctrain.config.rules.parameter_rules import NAMED
 from hpctrain.config.schema import OptimizerConfig
+from hpctrain.errors import ConfigError
 from hpctrain.job.building.make import make
 from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
@@ -34,10 +35,23 @@ def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.opti
         },
         _given(config, model),
     )
+    _check_options(config, optimizer)
     for group in optimizer.param_groups:
         # torch keeps names that it was given, and then refuses to name the state by parameters.
         group.pop("param_names", None)
     return optimizer
+
+
+def _check_options(config: OptimizerConfig, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an option of a group that the optimizer would not read."""
+    known = [name for name in optimizer.defaults if name not in ("lr", "weight_decay")]
+    for i, rule in enumerate(config.groups):
+        for name in rule.get("options", {}):
+            if name not in known:
+                raise ConfigError(
+                    f"optimizer.groups[{i}].options.{name}: the groups of {config._target_} have "
+                    f"{', '.join(known) or 'no options'}"
+                )
 
 
 def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
@@ -54,6 +68,7 @@ def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
             "params": parameters,
             "lr": config.lr * own.lr_factor,
             "weight_decay": config.weight_decay if own.weight_decay is None else own.weight_decay,
+            **dict(own.options),
         }
         for own, parameters in groups.items()
     ]

@@ -8,9 +8,10 @@ train.*, steps per epoch ──┘
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.training.schedule import peak_lr, warmup_steps
 
@@ -23,10 +24,11 @@ class Effective:
         lr: The learning rate after warm-up.
         warmup_steps: The steps of the warm-up.
         max_steps: The global step at which the run ends.
-        steps_per_epoch: The steps of an epoch.
-        global_batch_size: The samples of a step over all ranks.
+        steps_per_epoch: The steps of an epoch, after the ramp.
+        global_batch_size: The samples of a step over all ranks, after the ramp.
         dp: The shares into which they are divided; a rank of weight 2 has two of them.
         accumulate: The micro-batches of a share.
+        ramp_steps: The steps of the ramp, whose batches are smaller.
     """
 
     lr: float
@@ -36,20 +38,39 @@ class Effective:
     global_batch_size: int
     dp: int
     accumulate: int
+    ramp_steps: int = 0
 
     @classmethod
-    def of(cls, config: Config, steps_per_epoch: int, batch: BatchSizes) -> Effective:
-        """Return the values for an epoch of `steps_per_epoch` steps of this batch."""
-        train = config.train
-        epochs = math.inf if train.max_epochs is None else train.max_epochs
+    def of(
+        cls,
+        config: Config,
+        steps_per_epoch: int,
+        batch: BatchSizes,
+        steps_in: Callable[[int], int] | None = None,
+    ) -> Effective:
+        """Return the values for this batch.
+
+        Args:
+            config: The config.
+            steps_per_epoch: The steps of an epoch of this batch.
+            batch: The sizes of a batch after the ramp.
+            steps_in: Returns the steps of the first epochs, with those of the ramp; None: the
+                config has no ramp.
+        """
+        train, ramp = config.train, ramp_of(config)
+        limits: list[float] = [math.inf if train.max_steps is None else train.max_steps]
+        if train.max_epochs is not None:
+            steps_in = steps_in or steps_per_epoch.__mul__
+            limits.append(steps_in(train.max_epochs))
         return cls(
             lr=peak_lr(config.optimizer, batch.global_size),
-            warmup_steps=warmup_steps(config.scheduler, batch.global_size, steps_per_epoch),
-            max_steps=int(min(train.max_steps or math.inf, epochs * steps_per_epoch)),
+            warmup_steps=warmup_steps(config.scheduler, ramp, steps_per_epoch),
+            max_steps=int(min(limits)),
             steps_per_epoch=steps_per_epoch,
             global_batch_size=batch.global_size,
             dp=batch.shares,
             accumulate=batch.accumulate,
+            ramp_steps=sum(steps for _, steps in ramp.stages),
         )
 
     def __str__(self) -> str:
@@ -58,4 +79,5 @@ class Effective:
             f"peak lr {self.lr:g}, warm-up {self.warmup_steps} of {self.max_steps} steps, "
             f"{self.steps_per_epoch} steps per epoch, global batch {self.global_batch_size} = "
             f"dp {self.dp} x accumulate {self.accumulate} x {micro_batch} samples"
+            + (f" after a ramp of {self.ramp_steps} steps" if self.ramp_steps else "")
         )

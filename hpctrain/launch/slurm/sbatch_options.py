@@ -33,7 +33,7 @@ def sbatch_options(config: Config) -> Options:
         "cpus-per-task": launch.cpus_per_task,
         **_gpu_options(config.launch, config.site),
         **_memory_options(config.launch, config.site),
-        "time": launch.time_min,
+        "time": launch.limit_min,
         "signal": f"USR2@{launch.warn_s}",
         "requeue": True,
     }

@@ -163,7 +163,7 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
 
 def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
     launch, site = config.launch, config.site
-    folders = [Path(config.output_dir), folder, Path(config.data.path), *pythonpath]
+    folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
     has_gpus = launch.gpus_per_node > 0
     container_arguments, container = in_container(site.container, folders, has_gpus=has_gpus)
     # Not every version of Slurm passes these options of the job on to srun.

@@ -25,9 +25,10 @@ from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
-from hpctrain.launch.slurm import node_range, sbatch
+from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import UnreachableError
 from hpctrain.launch.sweeps import wait
+from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.capacity import Room
 from hpctrain.launch.sweeps.code_copies import Copies
 from hpctrain.launch.sweeps.queued_changes import say_changes
@@ -35,6 +36,7 @@ from hpctrain.launch.sweeps.resource_sweep import name_apart
 from hpctrain.launch.sweeps.run_state import query_queue, replace_waiting, set_states
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import adopt
+from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.runs import swept
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.lost_checkpoints import may_start_again
@@ -99,6 +101,7 @@ class Sweep:
         cluster = sbatch.available() and not self._local
         try:
             self._refuse_wrong()
+            self._refuse_unmatched()
             name_apart(self.entries)
             self._note_swept_values()
             self._copies.take(self.entries)
@@ -109,14 +112,13 @@ class Sweep:
             self._discard()
             raise
         if self._any("dry_run"):
+            self._say_notes(cluster and self._answers)
             show(self.entries)
             print("\n".join(scripts), end="")
             self._discard()
             return [None] * len(self.entries)
         say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
-        for note in dict.fromkeys(node_range.note(entry.config) for entry in self.entries):
-            if note:
-                say(note, style="yellow")
+        self._say_notes(cluster)
         left = self._queue(self.entries, cluster)
         self._write_list()
         if self._sweep:
@@ -183,6 +185,10 @@ class Sweep:
         say(f"They run without this terminal: `python -m hpctrain status {name}`")
         self._say_pages()
 
+    def _say_notes(self, cluster: bool) -> None:
+        for note in notes(self.entries, cluster):
+            say(note, style="yellow")
+
     def _say_pages(self) -> None:
         """Print where MLflow will show the runs, as far as its store is there already."""
         for uri, experiment in _stores(self.entries):
@@ -214,6 +220,14 @@ class Sweep:
         for problem, affected in runs_by_problem.items():
             lines.append(f"  {problem}  [{runs(len(affected))}, first: {affected[0]}]")
         raise type(self._wrong[0][1])("\n".join(lines))
+
+    def _refuse_unmatched(self) -> None:
+        """Refuse patterns that match nothing, which takes longer than all other checks."""
+        found = unmatched(self.entries)
+        self._wrong += [(entry.overrides, error) for entry, error in found]
+        wrong = [entry for entry, _ in found]
+        self.entries = [entry for entry in self.entries if entry not in wrong]
+        self._refuse_wrong()
 
     def _scripts(self, cluster: bool) -> list[str]:
         """Return the batch scripts, so that errors are raised before anything is written."""

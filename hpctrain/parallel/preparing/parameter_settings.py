@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -33,11 +33,14 @@ class Setting:
         lr_factor: Its learning rate is that of the schedule times this.
         weight_decay: Its weight decay; None means that of the config.
         freeze: Whether it is not trained.
+        options: Keyword arguments of the optimizer that its group has in place of the others: names
+            and values, in which lists are tuples.
     """
 
     lr_factor: float = 1.0
     weight_decay: float | None = None
     freeze: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
 
 
 def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> dict[str, Setting]:
@@ -97,11 +100,18 @@ def freeze(model: nn.Module, settings: Mapping[str, Setting]) -> None:
 
 def _setting(names: Sequence[str], rules: Sequence[dict[str, Any]], factor: float) -> Setting:
     given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for rule in rules:
         if any(fnmatchcase(name, pattern) for pattern in patterns(rule) for name in names):
             given |= rule
+            options |= {name: _hashable(value) for name, value in rule.get("options", {}).items()}
+    given |= {"options": tuple(sorted(options.items()))}
     made = Setting(**{key.name: given[key.name] for key in fields(Setting) if key.name in given})
-    return Setting(made.lr_factor * factor, made.weight_decay, made.freeze)
+    return replace(made, lr_factor=made.lr_factor * factor)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _decayed(model: nn.Module, decay: float, classes: list[str]) -> dict[str, float]:

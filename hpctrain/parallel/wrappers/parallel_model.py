@@ -219,20 +219,28 @@ def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     # Every rank adds its part of the squares, divided by the number of ranks that add the same.
     alike: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:
-        copies, local = mesh.degrees.ranks // mesh.degrees.pp, gradient
-        if isinstance(gradient, DTensor):
-            local = gradient.to_local()
-            for size, placement in zip(
-                gradient.device_mesh.shape, gradient.placements, strict=True
-            ):
-                copies //= 1 if placement.is_replicate() else size
-        alike.setdefault(copies, []).append(local)
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        alike.setdefault(copies(gradient, mesh), []).append(local)
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    for copies, tensors in alike.items():
+    for count, tensors in alike.items():
         norm = torch.nn.utils.get_total_norm(tensors)
-        squares += (norm.double() ** 2 / copies).to(mesh.device)
+        squares += (norm.double() ** 2 / count).to(mesh.device)
     mesh.add(squares)
     return squares.sqrt().float()
+
+
+def copies(tensor: torch.Tensor, mesh: Mesh) -> int:
+    """Return the number of ranks that have the same elements of a parameter, or of its gradient.
+
+    Args:
+        tensor: One that the ranks of a stage have alike, or a DTensor.
+        mesh: The ranks.
+    """
+    count = mesh.degrees.ranks // mesh.degrees.pp
+    if isinstance(tensor, DTensor):
+        for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+            count //= 1 if placement.is_replicate() else size
+    return count
 
 
 def _check_gradient(loss: torch.Tensor) -> None:

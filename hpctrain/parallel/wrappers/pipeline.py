@@ -57,7 +57,7 @@ class PipelineModel(ParallelModel):
         stages: The modules of this rank's stages, from the first to the last.
         mesh: The ranks.
         precision: The number formats.
-        accumulate: The micro-batches of a step.
+        accumulate: The micro-batches of a step; an evaluation has so many in any case.
         schedule: A name in `SCHEDULES`.
         inputs: The names of the arguments of the model's forward function.
         divided_loss: As for `ParallelModel`.
@@ -79,6 +79,7 @@ class PipelineModel(ParallelModel):
         module = stages[0] if len(stages) == 1 else United(stages)
         super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
         pp, self._kind, self._inputs = mesh.degrees.pp, schedule, inputs
+        self._of_evaluation = accumulate
         self._count = pp * SCHEDULES[schedule]
         numbers = numbers_of(schedule, pp, mesh.pp_rank)
         self._stages = dict(zip(numbers, stages, strict=True))
@@ -132,12 +133,12 @@ class PipelineModel(ParallelModel):
                 f"{type(task).__module__}.{type(task).__qualname__}: a pipeline needs a task that "
                 "is a hpctrain.tasks.SplitTask, with the methods `inputs` and `sums`"
             )
-        values = task.inputs(batch)
-        schedule = self._schedule(values, train)
+        values, parts = task.inputs(batch), self.accumulate if train else self._of_evaluation
+        schedule = self._schedule(values, train, parts)
         arguments = values[:1] if self._is_first else ()
         others = dict(zip(self._inputs[1 : len(values)], values[1:], strict=True))
-        target = torch.arange(self.accumulate) if self._is_last else None
-        micros = [micro for micro, _ in split(batch, self.accumulate)]
+        target = torch.arange(parts) if self._is_last else None
+        micros = [micro for micro, _ in split(batch, parts)]
         self._work = work = _Work(task, micros, self.precision.scale / len(batch["mask"]))
         run = schedule.step if train else schedule.eval
         try:
@@ -154,16 +155,16 @@ class PipelineModel(ParallelModel):
             return names, functools.reduce(added, work.sums.values())
         return names, on_device([0.0] * 2 * len(names), batch["mask"].device)
 
-    def _schedule(self, inputs: tuple[torch.Tensor, ...], train: bool) -> Any:
+    def _schedule(self, inputs: tuple[torch.Tensor, ...], train: bool, parts: int) -> Any:
         """Return the schedule for these inputs; torch's are made for one shape."""
-        key = (train, self.accumulate, *((x.shape, x.dtype) for x in inputs))
-        schedule = self._schedules.pop(key, None) or self._new_schedule()
+        key = (train, parts, *((x.shape, x.dtype) for x in inputs))
+        schedule = self._schedules.pop(key, None) or self._new_schedule(parts)
         self._schedules[key] = schedule  # the last used is the last in the dict
         while len(self._schedules) > _KEPT:
             del self._schedules[next(iter(self._schedules))]
         return schedule
 
-    def _new_schedule(self) -> Any:
+    def _new_schedule(self, parts: int) -> Any:
         made = [
             _Stage(module, number, self._count, self.mesh.device, group=self.mesh.pp_group)
             for number, module in self._stages.items()
@@ -173,7 +174,7 @@ class PipelineModel(ParallelModel):
         self._clock.skip()  # torch runs a micro-batch to learn the shapes
         return get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made,
-            self.accumulate,
+            parts,
             loss_fn=self._loss_of,
             scale_grads=False,
         )

@@ -18,6 +18,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
+from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
@@ -27,7 +28,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import ModelSizes, memory_of, optimizer_states
+from hpctrain.plan.memory import ModelSizes, memory_of
 
 # Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.
 CONTEXT_BYTES = 2**30

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config
+from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import optimizer_states
 from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
 
 

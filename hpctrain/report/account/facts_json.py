@@ -28,7 +28,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "in_progress": bool(account.spans and account.spans[-1].runs),
         "swept": account.swept,
         "step": account.step,
-        "samples": account.step * int(account.value("train.global_batch_size", 0) or 0),
+        "samples": account.samples,
         "time": {name: round(seconds, 3) for name, seconds in account.time.items()},
         "attempts": [
             {

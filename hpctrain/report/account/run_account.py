@@ -20,6 +20,7 @@ import yaml
 from hpctrain import hardware
 from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.state import UNDER_WAY, State, judge
+from hpctrain.config.rules.batch_sizes import Ramp
 from hpctrain.config.rules.metrics import better
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError
@@ -175,6 +176,12 @@ class RunAccount:
         return {"metric": self.metric, "value": value, "step": step}
 
     @property
+    def samples(self) -> int:
+        """The samples of the steps that were made; 0 if the config does not tell."""
+        batch, stages = (self.value(f"train.{n}") for n in ("global_batch_size", "batch_size_ramp"))
+        return Ramp.of(int(batch or 0), stages or []).samples(self.step)
+
+    @property
     def per(self) -> dict[str, dict[str, float]]:
         """Seconds, GPU-hours, kWh and cost for a step, a sample and a point of the metric.
 
@@ -185,7 +192,7 @@ class RunAccount:
             costs["kwh"] = energy
         if self.cost is not None:
             costs["cost"] = self.cost[0]
-        samples = self.step * float(self.value("train.global_batch_size", 0) or 0)
+        samples = float(self.samples)
         amounts = {"step": float(self.step), "sample": samples, "point": self._points()}
         return {
             name: {key: value / amount for key, value in costs.items()}

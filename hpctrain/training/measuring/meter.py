@@ -107,9 +107,8 @@ class Meter(NoMeter):
     """Measures the training of one rank.
 
     Args:
-        loader: The feed of the training.
-        global_batch_size: The samples of a step, over all ranks; the last one of an epoch may have
-            fewer.
+        loader: The feed of the training. A step has at most its `batch_size` samples; the last one
+            of an epoch may have fewer.
         account: Where the seconds of this attempt went; the meters of an attempt share it.
         slow_ranks: Compares the ranks at each report.
         precision: Has the device of this rank, and the scale of the loss.
@@ -121,7 +120,6 @@ class Meter(NoMeter):
     def __init__(
         self,
         loader: Feed,
-        global_batch_size: int,
         account: Account,
         slow_ranks: SlowRanks,
         precision: Precision,
@@ -130,7 +128,7 @@ class Meter(NoMeter):
         counts_tokens: bool = False,
         utilisation: NoUtilisation | None = None,
     ) -> None:
-        self._loader, self._batch_size = loader, global_batch_size
+        self._loader = loader
         self._account, self._slow_ranks = account, slow_ranks
         self._precision, self._tracker, self._counts_tokens = precision, tracker, counts_tokens
         self._utilisation = utilisation or NoUtilisation()
@@ -148,7 +146,7 @@ class Meter(NoMeter):
     def after_step(self, step: int, consumed: int, batch: Batch) -> None:  # noqa: D102
         self._step = step
         # The rest of an epoch may be left out, and a batch that was not healthy.
-        self._samples += min(consumed - self._consumed, self._batch_size)
+        self._samples += min(consumed - self._consumed, self._loader.batch_size)
         self._consumed = consumed
         self._times.step()
         self._utilisation.see(batch)

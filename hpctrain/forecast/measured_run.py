@@ -1,0 +1,199 @@
+"""What a run has measured of itself, for the forecasts of others: times of steps and the rest.
+
+run.json    ── ranks, nodes, hosts
+config.yaml ── model, batch, layout            ──┐
+journal     ── perf/step_ms_p50, perf/..., time ─┴── MeasuredRun
+
+The first report of each attempt is left out: its steps compile, allocate and connect.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.frozen import load
+from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.disk import read_json
+from hpctrain.errors import ConfigError
+from hpctrain.tracking.journal import decode, journal_path, read_all
+
+ENOUGH_STEPS = 20
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run with enough steps.
+
+    Attributes:
+        path: The run directory.
+        config: Its frozen config.
+        ranks: The ranks of its last attempt.
+        nodes: The nodes of its last attempt.
+        device: The name of the device of rank 0, such as CPU; "" if the run is of an older version.
+        parameters: Those of the model; None if they are not known.
+        steps: The steps that count for the times below.
+        step_s: The median of the seconds of a step, with the wait for data.
+        mean_step_s: The mean of them.
+        data_wait: The part of a step in which the training waits for data.
+        communication: The part in which it waits for other ranks; None on GPUs, and on one rank.
+        mfu: As a part of the peak; None if it is not known.
+        peak_bytes: The most memory that tensors needed on a GPU; None on CPUs.
+        startup_s: From the beginning of an attempt to its first step, with compilation.
+        evaluation_s: Seconds of an evaluation; 0 if there was none.
+        checkpoint_s: Seconds of a checkpoint, as the training feels it; 0 if there was none.
+        samples_per_epoch: The samples of an epoch, rounded to whole steps.
+    """
+
+    path: Path
+    config: Config
+    ranks: int
+    nodes: int
+    device: str
+    parameters: int | None
+    steps: int
+    step_s: float
+    mean_step_s: float
+    data_wait: float
+    communication: float | None
+    mfu: float | None
+    peak_bytes: int | None
+    startup_s: float
+    evaluation_s: float
+    checkpoint_s: float
+    samples_per_epoch: int | None
+
+    @property
+    def degrees(self) -> Degrees:
+        """The degrees of parallelism."""
+        return Degrees.of(self.config.parallel, self.ranks)
+
+    @property
+    def batch(self) -> BatchSizes:
+        """The sizes of the batch."""
+        return BatchSizes.of(self.config, self.degrees)
+
+    def __str__(self) -> str:
+        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        return f"{self.path.name} ({self.steps} steps of {self.step_s:.4g} s on {ranks})"
+
+
+@functools.lru_cache(maxsize=256)
+def measured_run(path: Path) -> MeasuredRun:
+    """Read what a run has measured.
+
+    Args:
+        path: The run directory.
+
+    Raises:
+        ConfigError: It is no run directory, or it has not measured enough steps.
+    """
+    try:
+        record = read_json(path / "run.json")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no run directory (run.json: {error})") from error
+    attempts = record.get("attempts") if isinstance(record, dict) else None
+    if not attempts:
+        raise ConfigError(f"{path}: the run has not begun, so it has measured nothing")
+    config = load(path / "config.yaml")
+    told = _Told.read(path)
+    if told.steps < ENOUGH_STEPS:
+        raise ConfigError(
+            f"{path}: it has measured {told.steps} steps after its first report, and at least "
+            f"{ENOUGH_STEPS} are needed: train longer, or report more often (train.log_every="
+            f"{config.train.log_every}, tracking.enabled={str(config.tracking.enabled).lower()})"
+        )
+    last = attempts[-1]
+    batch, steps = (told.number(f"effective.{n}") for n in ("global_batch_size", "steps_per_epoch"))
+    parameters = told.number("effective.parameters")
+    peak, mfu = told.median("perf/memory_peak_gib"), told.median("perf/mfu_percent")
+    return MeasuredRun(
+        path=path,
+        config=config,
+        ranks=int(last.get("world_size", 1)),
+        nodes=int(last.get("nodes", 1)),
+        device=told.params.get("effective.device", ""),
+        parameters=None if parameters is None else int(parameters),
+        steps=told.steps,
+        step_s=(told.median("perf/step_ms_p50") or math.nan) / 1000,
+        mean_step_s=config.train.global_batch_size
+        / (told.median("perf/samples_per_s") or math.nan),
+        data_wait=told.median("perf/data_wait_fraction") or 0.0,
+        communication=told.median("perf/communication_fraction"),
+        mfu=None if mfu is None else mfu / 100,
+        peak_bytes=None if peak is None else int(peak * _GIB),
+        startup_s=told.startup_s,
+        evaluation_s=told.median("perf/evaluation_s") or 0.0,
+        checkpoint_s=told.median("perf/checkpoint_s") or 0.0,
+        samples_per_epoch=int(batch * steps) if batch and steps else None,
+    )
+
+
+class _Told:
+    """What the journal of a run tells."""
+
+    def __init__(self) -> None:
+        self.params: dict[str, str] = {}
+        self.steps, self.startup_s = 0, 0.0
+        self._values: dict[str, list[float]] = defaultdict(list)
+        self._before: tuple[int, int] | None = None  # the attempt and the step of the last report
+
+    @classmethod
+    def read(cls, path: Path) -> _Told:
+        told = cls()
+        for record in read_all(journal_path(path)):
+            told._add(record.body)
+        return told
+
+    def _add(self, body: Mapping[str, Any]) -> None:
+        if body["kind"] == "params":
+            self.params |= body["params"]
+        elif body["kind"] == "time":
+            seconds = body["seconds"]
+            self.startup_s = max(
+                self.startup_s, seconds.get("startup", 0.0) + seconds.get("compile", 0.0)
+            )
+        elif body["kind"] == "metrics":
+            self._add_metrics(body)
+
+    def _add_metrics(self, body: Mapping[str, Any]) -> None:
+        metrics = {key: decode(value) for key, value in body["metrics"].items()}
+        for key in ("perf/evaluation_s", "perf/checkpoint_s"):
+            if key in metrics:
+                self._values[key].append(metrics[key])
+        if "perf/step_ms_p50" not in metrics:
+            return
+        attempt, step = int(body["attempt"]), int(body["step"])
+        if self._before is not None and self._before[0] == attempt:
+            self.steps += max(0, step - self._before[1])
+            for key in _MEDIANS:
+                if key in metrics:
+                    self._values[key].append(metrics[key])
+        self._before = attempt, step
+
+    def median(self, key: str) -> float | None:
+        """Return the median of a metric over the reports; None if there is none."""
+        finite = [value for value in self._values[key] if math.isfinite(value)]
+        return statistics.median(finite) if finite else None
+
+    def number(self, key: str) -> float | None:
+        """Return a param as a number; None if there is none."""
+        try:
+            return float(self.params[key])
+        except (KeyError, ValueError):
+            return None
+
+
+_MEDIANS = (
+    *("perf/step_ms_p50", "perf/samples_per_s", "perf/data_wait_fraction"),
+    *("perf/communication_fraction", "perf/mfu_percent", "perf/memory_peak_gib"),
+)

@@ -1,0 +1,59 @@
+"""Which patterns of a config match nothing in its model: a process of its own, before a submission.
+
+standard input     a JSON list of questions; each has the model and what is matched against it
+standard output    a JSON list of answers: what is wrong ("" if nothing), and why it is not known
+
+The model is built on torch's meta device, so it needs no memory. What the constructor prints goes
+to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpctrain.config.schema import OptimizerConfig
+from hpctrain.config.schema.train import LoRAConfig
+from hpctrain.errors import ConfigError
+from hpctrain.job.building.make import make
+from hpctrain.models.lora import add_adapters, check_trained
+from hpctrain.parallel.preparing.parameter_settings import settings
+
+
+def answer(question: dict[str, Any]) -> dict[str, str]:
+    """Return `problem`, what is wrong with the patterns, and `unknown`, why nobody can tell.
+
+    Args:
+        question: `model`, a section with a `_target_`; `optimizer` and `lora`, keys of these
+            sections; and `blocks`, the names of classes of blocks.
+    """
+    lora = LoRAConfig(**question["lora"])
+    try:
+        with torch.device("meta"):
+            model: nn.Module = make("model", question["model"])
+            names = [*model.named_parameters()]
+    except Exception as error:  # the constructor of a user may raise anything
+        return {"problem": "", "unknown": next(iter(str(error).splitlines()), repr(error))}
+    if not names:
+        return {"problem": "", "unknown": "it has no parameters before it is trained"}
+    try:
+        if lora.patterns:
+            with torch.device("meta"):
+                add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
+            check_trained(model, lora.also)
+        settings(model, OptimizerConfig(**question["optimizer"]), question["blocks"])
+    except ConfigError as error:
+        return {"problem": str(error), "unknown": ""}
+    return {"problem": "", "unknown": ""}
+
+
+if __name__ == "__main__":
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with output:
+        json.dump([answer(question) for question in json.load(sys.stdin)], output)

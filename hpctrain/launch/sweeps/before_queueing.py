@@ -1,0 +1,29 @@
+"""What a user should know before the runs of a sweep are queued; nothing of it stops them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpctrain.forecast import cautions, time_limit
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.slurm import node_range
+from hpctrain.launch.slurm.partition_limit import beyond_partition
+
+_AUTO = "launch.time_min=auto"
+
+
+def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
+    """Yield each note once for all runs.
+
+    Args:
+        entries: The runs, which are checked.
+        cluster: Whether Slurm is asked for the limits of partitions.
+    """
+    configs = [entry.config for entry in entries]
+    chosen = {e.config.launch.time_min: e.config for e in entries if _AUTO in e.overrides}
+    yield from filter(None, map(time_limit.note, chosen.values()))
+    yield from filter(None, dict.fromkeys(node_range.note(config) for config in configs))
+    yield from cautions.of_sweep(configs)
+    if cluster:
+        limits = {(config.site.partition, config.launch.time_min): config for config in configs}
+        yield from filter(None, dict.fromkeys(map(beyond_partition, limits.values())))

@@ -1,0 +1,85 @@
+"""Refuse patterns that match nothing in the model, before anything is queued.
+
+    optimizer.groups, optimizer.layer_decay, train.lora ── a question for each distinct model
+        └── one process that imports torch and builds them without memory ── problems
+
+A command without such patterns does not wait for this, and neither do runs that are there already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.output import say
+
+_TIMEOUT_S = 600.0
+
+
+def unmatched(entries: Sequence[Entry]) -> list[tuple[Entry, ConfigError]]:
+    """Return the new runs whose patterns match nothing, each with its error.
+
+    What cannot be known here is said, and found out when the job begins: a model that this machine
+    cannot build, for example.
+    """
+    asked: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if _has_patterns(entry.config) and not entry.run.read():
+            asked.setdefault(_question(entry.config), []).append(entry)
+    if not asked:
+        return []
+    say("the patterns of optimizer.groups or train.lora are compared with the model, with torch …")
+    found = []
+    for answer, same in zip(_answers(list(asked)), asked.values(), strict=True):
+        if answer["unknown"]:
+            say(
+                f"{same[0].run.name}: it is not known here whether the patterns match: "
+                f"{answer['unknown']}; the job will refuse what does not",
+                style="yellow",
+            )
+        found += [(entry, ConfigError(answer["problem"])) for entry in same if answer["problem"]]
+    return found
+
+
+def _has_patterns(config: Config) -> bool:
+    optimizer = config.optimizer
+    return bool(optimizer.groups or optimizer.layer_decay is not None or config.train.lora.patterns)
+
+
+def _question(config: Config) -> str:
+    lora, optimizer = config.train.lora, config.optimizer
+    question = {
+        "model": config.model,
+        "lora": {"match": lora.match, "rank": lora.rank, "also": lora.also},
+        "optimizer": {"groups": optimizer.groups, "layer_decay": optimizer.layer_decay},
+        "blocks": config.parallel.blocks,
+    }
+    return json.dumps(question, sort_keys=True)
+
+
+def _answers(questions: list[str]) -> list[dict[str, str]]:
+    # It finds what this process finds: classes of a user beside the command, for example.
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "hpctrain.job.building.match_patterns"],
+            env=os.environ | {"PYTHONPATH": path},
+            input=f"[{','.join(questions)}]",
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [{"problem": "", "unknown": str(error)}] * len(questions)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return [{"problem": "", "unknown": last}] * len(questions)
+    answers: list[dict[str, str]] = json.loads(done.stdout)
+    return answers

@@ -1,0 +1,134 @@
+"""Counts the collective operations of a step, by the dimensions of the mesh that they cross.
+
+all-gather, reduce-scatter, all-reduce, all-to-all, broadcast, send ── calls and bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.plan.simulating.rank_places import coordinates
+
+# What the names of torch's operators contain, and how we call them. The first that fits counts.
+_KINDS = {
+    "reduce_scatter": "reduce-scatter",
+    "all_gather": "all-gather",
+    "allgather": "all-gather",
+    "all_reduce": "all-reduce",
+    "allreduce": "all-reduce",
+    "all_to_all": "all-to-all",
+    "alltoall": "all-to-all",
+    "broadcast": "broadcast",
+    "send": "send",
+}
+_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+@dataclass
+class Traffic:
+    """The operations of one kind over one group of ranks.
+
+    Attributes:
+        kind: Such as all-gather.
+        dimensions: The degrees that the group crosses, such as dp_shard; several are joined by x.
+        ranks: The ranks of the group.
+        calls: How often.
+        nbytes: The sum of the messages; for a gather or scatter that of the whole, of which each
+            rank has a part.
+    """
+
+    kind: str
+    dimensions: str
+    ranks: int
+    calls: int = 0
+    nbytes: int = 0
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts while it is entered.
+
+    Args:
+        degrees: The degrees of the mesh.
+    """
+
+    def __init__(self, degrees: Degrees) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._degrees = degrees
+        self._found: dict[tuple[str, tuple[int, ...]], Traffic] = {}
+
+    @property
+    def traffic(self) -> list[Traffic]:
+        """What was counted, most bytes first."""
+        return sorted(self._found.values(), key=lambda each: -each.nbytes)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the operation, and count it if it is one of a process group."""
+        found = func(*args, **(kwargs or {}))
+        if func.namespace in _SPACES:
+            self._count(str(func), (args, kwargs, found))
+        return found
+
+    def _count(self, name: str, values: Any) -> None:
+        kind = next((kind for word, kind in _KINDS.items() if word in name), None)
+        ranks = _ranks(tree_leaves(values))
+        if kind is None or ranks is None:
+            return
+        sizes = [v.numel() * v.element_size() for v in _tensors(values)]
+        if (kind, ranks) not in self._found:
+            crossed = dimensions(self._degrees, ranks)
+            self._found[kind, ranks] = Traffic(kind, crossed, len(ranks))
+        traffic = self._found[kind, ranks]
+        traffic.calls += 1
+        traffic.nbytes += max(sizes, default=0)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def _ranks(leaves: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the ranks of the group among the arguments of an operation."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.ScriptObject):
+            try:
+                group = distributed.ProcessGroup.unbox(leaf)
+            except (RuntimeError, TypeError):  # the reduction operation is one, too
+                continue
+            return tuple(distributed.get_process_group_ranks(group))
+        if isinstance(leaf, distributed.ProcessGroup):
+            return tuple(distributed.get_process_group_ranks(leaf))
+    named = (_named(leaf) for leaf in leaves if isinstance(leaf, str))
+    return next((ranks for ranks in named if ranks is not None), None)
+
+
+@cache
+def _named(name: str) -> tuple[int, ...] | None:
+    try:
+        group = _resolve_process_group(GroupName(name))
+    except (RuntimeError, ValueError, KeyError):  # a string of another meaning, such as "sum"
+        return None
+    return tuple(distributed.get_process_group_ranks(group))
+
+
+def dimensions(degrees: Degrees, ranks: Sequence[int]) -> str:
+    """Return which degrees distinguish these ranks, such as `dp_shard` or `dp_shard x cp`.
+
+    Args:
+        degrees: The degrees of the mesh.
+        ranks: The ranks of a group.
+    """
+    places: list[Mapping[str, int]] = [coordinates(degrees, rank) for rank in ranks]
+    crossed = [name for name in places[0] if len({place[name] for place in places}) > 1]
+    return " x ".join(crossed) or "one rank"

@@ -1,0 +1,157 @@
+"""`plan --simulate`: the chosen recipe of a rank at full rank count, with one step of training.
+
+part_of() ── what the rank holds                          (meta tensors)
+step      ── collectives by kind and dimension of the mesh (fake tensors)
+picture() ── which rank is where
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.job.building.make import make
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape
+from hpctrain.plan.layouts import Layout
+from hpctrain.plan.simulating import fake_world
+from hpctrain.plan.simulating.collective_counter import CollectiveCounter, Traffic
+from hpctrain.plan.simulating.rank_part import RankPart, part_of
+from hpctrain.plan.simulating.rank_places import held_by, picture
+from hpctrain.shards.types import Batch
+from hpctrain.tasks.task import Task, on_part
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class _Simulation:
+    """One rank of a world.
+
+    Attributes:
+        rank: The rank.
+        degrees: The degrees of the mesh.
+        per_node: The ranks of a node.
+        part: What the rank holds.
+        traffic: Its collective operations of a step, most bytes first.
+        not_simulated: Why the step could not be made on tensors without values; "" if it was.
+        seconds: How long the simulation took.
+        max_rss: The most memory of this process so far, in bytes.
+    """
+
+    rank: int
+    degrees: Degrees
+    per_node: int
+    part: RankPart
+    traffic: list[Traffic] = field(default_factory=list)
+    not_simulated: str = ""
+    seconds: float = 0.0
+    max_rss: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object for `--json`, in bytes and seconds."""
+        return {
+            "rank": self.rank,
+            "ranks": self.degrees.ranks,
+            "degrees": asdict(self.degrees),
+            "holds": held_by(self.degrees, self.rank),
+            "part": asdict(self.part),
+            "collectives": [asdict(each) for each in self.traffic],
+            "not_simulated": self.not_simulated,
+            "mesh": list(picture(self.degrees, self.per_node)),
+            "seconds": self.seconds,
+            "max_rss": self.max_rss,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines for a reader."""
+        part = self.part
+        yield f"simulation of rank {self.rank} of {self.degrees.ranks} ({self.seconds:.1f} s)"
+        yield from picture(self.degrees, self.per_node)
+        yield f"rank {self.rank} holds {held_by(self.degrees, self.rank)}:"
+        yield (
+            f"  parameters {part.local_parameters / _MIB:,.1f} MiB, gradients "
+            f"{part.local_gradients / _MIB:,.1f} MiB, AdamW's state "
+            f"{part.local_optimizer / _MIB:,.1f} MiB"
+        )
+        if self.not_simulated:
+            yield f"its step cannot be made without values: {self.not_simulated}"
+            return
+        yield "collectives of a step (MiB of the whole messages)"
+        for each in self.traffic:
+            yield (
+                f"  {each.kind:<15} over {each.dimensions} ({each.ranks} ranks): "
+                f"{each.calls:,} calls, {each.nbytes / _MIB:,.3f} MiB"
+            )
+        if not self.traffic:
+            yield "  none"
+
+
+def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
+    """Run the recipe of one rank, and a step of it.
+
+    Args:
+        layout: The layout, which is valid.
+        shape: The value of `--sample-shape`; None takes a sample of the data set.
+        rank: The rank.
+
+    Raises:
+        ConfigError: The model cannot be divided so, or there is no such rank.
+    """
+    config, began = layout.config, time.perf_counter()
+    per_node, world = config.launch.tasks_per_node, layout.ranks
+    if not 0 <= rank < world:
+        raise ConfigError(f"--simulate={rank}: the layout has the ranks 0 to {world - 1}")
+    degrees = layout.degrees
+    fake_world.enter(rank, world)
+    try:
+        task = make("task", config.task)
+        divided = getattr(task, "loss_parallel", False)
+        build = partial(make, "model", config.model)
+        part, model = part_of(build, config, loss_parallel=divided)
+        sample = of_shape(config, task, parse_shape(shape)) if shape else of_data(config)
+        counter, why = CollectiveCounter(degrees), ""
+        try:
+            _step(model, config, task, sample, counter)
+        except Exception as error:  # whatever an operation raises that needs values
+            why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    finally:
+        fake_world.leave()
+    traffic = [] if why else counter.traffic
+    seconds = time.perf_counter() - began
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return _Simulation(rank, degrees, per_node, part, traffic, why, seconds, rss)
+
+
+def _step(
+    model: ParallelModel,
+    config: Config,
+    task: Task,
+    sample: Batch,
+    counter: CollectiveCounter,
+) -> None:
+    mesh = model.mesh
+    rows = BatchSizes.of(config, mesh.degrees).share
+    # Fake tensors are of a CPU, where FSDP2 runs; those of meta are refused by it.
+    with FakeTensorMode(allow_non_fake_inputs=True), fake_world.without_values():
+        model.module.to_empty(device="cpu")
+        model.precision.device = torch.device("cpu")
+        batch = {
+            name: torch.zeros((rows, *values.shape[1:]), dtype=values.dtype)
+            for name, values in sample.items()
+        }
+        with counter:
+            _, values = model.forward_backward(on_part(task, mesh.sequence_part), batch)
+            mesh.add(torch.as_tensor(values))  # the one reduction of a step's sums
+            model.scale_gradients(torch.ones(()), config.train.clip_norm)

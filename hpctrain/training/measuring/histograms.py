@@ -1,0 +1,166 @@
+"""Histograms of gradients and parameters, every `train.histograms_every` steps.
+
+    values of a rank's part ── counts by sign and power of two ── added over the ranks ── rank 0
+        artifacts/histograms/step-00000100.json     a row of counts for each parameter
+        histograms/gradients, histograms/weights    a picture for each, in MLflow
+
+A bin is a power of two, with its sign. So the bins are known before the values are, a value falls
+into the same bin in every layout, and one reduction adds the counts of all parameters. Each element
+of the model is counted once, however the ranks divide or repeat it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from hpctrain.disk import write_atomically
+from hpctrain.distributed import objects
+from hpctrain.parallel.reducing.scalars import Scalar
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel, copies
+from hpctrain.tracking.tracker import NullTracker, Tracker
+from hpctrain.training.measuring.histogram_picture import picture
+
+log = logging.getLogger(__name__)
+
+# Values from 2^(e - 1) to below 2^e belong to the power e; others to the nearest of these.
+LOWEST, HIGHEST = -47, 16
+_POWERS = HIGHEST - LOWEST + 1
+_ZERO, _NONFINITE = _POWERS, 2 * _POWERS + 1
+_COUNTS = 2 * _POWERS + 2  # negative ones, zero, positive ones, and those that are not finite
+
+
+class NoHistograms:
+    """The null form: it takes none."""
+
+    def take(self, model: ParallelModel, factor: Scalar) -> None:
+        """Record the histograms of a step, if they are due; all ranks call this together.
+
+        Args:
+            model: The model after a backward pass, before its update.
+            factor: Makes a gradient of the model that of the global batch.
+        """
+
+
+class Histograms(NoHistograms):
+    """Records the histograms of a run.
+
+    Args:
+        every: They are taken in the steps that are multiples of this.
+        run_dir: The run directory.
+        tracker: That of this rank.
+    """
+
+    def __init__(self, every: int, run_dir: Path, tracker: Tracker) -> None:
+        self._every, self._tracker = every, tracker
+        self._run_dir = run_dir
+        self._names: list[str] = []
+
+    def take(self, model: ParallelModel, factor: Scalar) -> None:  # noqa: D102
+        step = model.step + 1
+        if step % self._every:
+            return
+        self._names = self._names or _names(model)
+        places = [self._names.index(name) for name in model.names]
+        gradients = [p.grad for p in model.parameters]
+        found = {
+            "gradients": self._counted(model, places, gradients, factor),
+            "weights": self._counted(model, places, [*model.parameters], 1.0),
+        }
+        if dist.get_rank() == 0:
+            self._record(step, found)
+
+    def _counted(
+        self,
+        model: ParallelModel,
+        places: list[int],
+        tensors: list[torch.Tensor | None],
+        factor: Scalar,
+    ) -> dict[str, dict[str, Any]]:
+        """Return the rows of all parameters of the model, the same on all ranks."""
+        total = torch.zeros(
+            len(self._names), _COUNTS + 2, dtype=torch.float64, device=model.mesh.device
+        )
+        for place, tensor in zip(places, tensors, strict=True):
+            if tensor is not None:
+                # Each of the ranks that have the same elements adds its part of the counts.
+                total[place] += _row(tensor, factor).to(total.device) / copies(tensor, model.mesh)
+        model.mesh.add(total)
+        rows = zip(self._names, total.tolist(), strict=True)
+        return {name: _readable(row) for name, row in rows if sum(row[:_COUNTS])}
+
+    def _record(self, step: int, found: dict[str, dict[str, dict[str, Any]]]) -> None:
+        for kind, rows in found.items():
+            wrong = {name: row["nonfinite"] for name, row in rows.items() if row["nonfinite"]}
+            if wrong:
+                first = next(iter(wrong))
+                log.warning(
+                    "step %d: %d values of %d parameters are not finite in the histograms of %s, "
+                    "such as %d of %s",
+                    *(step, sum(wrong.values()), len(wrong), kind, wrong[first], first),
+                )
+        file = self._run_dir / "artifacts" / "histograms" / f"step-{step:08d}.json"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            content = {"step": step, "powers": [LOWEST, HIGHEST], **found}
+            write_atomically(file, json.dumps(content) + "\n", sync=False)
+        except OSError as error:  # a full disk costs a histogram, and not the run
+            log.warning("a histogram is lost: %s", error)
+            return
+        if isinstance(self._tracker, NullTracker):  # nobody would see pictures
+            return
+        self._tracker.log_file(file)
+        for kind, rows in found.items():
+            self._tracker.log_figure(
+                f"histograms/{kind}", picture(rows, f"{kind}, step {step}", LOWEST), step
+            )
+
+
+def _names(model: ParallelModel) -> list[str]:
+    """Return the names of the parameters of all stages, in their order."""
+    if model.mesh.degrees.pp == 1:
+        return model.names
+    stages = objects.all_gather(model.names, model.mesh.pp_group)
+    return list(dict.fromkeys(name for names in stages for name in names))
+
+
+def _row(tensor: torch.Tensor, factor: Scalar) -> torch.Tensor:
+    """Return the counts, the sum and the sum of squares of what this rank has of a tensor.
+
+    Returns:
+        float64 (_COUNTS + 2,). Complex values count as two.
+    """
+    values = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().flatten()
+    if values.is_complex():
+        values = torch.view_as_real(values).flatten()
+    if values.element_size() < 4:
+        values = values.float()
+    values = values * (factor.to(values.device) if isinstance(factor, torch.Tensor) else factor)
+    finite = values.isfinite()
+    values = torch.where(finite, values, 0)
+    powers = torch.frexp(values).exponent.clamp(LOWEST, HIGHEST) - LOWEST + 1
+    places = torch.where(finite, _ZERO + powers * values.sign().int(), _NONFINITE)
+    counts = torch.bincount(places, minlength=_COUNTS).double()
+    exact = values.double()
+    return torch.cat([counts, torch.stack([exact.sum(), exact.square().sum()])])
+
+
+def _readable(row: list[float]) -> dict[str, Any]:
+    """Return a row as JSON. The parts of several ranks add up to whole numbers but for rounding."""
+    counts, (total, squares) = [round(n) for n in row[:_COUNTS]], row[_COUNTS:]
+    count = max(1, sum(counts[:_NONFINITE]))
+    mean = total / count
+    return {
+        "negative": counts[:_ZERO][::-1],
+        "zero": counts[_ZERO],
+        "positive": counts[_ZERO + 1 : _NONFINITE],
+        "nonfinite": counts[_NONFINITE],
+        "mean": mean,
+        "std": max(0.0, squares / count - mean**2) ** 0.5,
+    }

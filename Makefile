@@ -72,6 +72,7 @@ $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.slow-libraries: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --group slow-libraries
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[wandb]'
 	@touch $@
 
 .PRECIOUS: $(VENV)/.%

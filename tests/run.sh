@@ -10,6 +10,8 @@ shift
 loud() { printf '\n*** %s\n\n' "$*" >&2; }
 
 packages=(slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 shellcheck hdf5-tools)
+# The slow tests look at MLflow's pages in a browser, and put MLflow on PostgreSQL.
+if [[ ${HPCTRAIN_TESTS:-} == all ]]; then packages+=(chromium postgresql); fi
 
 # Root installs the missing packages with apt. Without them the cluster tests are skipped, and a
 # loud message says so.

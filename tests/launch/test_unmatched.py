@@ -99,7 +99,7 @@ def test_nothing_is_queued(
     )
     patterns = "optimizer.groups=[{match: biass, weight_decay: 0}]"
     own = ("~model", "+model={_target_: talking.Net}")
-    done = train("-m", "optimizer.lr=0.1,0.2", *own, patterns, code=1, **no_sbatch)
+    done = train("-m", "optimizer.lr=0.1,0.2", *own, patterns, code=2, **no_sbatch)
     assert "2 of 2 runs are wrong; nothing was queued" in done.stderr
     assert "match=biass: the model has no parameter with such a name; did you mean bias?" in (
         done.stderr

@@ -52,6 +52,7 @@ def test_zero3_on_64_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  node 1    8:8   9:9 " in found["mesh"][2]
 
 
+@pytest.mark.slow
 def test_every_dimension_has_its_own_traffic(capsys: pytest.CaptureFixture[str]) -> None:
     found = simulated(capsys, "parallel=hsdp", "parallel.dp_shard=4", "parallel.tp=2", "--simulate")
     counted = traffic(found)
@@ -63,6 +64,7 @@ def test_every_dimension_has_its_own_traffic(capsys: pytest.CaptureFixture[str])
     assert found["holds"] == "part 0 of 4 of each parameter, replica 0, part 0 of 2 of each layer"
 
 
+@pytest.mark.slow
 def test_a_reader_sees_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LM, "parallel=zero3", "--simulate"]) == 0
     text = capsys.readouterr().out
@@ -71,6 +73,7 @@ def test_a_reader_sees_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
     assert "reduce-scatter  over dp_shard (64 ranks): 5 calls" in text
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="--simulate=64: the layout has the ranks 0 to 63"):
         main([*LM, "parallel=zero3", "--simulate", "64"])

@@ -273,6 +273,8 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, command, *named(rest, run), code=6)  # accepted, but nothing was trained
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", "plan", *rest] if "--from-run" in rest:
+            call(hpctrain, "plan", *rest, code=2)  # accepted, but nothing was measured
         case ["python", "-m", "hpctrain", "plan", *rest]:
             call(hpctrain, "plan", *rest)
         case ["python", "-m", "hpctrain", "bench", *rest]:

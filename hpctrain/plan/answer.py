@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
+from hpctrain.forecast.measured_run import MeasuredRun
 from hpctrain.hardware import Hardware
 from hpctrain.job.building.make import make
 from hpctrain.parallel.precision import DTYPES
@@ -32,6 +33,8 @@ from hpctrain.plan.inspecting.model_facts import (
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.layouts import of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
+from hpctrain.plan.measured.calibration import Calibration, calibrated, hardware_of
+from hpctrain.plan.measured.measured_layout import layout_of
 from hpctrain.plan.more_nodes import scaling
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
@@ -52,6 +55,7 @@ class Asked:
         budget: The value of `--budget`.
         named: Whether the command line names a layout.
         layers: Whether the table of layers is wanted.
+        runs: Measured runs whose times take the place of the assumed efficiencies.
     """
 
     config: Config
@@ -61,6 +65,7 @@ class Asked:
     budget: str | None
     named: bool
     layers: bool
+    runs: Sequence[MeasuredRun] = ()
 
 
 @dataclass(frozen=True)
@@ -177,38 +182,69 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
         DataError: There is no such data set.
     """
     config, hardware = asked.config, asked.hardware
+    if asked.runs:
+        hardware = hardware_of(config, hardware, asked.runs)
     shape = parse_shape(asked.shape) if asked.shape else None
     named_nodes = config.launch.node_numbers.start
     if asked.named:
         of_command_line(config, named_nodes)  # errors of the config come before any work
     task = make("task", config.task)
     sample = of_shape(config, task, shape) if shape else of_data(config)
-    model = build_on_meta(config)
-    facts = explained(partial(facts_of, model, task, sample), "plan: the model")
+    estimator, facts, model = _estimator(config, task, sample, Efficiencies())
     samples = None if shape else samples_of_epoch(config)
     budget = budget_of(asked.budget, config, facts.tokens, samples)
-    activations = _Measured(config, task, sample)
-    assert activations["none"]  # a sample that does not fit the model is an error before all else
-    efficiencies = Efficiencies()
-    blocks = _count_blocks(model, config)
-    memory = MemoryModel(model, facts, activations)
-    estimator = Estimator(facts, memory, activations, blocks, budget.steps, efficiencies)
+    assert estimator.activations["none"]  # a sample that does not fit is an error before all else
+    estimator.steps = budget.steps
+    if asked.runs and hardware is not None:
+        estimator.calibration = _calibration(asked.runs, hardware)
     named = None
-    if asked.named or hardware is None:
+    if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
         named = replace(named, reason="the layout of the command line")
     ranking = Ranking([], {})
     per_node = config.launch.tasks_per_node if config.launch.tasks_per_node > 1 else 0
-    if hardware is not None and (not asked.named or asked.nodes):
+    looks_around = asked.hardware is not None and not asked.named
+    if hardware is not None and (looks_around or asked.nodes):
         ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             found = smallest(config, estimator, hardware, per_node)
             ranking = Ranking([found] if found else [], ranking.excluded)
     kinds = [(other, smallest(on(config, other), estimator, other)) for other in others]
     layers = layers_of(model, task, sample) if asked.layers else []
-    assumed = _assumptions(facts, activations, hardware, budget, efficiencies)
+    efficiencies = estimator.efficiencies
+    assumed = _assumptions(facts, estimator.activations, hardware, budget, efficiencies)
+    if estimator.calibration is not None:
+        assumed |= estimator.calibration.assumptions
     loader = loader_rate(config, hardware, has_data=shape is None)
     return _Answer(facts, layers, named, ranking, hardware, loader, kinds, assumed)
+
+
+def _estimator(
+    config: Config, task: Any, sample: Batch, efficiencies: Efficiencies
+) -> tuple[Estimator, ModelFacts, nn.Module]:
+    model = build_on_meta(config)
+    facts = explained(partial(facts_of, model, task, sample), "plan: the model")
+    activations = _Measured(config, task, sample)
+    memory = MemoryModel(model, facts, activations)
+    blocks = _count_blocks(model, config)
+    return Estimator(facts, memory, activations, blocks, None, efficiencies), facts, model
+
+
+def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration:
+    """Return what measured runs say, beside what is predicted for them."""
+    times, memory = [], []
+    for run in runs:
+        task, layout = make("task", run.config.task), layout_of(run)
+        estimator, *_ = _estimator(run.config, task, of_data(run.config), Efficiencies())
+        estimate = estimator.of(layout, hardware)
+        if estimate.time is None:
+            raise ConfigError(
+                f"--from-run {run.path}: its FLOPs, or a figure of hardware={hardware.name}, are "
+                "unknown, so there is nothing to compare its time with"
+            )
+        times.append(estimate.time)
+        memory.append(estimate.memory)
+    return calibrated(runs, times, memory)
 
 
 class _Measured(dict[str, Activations]):

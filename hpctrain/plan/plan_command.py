@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -17,6 +19,7 @@ from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.forecast import time_limit
 from hpctrain.forecast.cautions import cautions
+from hpctrain.forecast.measured_run import measured_run
 from hpctrain.hardware import known, load, of_section
 
 _DOES_NOT_FIT, _UNKNOWN = 8, 10
@@ -45,6 +48,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
     parser.add_argument("--layers", action="store_true", help="show the table of layers")
     parser.add_argument(
+        "--from-run",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="a run directory whose measured times replace the assumed ones; may be repeated",
+    )
+    parser.add_argument(
         "--simulate",
         nargs="?",
         const=0,
@@ -61,6 +71,7 @@ def main(argv: list[str]) -> int:
             load(text.partition("=")[2], folders)  # its error says how to add a machine
     config = _composed(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
+    runs = [measured_run(Path(os.path.abspath(run))) for run in given.from_run]
 
     from hpctrain.plan.answer import Asked, answer  # they import torch
     from hpctrain.plan.simulating.simulation import simulate
@@ -73,8 +84,10 @@ def main(argv: list[str]) -> int:
         given.budget,
         named=any(_names_layout(text) for text in given.overrides),
         layers=given.layers,
+        runs=runs,
     )
-    others = [load(name, folders) for name in known(folders)] if nodes is None else []
+    alone = nodes is not None or bool(runs)  # what was measured on a machine says nothing of others
+    others = [] if alone else [load(name, folders) for name in known(folders)]
     others = [other for other in others if other.memory_bytes is not None]
     found = answer(asked, others)
     warnings = list(cautions(config)) if asked.named or hardware is None else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hpctrain.config.schema import Config
 from hpctrain.hardware import Hardware
@@ -84,6 +84,15 @@ class Estimate:
         }
 
 
+class _Calibrates(Protocol):
+    """What measured runs say; `hpctrain.plan.measured` has it."""
+
+    @property
+    def assumptions(self) -> dict[str, str]: ...
+    def time(self, predicted: StepTime) -> StepTime | None: ...
+    def bytes(self, predicted: RankMemory) -> RankMemory: ...
+
+
 class Estimator:
     """Predicts layouts of one model.
 
@@ -94,6 +103,9 @@ class Estimator:
         blocks: The blocks of the model.
         steps: The steps of the budget; None without one.
         efficiencies: What is reached of the figures of the hardware.
+
+    Attributes:
+        calibration: What measured runs say of the times; None takes the efficiencies alone.
     """
 
     def __init__(
@@ -105,8 +117,9 @@ class Estimator:
         steps: int | None,
         efficiencies: Efficiencies,
     ) -> None:
-        self.facts, self._memory, self._activations = facts, memory, activations
-        self._blocks, self._steps, self.efficiencies = blocks, steps, efficiencies
+        self.facts, self._memory, self.activations = facts, memory, activations
+        self._blocks, self.steps, self.efficiencies = blocks, steps, efficiencies
+        self.calibration: _Calibrates | None = None
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -132,16 +145,19 @@ class Estimator:
         time = None
         if hardware is not None:
             time = step_time(
-                *(layout, self.facts, self._activations["none"]),
+                *(layout, self.facts, self.activations["none"]),
                 *(self._blocks, hardware, self.efficiencies),
             )
+        if self.calibration is not None:
+            time = None if time is None else self.calibration.time(time)
+            memory = self.calibration.bytes(memory)
         price = hardware.price_per_hour if hardware else None
         return Estimate(
             layout,
             memory,
             _fits(memory, hardware.memory_bytes if hardware else None),
             time,
-            self._steps,
+            self.steps,
             hardware.power_w if hardware else None,
             price.amount if price else None,
             self.facts.tokens,

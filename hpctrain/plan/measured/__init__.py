@@ -1,0 +1,1 @@
+"""Predictions that rest on measured runs, and not on data sheets."""

@@ -1,0 +1,234 @@
+"""`plan --from-run RUN`: what a run has measured takes the place of assumed efficiencies.
+
+    predicted for the run = compute + rest + communication that is not hidden
+    measured by the run   = a x compute + b x rest + c x communication, and the wait for data
+
+a, b and c hold for other sizes, batches and numbers of ranks of the same model. One run gives one
+number for a and b; several runs of different sizes give both (least squares of relative errors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.forecast.measured_run import MeasuredRun
+from hpctrain.hardware import Hardware, Link, of_device
+from hpctrain.plan.predicting.rank_memory import RankMemory
+from hpctrain.plan.predicting.timing import StepTime
+
+# Figures that stand for a CPU; the run says how far they are from the real ones.
+_CPU_FLOPS, _CPU_BYTES_PER_S = 50e9, 10e9
+_CPU_LINK = Link("between processes", 1e9, 50e-6)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What runs say about the times of others.
+
+    Attributes:
+        runs: The runs.
+        compute: The factor of the time of matrix products.
+        rest: The factor of the other work of a rank.
+        communication: The factor of what is not hidden; None if no run has measured it.
+        data_wait: The part of a step that waits for data.
+        memory: The factor of the memory of tensors; None if no run has measured it.
+        errors: Of each run, its predicted step time divided by the measured one, minus 1.
+    """
+
+    runs: tuple[MeasuredRun, ...]
+    compute: float
+    rest: float
+    communication: float | None
+    data_wait: float
+    memory: float | None
+    errors: tuple[float, ...]
+
+    def time(self, predicted: StepTime) -> StepTime | None:
+        """Return the calibrated time; None if it needs communication that no run has measured.
+
+        Args:
+            predicted: By the assumed efficiencies.
+        """
+        if predicted.comm_s and self.communication is None:
+            return None
+        compute, rest, exposed = _parts(predicted)
+        factor = self.communication or 0.0
+        step = self.compute * compute + self.rest * rest + factor * exposed
+        step /= 1 - self.data_wait
+        return replace(
+            predicted,
+            step_s=step,
+            compute_s=predicted.compute_s * self.compute,
+            memory_s=predicted.memory_s * self.rest,
+            comm_s=predicted.comm_s * factor,
+            exposed_comm_s=predicted.exposed_comm_s * factor,
+            mfu=predicted.mfu * predicted.step_s / step,
+        )
+
+    def bytes(self, predicted: RankMemory) -> RankMemory:
+        """Return the calibrated memory.
+
+        Args:
+            predicted: By the formulas.
+        """
+        if self.memory is None:
+            return predicted
+        tensors = int((predicted.total - predicted.allowance) * self.memory)
+        return replace(predicted, total=tensors + predicted.allowance)
+
+    @property
+    def assumptions(self) -> dict[str, str]:
+        """What the answer says about the runs."""
+        told = {
+            "measured": "; ".join(map(str, self.runs)),
+            "factors": f"matrix products take {self.compute:.3g} times, the rest {self.rest:.3g} "
+            "times as long as the data sheet would let them",
+            "communication": "unknown: the runs had one rank"
+            if self.communication is None
+            else f"{self.communication:.3g} times the exposed part of the link's formula",
+            "data": f"{self.data_wait:.1%} of a step waits for data",
+        }
+        if self.memory is not None:
+            told["peak memory"] = f"{self.memory:.3g} times what the formulas give"
+        if len(self.runs) > 1:
+            told["errors of the runs"] = ", ".join(f"{error:+.1%}" for error in self.errors)
+        return told
+
+
+def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
+    """Return the hardware on which the runs were measured.
+
+    Args:
+        config: That of the plan.
+        hardware: What the plan names; None takes that of the runs.
+        runs: The runs.
+
+    Raises:
+        ConfigError: A run has another model, format or hardware than the plan.
+    """
+    first = runs[0]
+    for run in runs:
+        what = f"--from-run {run.path}"
+        for name in ("model._target_", "precision.compute", "train.compile"):
+            mine, there = _value(config, name), _value(run.config, name)
+            if mine != there:
+                raise ConfigError(f"{what}: {name} is {there} there, and {mine} here")
+        if not run.device:
+            raise ConfigError(f"{what}: it is of an older version, which did not note its device")
+        if run.device != first.device:
+            raise ConfigError(f"{what}: it ran on {run.device}, and {first.path} on {first.device}")
+    if first.device == "CPU":
+        cores = {run.config.launch.cpus_per_task for run in runs} | {config.launch.cpus_per_task}
+        if len(cores) > 1:
+            raise ConfigError(
+                f"--from-run {first.path}: launch.cpus_per_task is {sorted(cores)} in the runs and "
+                "the plan; a CPU is as fast as its cores, so give the same number"
+            )
+    known = hardware if first.device == "CPU" or hardware else of_device(first.device)
+    if known is not None and known.name != "cpu" and first.device not in known.devices:
+        raise ConfigError(
+            f"--from-run {first.path}: it ran on {first.device}, which is not "
+            f"hardware={known.name} ({known.title})"
+        )
+    if first.device != "CPU":
+        if known is None:
+            raise ConfigError(
+                f"--from-run {first.path}: conf/hardware has no file for {first.device}; write "
+                "one, and name it with hardware=NAME"
+            )
+        return known
+    if known is None or not known.peak_flops:
+        return _cpu(known, config.precision.compute)
+    return known
+
+
+def calibrated(
+    runs: Sequence[MeasuredRun], predicted: Sequence[StepTime], memory: Sequence[RankMemory]
+) -> Calibration:
+    """Return what the runs say.
+
+    Args:
+        runs: The runs.
+        predicted: The time of a step of each, by the assumed efficiencies.
+        memory: The memory of a rank of each, by the formulas.
+    """
+    parts = [_parts(time) for time in predicted]
+    waits = [run.data_wait for run in runs]
+    own = [run.step_s * (1 - run.data_wait - (run.communication or 0.0)) for run in runs]
+    compute, rest = _factors(parts, own)
+    sent = [
+        run.step_s * run.communication / exposed
+        for run, (_, _, exposed) in zip(runs, parts, strict=True)
+        if run.communication is not None and exposed > 0
+    ]
+    on_gpus = any(time.comm_s > 0 for time in predicted) and runs[0].device != "CPU"
+    communication = sum(sent) / len(sent) if sent else (compute if on_gpus else None)
+    ratios = [
+        run.peak_bytes / (each.total - each.allowance)
+        for run, each in zip(runs, memory, strict=True)
+        if run.peak_bytes is not None
+    ]
+    found = Calibration(
+        tuple(runs),
+        compute,
+        rest,
+        communication,
+        sum(waits) / len(waits),
+        max(ratios, default=None),
+        (),
+    )
+    errors = []
+    for run, time in zip(runs, predicted, strict=True):
+        again = found.time(time)
+        errors.append(0.0 if again is None else again.step_s / run.step_s - 1)
+    return replace(found, errors=tuple(errors))
+
+
+def _factors(
+    parts: Sequence[tuple[float, float, float]], own: Sequence[float]
+) -> tuple[float, float]:
+    """Return the factors of products and of the rest, which are the same with one run."""
+    if len(parts) > 1:
+        relative = np.array([[c / s, r / s] for (c, r, _), s in zip(parts, own, strict=True)])
+        (compute, rest), *_ = np.linalg.lstsq(relative, np.ones(len(parts)), rcond=None)
+        if compute > 0 and rest > 0:
+            return float(compute), float(rest)
+    ratios = [seconds / (c + r) for (c, r, _), seconds in zip(parts, own, strict=True)]
+    mean = sum(ratios) / len(ratios)
+    return mean, mean
+
+
+def _parts(time: StepTime) -> tuple[float, float, float]:
+    """Return the seconds of products, of other work, and of communication that is not hidden."""
+    stretch = 1 / (1 - min(time.bubble, 0.95))
+    exposed = time.exposed_comm_s * stretch
+    compute = time.compute_s * stretch
+    return compute, max(0.0, time.step_s - exposed - compute), exposed
+
+
+def _cpu(known: Hardware | None, compute: str) -> Hardware:
+    memory = known.memory_bytes if known else None
+    return Hardware(
+        name="cpu",
+        title="the CPU of the run",
+        memory_bytes=memory,
+        peak_flops={compute: _CPU_FLOPS},
+        memory_bandwidth=_CPU_BYTES_PER_S,
+        gpus_per_node=known.gpus_per_node if known else None,
+        inside=_CPU_LINK,
+        between=_CPU_LINK,
+        power_w=known.power_w if known else None,
+        prices=known.prices if known else {},
+        matmul_efficiency=0.8,
+    )
+
+
+def _value(config: Config, name: str) -> object:
+    section, _, key = name.partition(".")
+    found = getattr(config, section)
+    return found.get(key) if isinstance(found, dict) else getattr(found, key)

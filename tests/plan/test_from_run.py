@@ -1,0 +1,108 @@
+"""`plan --from-run`: measured times take the place of assumed efficiencies."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.disk import read_json
+from hpctrain.errors import ConfigError
+from hpctrain.forecast.measured_run import measured_run
+from hpctrain.plan.plan_command import main
+from hpctrain.tracking.journal import journal_path
+from tests.conftest import run_module
+from tests.conftest import runs as runs_of
+
+WORDS = ("train.log_every=5", "train.max_steps=44", "tracking.upload=false")
+
+
+@pytest.fixture
+def run(reference: Callable[..., Path]) -> Path:
+    return reference(*WORDS)
+
+
+def plan(
+    capsys: pytest.CaptureFixture[str], digits: Path, runs: list[Path], *words: str
+) -> dict[str, Any]:
+    given = [word for run in runs for word in ("--from-run", str(run))]
+    assert main(["experiment=digits", f"data.path={digits}", *given, *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_run_itself_and_a_larger_one(
+    capsys: pytest.CaptureFixture[str], digits: Path, run: Path
+) -> None:
+    measured = measured_run(run)
+    found = plan(capsys, digits, [run])
+    (same,) = found["layouts"]
+    assert same["step_s"] == pytest.approx(measured.step_s, rel=1e-6)
+    assert run.name in found["assumptions"]["measured"]
+    assert found["hardware"] == []  # what a CPU has measured says nothing of GPUs
+    (more,) = plan(capsys, digits, [run], "train.global_batch_size=128")["layouts"]
+    assert 1.1 < more["step_s"] / same["step_s"] < 2.1
+    (two,) = plan(capsys, digits, [run], "parallel=ddp", "launch.tasks_per_node=2")["layouts"]
+    assert two["step_s"] is None  # no run has measured communication
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["model=convnet"], "model._target_ is hpctrain.models.MLP there, and hpctrain.models."),
+        (["precision=bf16"], "precision.compute is fp32 there, and bf16 here"),
+        (["hardware=h100_sxm"], "it ran on CPU, which is not hardware=h100_sxm"),
+        (["launch.cpus_per_task=7"], "a CPU is as fast as its cores"),
+    ],
+)
+def test_a_run_of_something_else(digits: Path, run: Path, words: list[str], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        main(["experiment=digits", f"data.path={digits}", "--from-run", str(run), *words])
+    assert str(caught.value).startswith(f"--from-run {run}")
+    assert text in str(caught.value)
+
+
+def test_what_is_no_run_or_has_too_few_steps(digits: Path, run: Path, tmp_path: Path) -> None:
+    def said(folder: Path) -> str:
+        with pytest.raises(ConfigError) as caught:
+            main(["experiment=digits", f"data.path={digits}", "--from-run", str(folder)])
+        return str(caught.value)
+
+    assert f"{tmp_path}: no run directory" in said(tmp_path)
+    short = tmp_path / "short"
+    shutil.copytree(run, short)
+    journal = journal_path(short)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    reports = [i for i, line in enumerate(lines) if b"perf/step_ms_p50" in line]
+    journal.write_bytes(b"".join(lines[: reports[1] + 1]))
+    assert "it has measured 5 steps after its first report, and at least 20" in said(short)
+
+
+# Three sizes of a Transformer are trained; two of them predict the third.
+SIZES = {
+    "small": ("model.dim=128", "model.layers=2", "model.heads=4"),
+    "large": ("model.dim=384", "model.layers=4", "model.heads=6"),
+    "between": ("model.dim=256", "model.layers=3", "model.heads=4"),
+}
+
+
+@pytest.mark.slow
+def test_two_sizes_predict_a_third(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The bound is wide, because other work on the machine changes the times of one run."""
+    run_module("data_prep", "sample", "stdlib", str(tmp_path / "data"), "--train-bpe", "4096")
+    common = ("experiment=stdlib_lm", f"data.path={tmp_path}/data", "train.global_batch_size=8")
+    runs = {}
+    for name, size in SIZES.items():
+        short = ("train.max_steps=40", "train.log_every=5", "tracking.upload=false")
+        where = f"output_dir={tmp_path}/{name}"
+        run_module("hpctrain", *common, *size, *short, where, cwd=tmp_path, timeout=900)
+        (runs[name],) = runs_of(tmp_path / name)
+    given = ["--from-run", str(runs["small"]), "--from-run", str(runs["large"])]
+    assert main([*common, *SIZES["between"], *given, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["layouts"]
+    measured = measured_run(runs["between"]).step_s
+    print(f"predicted {found['step_s']:.4f} s, measured {measured:.4f} s")
+    assert found["step_s"] == pytest.approx(measured, rel=0.3)
+    assert read_json(runs["between"] / "run.json")["state"] == "finished"

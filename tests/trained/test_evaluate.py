@@ -18,6 +18,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.afterwards import predictor
 from hpctrain.job.afterwards.loaded import LoadedRun
+from hpctrain.tracking import recorded
 from tests import forkserver
 from tests.conftest import Completed, run_json, run_module, runs
 
@@ -73,6 +74,13 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     assert {f"val/{name}": value for name, value in means.items()} == expected
     with pytest.raises(ConfigError, match="the result would be another one"):
         loaded.evaluate(overrides=["optimizer.lr=1"])
+    # A recorded result belongs to the run; the first one counts, though the checkpoint may be gone.
+    assert loaded.record_evaluation() == expected
+    before = recorded.read(run, 4)
+    assert loaded.record_evaluation(4) == expected
+    assert recorded.read(run, 4) == before
+    found = loaded.metrics
+    assert dict(found[found["step"] == 4][["key", "value"]].values) == expected
     # An interrupted prediction goes on: two of the shards are not made again.
     out = tmp_path / "out"
     write, written = predictor.write_shard, []

@@ -72,20 +72,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         check(made, 1)
 
 
-def test_the_result_of_a_checkpoint_belongs_to_the_run(train: Train, tmp_path: Path) -> None:
-    train("train.max_steps=4", "checkpoint.every_steps=2", "monitor.enabled=false", "tracking=off")
-    (run,) = runs(tmp_path / "runs")
-    loaded = load_run(run)
-    values = loaded.record_evaluation(2)
-    assert values == {f"val/{name}": v for name, v in loaded.evaluate(step=2).items()}
-    # Again, though the checkpoint may be gone then.
-    before = recorded.read(run, 2)
-    assert loaded.record_evaluation(2) == values
-    assert recorded.read(run, 2) == before
-    found = loaded.metrics
-    assert dict(found[found["step"] == 2][["key", "value"]].values) == values
-
-
 def stored(folder: Path) -> list[tuple[str, int, float]]:
     with closing(sqlite3.connect(folder / "mlflow.db", timeout=30)) as store:
         asked = "SELECT key, step, value FROM metrics WHERE key LIKE 'val/%' ORDER BY key, step"

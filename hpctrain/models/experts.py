@@ -218,7 +218,7 @@ class Bank(nn.Module):
             tokens, weights = tokens.to(dtype), [w.to(dtype) for w in weights]
         aligned = all(size % 8 == 0 for size in weights[0].shape[1:])  # 16 bytes, for the GPU
         fits = tokens.dtype == torch.bfloat16 and aligned and len(tokens) > 0
-        if kind != "cpu" and fits and not isinstance(counts, _Shares):
+        if kind != "cpu" and fits and isinstance(counts, torch.Tensor):  # or `used_evenly`'s
             return grouped(tokens, counts, *weights)
         return one_by_one(tokens, counts, *weights)
 

@@ -217,12 +217,8 @@ class Bank(nn.Module):
             dtype = torch.get_autocast_dtype(kind)
             tokens, weights = tokens.to(dtype), [w.to(dtype) for w in weights]
         aligned = all(size % 8 == 0 for size in weights[0].shape[1:])  # 16 bytes, for the GPU
-        if (
-            kind not in ("cpu", "meta")
-            and tokens.dtype == torch.bfloat16
-            and aligned
-            and len(tokens) > 0
-        ):
+        fits = tokens.dtype == torch.bfloat16 and aligned and len(tokens) > 0
+        if kind != "cpu" and fits and isinstance(counts, torch.Tensor):  # or `used_evenly`'s
             return grouped(tokens, counts, *weights)
         return one_by_one(tokens, counts, *weights)
 

@@ -298,6 +298,7 @@ def test_following_across_a_restart(train: Train, tmp_path: Path, paced: Paced) 
     assert f"{run.name} is interrupted (saved at step" in text
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_ask_slurm_once(
     tmp_path: Path, calls: Callable[[], dict[str, int]]
 ) -> None:

@@ -187,7 +187,7 @@ def test_samples_are_transformed_alike_by_any_number_of_workers(
     (tmp_path / "mine_to_transform.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     mine = "data.transforms=[{_target_: mine_to_transform.invert, _partial_: true}]"
-    found = [epoch(build(mine, f"data.workers={number}").training()) for number in (0, 2)]
+    found = [epoch(build(mine, f"data.workers={number}").training()) for number in (0, 1)]
     assert same(*found)
     plain = epoch(build().training())
     assert not same(found[0], plain)

@@ -40,6 +40,7 @@ def params(run: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sweep_over_the_batch_scales_each_learning_rate(
     train: Callable[..., Completed], tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:

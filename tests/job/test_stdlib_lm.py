@@ -61,6 +61,7 @@ def generator(trained: tuple[Path, Completed]) -> Generator:
     return Generator.of(trained[0])
 
 
+@pytest.mark.slow
 def test_it_learns_and_says_what_to_do_next(trained: tuple[Path, Completed]) -> None:
     run, done = trained
     result = json.loads((run / "run.json").read_text())["result"]

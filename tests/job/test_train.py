@@ -97,7 +97,7 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
         # The bound is three times as far as bf16 is from fp32 here.
         pytest.param(("precision.compute=bf16",), None, marks=pytest.mark.slow),
         # The last batch of the epoch has 7 of the 1,415 samples, and the ranks' shares differ.
-        (("data.tail=pad",), 1e-5),
+        pytest.param(("data.tail=pad",), 1e-5, marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_give_the_loss_of_one(

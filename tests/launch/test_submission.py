@@ -285,6 +285,7 @@ def test_data_that_was_exchanged_meanwhile_is_refused(
     assert "error: data.path" in log.read_text()
 
 
+@pytest.mark.slow
 def test_failed_runs_are_done_again_and_resume(train: Train, tmp_path: Path, paced: Paced) -> None:
     common = ("tracking=off", "train.max_epochs=20", "checkpoint.every_steps=20", paced.task)
     train("-m", *common)
@@ -351,6 +352,7 @@ def test_nodes_that_are_down_now_refuse_no_job(train: Train) -> None:
         cluster.slurm("scontrol", "update", "nodename=node1", "state=resume")
 
 
+@pytest.mark.slow
 def test_changed_resources_of_queued_runs_are_named_and_replaced(
     train: Train, tmp_path: Path
 ) -> None:
@@ -475,6 +477,7 @@ def test_another_limit_than_that_of_jobs_is_no_reason_to_wait(
     cluster.slurm(*qos, "MaxWall=-1", "Flags=-1", env=env)
 
 
+@pytest.mark.slow
 def test_a_run_of_the_template_that_waits_for_its_restart_is_not_doubled(
     train: Train, digits: Path, tmp_path: Path, paced: Paced
 ) -> None:

@@ -135,6 +135,7 @@ def test_stages_may_return_views(schedule: str) -> None:
         assert max(difference(result, expected)) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_tensor_plan_of_transformers() -> None:
     expected = alone("llama")
     for ranks, parallel in {

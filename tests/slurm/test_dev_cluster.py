@@ -265,6 +265,7 @@ def test_somebody_elses_folder_is_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
+@pytest.mark.slow
 def test_from_up_to_down_nothing_is_left(
     second: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:

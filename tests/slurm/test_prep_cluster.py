@@ -109,6 +109,7 @@ def test_arrays_that_are_not_all_the_parts(here: Path) -> None:
     assert not (here / OUT).exists()
 
 
+@pytest.mark.slow
 def test_a_task_outlives_the_grace_time_of_a_preemption(here: Path) -> None:
     """Slurm does not requeue a preempted task that ends by itself within the grace time."""
     slow = script(here.parent / "python", f"sleep 60\n{HAND_ON}")

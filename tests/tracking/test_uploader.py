@@ -365,6 +365,7 @@ def test_offline_then_sync(
     assert rows("SELECT count(*) FROM runs") == [(3,)]
 
 
+@pytest.mark.slow
 def test_a_run_directory_made_anew_is_another_run(
     database: Path, tmp_path: Path, sync: Sync, rows: Rows
 ) -> None:

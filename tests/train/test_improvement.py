@@ -99,6 +99,7 @@ def _without_times(result: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in result.items() if k in counted or not k.startswith("perf/")}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_stops_early_at_the_same_step(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:

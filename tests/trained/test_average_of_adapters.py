@@ -55,6 +55,7 @@ def adapted_run(train: Train, tmp_path: Path, *keys: str) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_the_average_of_adapters(train: Train, digits: Path, tmp_path: Path) -> None:
     run = adapted_run(train, tmp_path)
     steps = [run / "checkpoints" / f"step-{n:08d}" for n in (1, 2, 3, 4)]

@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import os
 import pickle
@@ -186,7 +187,10 @@ def test_closing_at_once():
 def test_an_error_names_the_worker_that_died(how, words):
     with Workers(FIXED, partial(worker_parts.end, how=how), 2) as workers:
         run(workers, 0, 2).result(60)
-        futures = [run(workers, 10, 20) for _ in range(4)]
+        futures = [run(workers, 10, 20)]
+        with contextlib.suppress(DataError):  # it may have died before all are submitted
+            for _ in range(3):
+                futures.append(run(workers, 10, 20))
         for future in futures:
             with pytest.raises(DataError) as error:
                 future.result(60)

@@ -189,8 +189,7 @@ def test_an_error_names_the_worker_that_died(how, words):
         run(workers, 0, 2).result(60)
         futures = [run(workers, 10, 20)]
         with contextlib.suppress(DataError):  # it may have died before all are submitted
-            for _ in range(3):
-                futures.append(run(workers, 10, 20))
+            futures.extend(run(workers, 10, 20) for _ in range(3))
         for future in futures:
             with pytest.raises(DataError) as error:
                 future.result(60)

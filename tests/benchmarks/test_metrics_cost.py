@@ -37,9 +37,9 @@ Step = Callable[[int], None]
 
 
 class Feed:
-    """The loader of a training, of which the meter reads two numbers."""
+    """The loader of a training, of which the meter reads three numbers."""
 
-    wait_s, consumed = 0.0, 0
+    wait_s, consumed, batch_size = 0.0, 0, 8
 
     def state_dict(self) -> dict[str, int]:
         return {"consumed": self.consumed}
@@ -54,7 +54,7 @@ def ours(folder: Path) -> tuple[Step, list[dict[str, float]]]:
     feed: Any = Feed()
     ranks = SlowRanks(Mesh(Degrees(), 0, CPU), 0, str)
     precision = Precision(PrecisionConfig(), CPU)
-    meter = Meter(feed, 8, Account(time.monotonic()), ranks, precision, tracker)
+    meter = Meter(feed, Account(time.monotonic()), ranks, precision, tracker)
     meter.begin(0)
     reports: list[dict[str, float]] = []
 

@@ -274,7 +274,8 @@ def accept(words: list[str], run: Path) -> None:
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
         case ["python", "-m", "hpctrain", "plan", *rest] if "--from-run" in rest:
-            call(hpctrain, "plan", *rest, code=2)  # accepted, but nothing was measured
+            # It is accepted, but there is no such run.
+            assert "no run directory" in call(hpctrain, "plan", *rest, code=2)
         case ["python", "-m", "hpctrain", "plan", *rest]:
             call(hpctrain, "plan", *rest)
         case ["python", "-m", "hpctrain", "bench", *rest]:

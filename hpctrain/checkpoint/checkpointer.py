@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
-from hpctrain.checkpoint.manifest import Manifest, Progress
+from hpctrain.checkpoint.manifest import Manifest, Progress, step_of
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, module_state
@@ -311,7 +311,7 @@ class Checkpointer:
         needed = {self.path(step) for step in self.readers.needed()}
         kept = needed | {manifest.newest_healthy(self.folder), self.path(best)}
         for path in manifest.checkpoints(self.folder)[self.keep :]:
-            step = int(path.name.removeprefix("step-"))
+            step = step_of(path)
             if path in kept or (self._keep_every and step % self._keep_every == 0):
                 continue
             # Renamed first, since a half-removed folder must not look like a checkpoint.

@@ -130,6 +130,11 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-????????"), reverse=True)
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return the global step of a checkpoint, which the name of its folder has."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def is_healthy(checkpoint: Path) -> bool:
     """Return False if the manifest of a checkpoint says that not all parameters are finite."""
     try:

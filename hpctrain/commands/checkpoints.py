@@ -17,7 +17,7 @@ from typing import Any
 from rich.filesize import decimal
 from rich.table import Table
 
-from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage
+from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage, step_of
 from hpctrain.commands.observations import Facts
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
@@ -83,7 +83,7 @@ class Row:
         return {
             "run": str(self.run.path),
             "checkpoint": str(self.path),
-            "step": int(self.path.name.removeprefix("step-")),
+            "step": step_of(self.path),
             "epoch": self.metrics.get("train/epoch"),
             "time": found and found.time,
             "bytes": found and found.size,

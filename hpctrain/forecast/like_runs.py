@@ -28,8 +28,9 @@ def runs_of_model(config: Config) -> Iterator[MeasuredRun]:
     Args:
         config: With an absolute `output_dir`.
     """
-    wanted = _model_lines(dump(config))
-    for path, lines in _candidates(config.output_dir):
+    candidates = _candidates(config.output_dir)
+    wanted = _model_lines(dump(config)) if candidates else ""
+    for path, lines in candidates:
         if lines == wanted:
             try:
                 yield measured_run(path)

@@ -18,7 +18,7 @@ from hpctrain.forecast.like_runs import differences, like_run, runs_of_model, sh
 from hpctrain.forecast.measured_run import ENOUGH_STEPS, MeasuredRun
 
 _MARGIN = 1.3
-_AUTO = "auto"
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def pin(config: Config) -> None:
     Raises:
         ConfigError: No run has measured the same model, or the run has no end that is known.
     """
-    if config.launch.time_min != _AUTO:
+    if config.launch.time_min != AUTO:
         return
     run = like_run(config)
     if run is None:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from hpctrain.checkpoint.manifest import step_of
 from hpctrain.commands.select import select
 from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
     means = run.evaluate(
         options.split,
         data=options.data,
-        step=int(checkpoint.name[5:]),
+        step=step_of(checkpoint),
         ema=options.ema,
         overrides=options.overrides,
     )
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
         return 0
     result = {
         "run": path.name,
-        "step": int(checkpoint.name[5:]),
+        "step": step_of(checkpoint),
         "split": split,
         "data": options.data or run.config.data.path,
         "metrics": means,
@@ -88,7 +89,7 @@ def _record(options: argparse.Namespace) -> int:
     run, is_main = LoadedRun(path), RankInfo.from_env().is_main
     step = options.step
     if step is None:  # so that all ranks, and the line below, mean the same
-        step = int(chosen_checkpoint(RunDir.open(path), best=options.best).name[5:])
+        step = step_of(chosen_checkpoint(RunDir.open(path), best=options.best))
     values = run.record_evaluation(step, overrides=options.overrides)
     if not is_main:
         return 0

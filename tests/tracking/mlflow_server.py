@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -76,3 +78,15 @@ class MlflowServer:
         # The workers of the server are in the same session.
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+@contextmanager
+def serving(server: MlflowServer) -> Iterator[MlflowServer]:
+    """Start a server, and end it at the end if a test has not."""
+    server.start()
+    try:
+        server.wait()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.kill()

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,13 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import initialise
-from tests.tracking.mlflow_server import MlflowServer, free_port
+from tests.tracking.mlflow_server import MlflowServer, free_port, serving
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 
 Start = Callable[..., subprocess.Popen[str]]
 Sync = Callable[..., subprocess.CompletedProcess[str]]
 Rows = Callable[..., list[tuple[Any, ...]]]
 METRICS = {f"m{k}": k for k in range(9)}
-
-
-@contextmanager
-def serving(server: MlflowServer) -> Iterator[MlflowServer]:
-    server.start()
-    try:
-        server.wait()
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.kill()
 
 
 @pytest.mark.slow

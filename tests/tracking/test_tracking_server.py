@@ -20,19 +20,13 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import initialise, is_ready
 from hpctrain.tracking.uploading.client import nature
-from tests.tracking.mlflow_server import MlflowServer
+from tests.tracking.mlflow_server import MlflowServer, serving
 
 
 @pytest.fixture
 def server(database: Path) -> Iterator[MlflowServer]:
-    server = MlflowServer(database.parent, database)
-    server.start()
-    try:
-        server.wait()
+    with serving(MlflowServer(database.parent, database)) as server:
         yield server
-    finally:
-        if server.process.poll() is None:
-            server.kill()
 
 
 @pytest.mark.slow

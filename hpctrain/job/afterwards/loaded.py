@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.checkpoint.manifest import checkpoints
+from hpctrain.checkpoint.manifest import checkpoints, step_of
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
@@ -82,7 +82,7 @@ class LoadedRun:
     @cached_property
     def checkpoints(self) -> list[int]:
         """The steps of the checkpoints, in order."""
-        return sorted(int(path.name[5:]) for path in checkpoints(self._run.checkpoints))
+        return sorted(step_of(path) for path in checkpoints(self._run.checkpoints))
 
     def model(self, step: int | None = None, *, best: bool = False, ema: bool = False) -> nn.Module:
         """Return the model with the weights of a checkpoint, in eval mode, on the CPU.
@@ -179,7 +179,7 @@ class LoadedRun:
             return values
         digest = WeightFiles(checkpoint, None).digest()
         try:
-            return recorded.record(self.path, int(checkpoint.name[5:]), values, digest).metrics
+            return recorded.record(self.path, step_of(checkpoint), values, digest).metrics
         except OSError as error:
             raise StorageError(f"{self.path}: the result cannot be written ({error})") from error
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from hpctrain.checkpoint.manifest import checkpoints, is_healthy
+from hpctrain.checkpoint.manifest import checkpoints, is_healthy, step_of
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.config.evaluation_job import job_config
 from hpctrain.config.schema import Config
@@ -78,15 +78,15 @@ class EvaluationJobs(Readers):
         every = asked(self._run.path)
         done = recorded.steps(self._run.path) | {one.step for one in every}
         room = self._most - len(self.needed())
-        steps = [int(path.name[5:]) for path in checkpoints(self._run.checkpoints)]
-        for step in sorted(steps):
-            path = self._run.checkpoints / f"step-{step:08d}"
+        paths = checkpoints(self._run.checkpoints)
+        for path in reversed(paths):
+            step = step_of(path)
             if step in done or not is_healthy(path):
                 continue
-            if room > 0 or (last and step == max(steps)):
+            if room > 0 or (last and path == paths[0]):
                 Asked.of(self._run.path, step).write()
                 room -= 1
-            elif step == max(steps):
+            elif path == paths[0]:
                 log.warning(
                     "step %d is not evaluated yet: %d checkpoints wait for their evaluations "
                     "(evaluation.most_waiting)",

@@ -9,7 +9,7 @@ from hpctrain.launch.arrays import Entry
 from hpctrain.launch.slurm import node_range
 from hpctrain.launch.slurm.partition_limit import beyond_partition
 
-_AUTO = "launch.time_min=auto"
+_AUTO = f"launch.time_min={time_limit.AUTO}"
 
 
 def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:

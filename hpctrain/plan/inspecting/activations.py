@@ -45,7 +45,7 @@ _ROWS = 256
 _TOKENS = 4096
 # A model that needs values is called with some, if its steps have no more operations than these.
 _MOST_FLOPS = 10**12
-_NEED_VALUES = (
+NEED_VALUES = (
     *(DataDependentOutputException, DynamicOutputShapeException, NotImplementedError),
     *(UnsupportedFakeTensorException, UnsupportedOperatorException),
 )
@@ -141,7 +141,7 @@ def _with_values(
         size = sum(p.numel() for p in build().parameters())
     rows = 1 if tokens_of(task, sample) else 2  # a batch norm needs two
     if 36 * size * max(1, tokens_of(task, sample)) * rows > _MOST_FLOPS:
-        if isinstance(error, _NEED_VALUES):
+        if isinstance(error, NEED_VALUES):
             log.info("activations cannot be measured: %s", error)
             return Activations(0, 0, 0, 0, exact=False)
         explained(partial(_raise, error), _called(sample))

@@ -9,6 +9,7 @@ number for a and b; several runs of different sizes give both (least squares of 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.forecast.measured_run import MeasuredRun
 from hpctrain.hardware import Hardware, Link, of_device
+from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import StepTime
 
@@ -145,6 +147,17 @@ def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[Measur
     if known is None or not known.peak_flops:
         return _cpu(known, config.precision.compute)
     return known
+
+
+def layout_of(run: MeasuredRun) -> Layout:
+    """Return the layout of a run as `plan` would predict it, on the ranks that it really had.
+
+    Args:
+        run: The run; torchrun may have given it other ranks than its section `launch`.
+    """
+    config = copy.deepcopy(run.config)
+    config.launch.nodes, config.launch.tasks_per_node = run.nodes, run.ranks // run.nodes
+    return Layout(config, run.nodes, (), named=True)
 
 
 def calibrated(

@@ -23,6 +23,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.make import make
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.plan.inspecting.activations import NEED_VALUES
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.simulating import fake_world
@@ -124,7 +125,7 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
         counter, why = CollectiveCounter(degrees), ""
         try:
             _step(model, config, task, sample, counter)
-        except Exception as error:  # whatever an operation raises that needs values
+        except NEED_VALUES as error:
             why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     finally:
         fake_world.leave()

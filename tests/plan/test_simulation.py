@@ -89,3 +89,8 @@ def test_coordinates_are_those_of_the_mesh() -> None:
     assert dimensions(degrees, [0, 4, 8]) == "dp_shard"
     assert dimensions(degrees, range(48)) == "pp x dp_replicate x dp_shard x cp x tp"
     assert "  ...    24 nodes" in "\n".join(picture(Degrees(dp_shard=256), 8))
+
+
+def test_ddp_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="ddp cannot be simulated: each rank holds the whole"):
+        simulated(capsys, "parallel=ddp", "--simulate")

@@ -108,12 +108,18 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
         rank: The rank.
 
     Raises:
-        ConfigError: The model cannot be divided so, or there is no such rank.
+        ConfigError: The model cannot be divided so, there is no such rank, or the layout is ddp.
     """
     config, began = layout.config, time.perf_counter()
     per_node, world = config.launch.tasks_per_node, layout.ranks
     if not 0 <= rank < world:
         raise ConfigError(f"--simulate={rank}: the layout has the ranks 0 to {world - 1}")
+    if layout.kind == "ddp":
+        raise ConfigError(
+            "--simulate: torch's DistributedDataParallel compares values of the ranks when it is "
+            "made, so ddp cannot be simulated: each rank holds the whole model, and all-reduces "
+            "each gradient once; name another layout, such as parallel=zero1"
+        )
     degrees = layout.degrees
     fake_world.enter(rank, world)
     try:

@@ -95,7 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"parallel", "runs", "shards", "tasks", "tracking", "training", "plot.table_file"},
     "plan": EVERYBODY
     | {"hardware", "config", "parallel", "job.building", "shards", "data", "tasks", "runs"}
-    | {"models.experts", "models.lora", "models.plan", "doctor.history", "forecast"},
+    | {"models.experts", "models.lora", "models.plan", "doctor.history", "forecast", "launch"},
     "cli": {""},  # the command line may import everything
     "api": {""},
     "__main__": {"cli"},

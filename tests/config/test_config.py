@@ -162,7 +162,7 @@ def test_a_model_for_mlflow_needs_the_last_checkpoint(composer: Composer) -> Non
     config = composer.typed(["experiment=digits", "checkpoint.at_end=false"])
     validate(config)
     config.tracking.log_model = True
-    with pytest.raises(ConfigError, match="with checkpoint.at_end=false: MLflow would get no mod"):
+    with pytest.raises(ConfigError, match="MLflow would get no model of the end"):
         validate(config)
 
 

@@ -350,16 +350,15 @@ def test_every_choice_of_conf_fits_the_schema(composer: Composer) -> None:
     for row in range(max(map(len, found.values()))):
         chosen = [f"{as_typed(each)}={names[row % len(names)]}" for each, names in found.items()]
         assert composer.typed([*chosen, *where]).name
-        others = [choice for choice in chosen if not choice.startswith("experiment=")]
-        experiment = ["experiment=digits"] if row % 2 else []
-        assert composer.typed([*experiment, *others, *where]).name
+    others = [choice for choice in chosen if not choice.startswith("experiment=")]
+    assert composer.typed([*others, *where]).name
 
 
 HOSTILE = ["1e-3", "0x1f", "nan", "${oc.env:HOME}", "\\\\${x}", "yes", "null", "a: b", "\n", " "]
 
 
 # Few dictionaries of many values, because it takes a tenth of a second to read a config.
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @example({"\\${": ""})
 # Hydra's `???` is a value that is still missing, so no config that was composed has it.
 @given(

@@ -76,8 +76,8 @@ ALLOWED = {
         "plot.table_file runs shards tasks tracking training"
     ),
     "plan": (
-        "config data doctor.history forecast hardware job.building models.experts models.lora "
-        "models.plan parallel runs shards tasks"
+        "config data doctor.history forecast hardware job.building launch models.experts "
+        "models.lora models.plan parallel runs shards tasks"
     ),
 }
 # The modules at the top: these may import no more than this. `*` is everything.

@@ -51,8 +51,8 @@ ALLOWED = {
     "job": (
         "checkpoint config data distributed doctor faults hardware launch.slurm.container "
         "launch.slurm.queue launch.slurm.sbatch launch.slurm.sbatch_options "
-        "launch.slurm.script models.experts models.lora monitor parallel runs shards tasks "
-        "trackers tracking training"
+        "launch.slurm.script models.experts models.lora models.quantized monitor parallel runs "
+        "shards tasks trackers tracking training"
     ),
     "bench": (
         "config data distributed doctor.measures faults.stop hardware job runs shards.types "
@@ -74,8 +74,8 @@ ALLOWED = {
         "plot.table_file runs shards tasks tracking training"
     ),
     "plan": (
-        "config data doctor.history forecast hardware job.building models.experts models.lora "
-        "models.plan parallel runs shards tasks"
+        "config data doctor.history forecast hardware job.building launch models.experts "
+        "models.lora models.plan parallel runs shards tasks"
     ),
 }
 # The modules at the top: these may import no more than this. `*` is everything.

@@ -53,8 +53,8 @@ ALLOWED = {
     "job": (
         "checkpoint config data distributed doctor faults hardware launch.slurm.container "
         "launch.slurm.queue launch.slurm.sbatch launch.slurm.sbatch_options "
-        "launch.slurm.script models.experts models.lora monitor parallel runs shards tasks "
-        "trackers tracking training"
+        "launch.slurm.script models.experts models.lora models.quantized monitor parallel runs "
+        "shards tasks trackers tracking training"
     ),
     "bench": (
         "config data distributed doctor.measures faults.stop hardware job runs shards.types "

@@ -114,6 +114,12 @@ class LoRAConfig:
         "Parameters whose names fit one of these patterns are trained and saved as well, such as "
         "those of a new head.",
     )
+    quantize: str | None = key(
+        None,
+        "nf4: the frozen weights of the matched layers are held in 4 bits (QLoRA), by "
+        "bitsandbytes. For one process and DDP. Null holds them as they are.",
+        choices=(None, "nf4"),
+    )
 
     @property
     def patterns(self) -> list[str]:

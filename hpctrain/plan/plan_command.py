@@ -17,7 +17,7 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
-from hpctrain.forecast import time_limit
+from hpctrain.forecast import node_weights, time_limit
 from hpctrain.forecast.cautions import cautions
 from hpctrain.forecast.measured_run import measured_run
 from hpctrain.hardware import known, load, of_section
@@ -165,6 +165,7 @@ def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
     if config.train.max_steps is None and config.train.max_epochs is None:
         config.train.max_epochs = 1
+    node_weights.pin(config)
     time_limit.pin(config)
     return config
 

@@ -238,6 +238,7 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
         ([*LM, "parallel.tp=3", "launch.tasks_per_node=3"], "parallel.tp=3 does not divide"),
         ([*LM, "parallel.tp=2"], "the job has 1 nodes x 1 tasks"),
         ([*LM[:1], "--sample-shape", "3by4"], "--sample-shape=3by4: it must be numbers"),
+        ([*LM[:1], "--sample-shape", ""], "--sample-shape=: it must be numbers"),
         ([*LM, "+model.typo=1"], "typo"),
         (
             ["model=convnet", "--sample-shape", "8x8"],

@@ -176,7 +176,10 @@ class Meter(NoMeter):
         elapsed = max(took.at, 1e-9)
         memory = _memory(self._precision.device)
         slowest, memory = self._slow_ranks.compare(
-            Interval(elapsed, took.worked, took.waited, memory)
+            Interval(
+                *(elapsed, took.worked, took.waited, memory),
+                samples=self._samples - self._samples_before,
+            )
         )
         found: dict[str, float] = {
             names.SAMPLES_PER_S: (self._samples - self._samples_before) / elapsed,
@@ -227,6 +230,7 @@ class Meter(NoMeter):
         self._settle()
         self._account.enter("other")
         self._record()
+        self._slow_ranks.close()
         self._work.close()
 
     @property

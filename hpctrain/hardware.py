@@ -28,7 +28,7 @@ _GIB = 2**30
 _TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
 _KEYS = (
     *("name", "title", "devices", "memory_gib", "peak_tflops", "memory_gb_per_s", "gpus_per_node"),
-    *("inside", "between", "power_w", "price", "matmul_efficiency", "attention_efficiency"),
+    *("host", "inside", "between", "power_w", "price", "matmul_efficiency", "attention_efficiency"),
     "storage_mb_per_s",
 )
 _LINK_KEYS = ("kind", "gb_per_s", "latency_us")
@@ -78,6 +78,7 @@ class Hardware:
         peak_flops: Dense floating point operations per second, by the names of `precision.compute`.
         memory_bandwidth: Bytes per second.
         gpus_per_node: The GPUs of a usual node.
+        host: The link between a GPU and its node, such as PCIe.
         inside: The link between the GPUs of a node.
         between: The link between nodes, per GPU.
         power_w: The power limit of a GPU, in watts.
@@ -102,6 +103,7 @@ class Hardware:
     matmul_efficiency: float | None = None
     attention_efficiency: float | None = None
     storage_rate: float | None = None
+    host: Link = Link()
 
     @property
     def price_per_hour(self) -> Price | None:
@@ -207,6 +209,7 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
         },
         memory_bandwidth=None if rate is None else 1e9 * rate,
         gpus_per_node=None if gpus is None else int(gpus),
+        host=_link(f"{where}.host", section.get("host")),
         inside=_link(f"{where}.inside", section.get("inside")),
         between=_link(f"{where}.between", section.get("between")),
         power_w=_number(f"{where}.power_w", section.get("power_w")),

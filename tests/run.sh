@@ -73,37 +73,43 @@ if (($#)); then
     make --no-print-directory VENV="$(dirname "$bin")" types
     tests "$@" || failed=$?
 else
-    # The cluster tests mostly wait. mypy and the other tests run at the same time, in two processes:
-    # on two cores, a third one cost 8 % more CPU time in a measurement, and no clear gain was seen.
-    # Their output is shown afterwards.
+    # The cluster tests mostly wait. mypy and the other tests run at the same time, in two processes,
+    # and when the cluster tests have ended, a third process runs the tests of `later`. Their output
+    # is shown afterwards.
+    later=(tests/data_prep)
     said=$(mktemp -d)
     style=(-o console_output_style=classic) # without percentages, which would fill a wide log
     if [[ -t 1 ]]; then style+=(--color=yes); fi
     set -m # each gets a process group, so that `stop` reaches all processes that it starts
     make --no-print-directory VENV="$(dirname "$bin")" types >"$said/types" 2>&1 &
     types=$!
-    tests -m "not slurm" -n 2 --dist loadfile --outcomes "$said/beside.json" "${style[@]}" \
+    tests -m "not slurm" -n 2 --dist loadfile "${later[@]/#/--ignore=}" \
+        --outcomes "$said/beside.json" "${style[@]}" \
         >"$said/beside" 2>&1 &
     beside=$!
     set +m
-    codes=(0 0) # of the two runs of pytest
+    codes=(0 0 0) # of the three runs of pytest
     tests -m slurm -n 3 --dist loadgroup --timeout 900 --outcomes "$said/cluster.json" \
         "${style[@]}" 2>&1 | tee -i "$said/cluster" || codes[0]=$?
+    # The cluster has left a part of the machine free, which two processes of pytest would not use.
+    tests -m "not slurm" "${later[@]}" --outcomes "$said/later.json" "${style[@]}" \
+        >"$said/later" 2>&1 || codes[2]=$?
     wait "$types" || failed=$?
     types=""
     wait "$beside" || codes[1]=$?
     beside=""
-    cat "$said/types" "$said/beside"
+    cat "$said/types" "$said/beside" "$said/later"
     # The failures are repeated at the end, for readers who see only the end of a log.
-    if ((failed || codes[0] || codes[1])); then
-        sed -sn '/= \(ERRORS\|FAILURES\) =/,$p' "$said/beside" "$said/cluster"
+    if ((failed || codes[0] || codes[1] || codes[2])); then
+        sed -sn '/= \(ERRORS\|FAILURES\) =/,$p' "$said/beside" "$said/later" "$said/cluster"
         grep ': error: ' "$said/types" || true
     fi
-    grep --no-filename 'slow tests were left out' "$said/beside" || true
+    grep --no-filename 'slow tests were left out' "$said/beside" "$said/later" || true
     # On a busy machine, a test fails by accident now and then. The log has the output of both tries.
-    if ((codes[0] || codes[1])); then
+    if ((codes[0] || codes[1] || codes[2])); then
         "$bin/python" -m tests.second_try "$said/cluster.json=${codes[0]}" \
-            "$said/beside.json=${codes[1]}" -- "${all[@]}" --timeout 900 || failed=$?
+            "$said/beside.json=${codes[1]}" "$said/later.json=${codes[2]}" \
+            -- "${all[@]}" --timeout 900 || failed=$?
     fi
     rm -r "$said"
 fi

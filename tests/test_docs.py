@@ -273,6 +273,9 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, command, *named(rest, run), code=6)  # accepted, but nothing was trained
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
+        case ["python", "-m", "hpctrain", "plan", *rest] if "--measure" in rest:
+            # It is accepted, but there is no cluster.
+            assert "sbatch is not on the PATH" in call(hpctrain, "plan", *rest, code=4)
         case ["python", "-m", "hpctrain", "plan", *rest] if "--from-run" in rest:
             # It is accepted, but there is no such run.
             assert "no run directory" in call(hpctrain, "plan", *rest, code=2)

@@ -245,6 +245,11 @@ def _tracking(config: Config) -> Iterator[str]:
                 f"tracking.required=true with tracking.{key}=false: nothing would be sent to the "
                 "store that it requires"
             )
+    if tracking.log_model and not config.checkpoint.at_end:
+        yield (
+            "tracking.log_model=true with checkpoint.at_end=false: MLflow would get no model of "
+            "the end of the run; give one of them"
+        )
     yield from _notify(config)
 
 

@@ -1,7 +1,7 @@
 """What was found and measured of a GPU against its file in `conf/hardware`.
 
-A large matrix product reaches some 70% of the peak, a copy 80% of the bandwidth of the memory, and
-an all-reduce 80% of the links. Nothing is said of a GPU that no file describes.
+A large matrix product reaches some 70% of the peak, a copy 80% of the bandwidth of the memory or
+of PCIe, and an all-reduce 80% of the links. Nothing is said of a GPU that no file describes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from hpctrain.doctor.look import Look
 from hpctrain.hardware import Hardware, of_device
 
 _PART_OF_POWER, _PART_OF_PEAK, _PART_OF_MEMORY, _PART_OF_LINKS = 0.9, 0.5, 0.6, 0.5
+_PART_OF_PCIE = 0.9
 _ALL_REDUCE = "all_reduce_268435456_bus_gb_s"  # 256 MiB
 _CURE = "Look for heat, a power limit or other processes, and compare with another node."
 
@@ -40,10 +41,12 @@ def _of_rank(each: Look, hardware: Hardware, nodes: int) -> Iterator[Finding]:
             cure="The GPU is slower than others of its kind: ask the administrators whether that "
             "is wanted.",
         )
+    yield from _links(each, hardware)
     in_node = figures.get(f"all_reduce_in_node{_ALL_REDUCE[len('all_reduce') :]}")
     rows = [
         ("matmul", "matmul_tflops", 1e12, hardware.peak("bf16"), _PART_OF_PEAK),
         ("memory", "memory_gb_s", 1e9, hardware.memory_bandwidth, _PART_OF_MEMORY),
+        ("PCIe under load", "to_gpu_gb_s", 1e9, hardware.host.bandwidth, _PART_OF_LINKS),
     ]
     for what, name, unit, best, part in rows:
         value = figures.get(name)
@@ -66,6 +69,31 @@ def _of_rank(each: Look, hardware: Hardware, nodes: int) -> Iterator[Finding]:
             warn_below=_PART_OF_LINKS * best,
             expected=f"at least {_PART_OF_LINKS * best / 1e9:.4g} GB/s ({title})",
             cure="Look at NVLink (`nvidia-smi nvlink -s`) and at NCCL_P2P_DISABLE and the like.",
+        )
+
+
+def _links(each: Look, hardware: Hardware) -> Iterator[Finding]:
+    """Judge the links that the GPU has; PCIe by the bandwidth that generation and lanes allow."""
+    gpu, title = each.gpus[0], hardware.title
+    if gpu.pcie_gb_s is not None and hardware.host.bandwidth is not None:
+        best = hardware.host.bandwidth / 1e9
+        yield bounded(
+            f"rank {each.rank}: PCIe against the hardware",
+            gpu.pcie_gb_s,
+            f"{gpu.pcie_gb_s:.0f} GB/s",
+            warn_below=_PART_OF_PCIE * best,
+            expected=f"{best:.0f} GB/s, {hardware.host.kind} ({title})",
+            cure="The slot or the processor has an older PCIe, or lanes are lost: compare with "
+            "another node, and expect slower copies to the GPU.",
+        )
+    if gpu.nvlinks == 0 and "NVLink" in hardware.inside.kind:
+        yield Finding(
+            f"rank {each.rank}: NVLink against the hardware",
+            "warn",
+            "no NVLink is up",
+            f"{hardware.inside.kind} ({title})",
+            "Ask the administrators to look at the fabric manager "
+            "(`systemctl status nvidia-fabricmanager`): the GPUs of the node communicate slowly.",
         )
 
 

@@ -9,7 +9,7 @@ from statistics import median
 
 from hpctrain.doctor import against_hardware
 from hpctrain.doctor.checks import clocks
-from hpctrain.doctor.checks.gpu_health import GpuFacts
+from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
 from hpctrain.doctor.look import Look
 
@@ -48,6 +48,7 @@ def compared(looks: Sequence[Look]) -> Places:
         own += [finding for finding in each.findings if finding not in own]
     for host, finding in (
         *_versions(looks),
+        *_number_of_gpus(looks),
         *_gpus(looks),
         *_figures(looks),
         *against_hardware.compared(looks),
@@ -78,6 +79,42 @@ def _versions(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
         if not others:
             shown = f"torch {versions.get('torch', '')}, code {versions.get('code', '')}"
             yield host, good("same versions", shown)
+
+
+def _number_of_gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
+    """Count the GPUs of each node over its ranks, which may see all of them or one each."""
+    by_host: dict[str, list[Look]] = {}
+    for each in looks:
+        by_host.setdefault(each.host, []).append(each)
+    for host, ranks in by_host.items():
+        given = max(each.gpus_given for each in ranks)
+        if given and len(ranks) == ranks[0].peers:  # a rank that is missing is named elsewhere
+            yield host, _number(given, ranks)
+
+
+def _number(given: int, ranks: Sequence[Look]) -> Finding:
+    check = "number of GPUs"
+    seen = {uuid for each in ranks for uuid in each.uuids}
+    if len(seen) >= given:
+        return good(check, f"{len(seen)}")
+    without = [str(each.rank) for each in ranks if not each.uuids]
+    alone = Counter(each.uuids[0] for each in ranks if len(each.uuids) == 1)
+    twice = [str(each.rank) for each in ranks if each.uuids and alone[each.uuids[0]] > 1]
+    found, expected = f"{len(seen)}", f"{given}"
+    if twice and not without:
+        cure = (
+            "Let Slurm bind the GPUs: take CUDA_VISIBLE_DEVICES out of site.env and site.setup, "
+            "and see --gpu-bind."
+        )
+        return Finding(
+            check, "fail", f"{found}: ranks {', '.join(twice)} share one", expected, cure
+        )
+    if without and seen:
+        found += f": rank {', '.join(without)} sees none"
+    cure = (
+        "Ask the administrators to drain the node: a GPU does not answer (`nvidia-smi`, `dmesg`)."
+    )
+    return Finding(check, "fail", found, expected, cure)
 
 
 def _gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:

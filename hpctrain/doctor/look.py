@@ -1,7 +1,7 @@
 """What one rank sees of its node: facts, which are compared over the ranks, and findings.
 
 every rank          its GPU, its cores, its versions
-one rank of a node  limits, host names, interfaces, disks, the number of GPUs
+one rank of a node  limits, host names, interfaces, disks
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import (
     affinity,
-    dcgm,
     file_systems,
-    gpu_health,
     infiniband,
     installed,
     interfaces,
     kernel_log,
     limits,
 )
-from hpctrain.doctor.checks.gpu_health import GpuFacts
+from hpctrain.doctor.checks.gpus import dcgm, gpu_health
+from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.finding import Finding, unknown
 
 
@@ -84,6 +83,9 @@ class Look:
         local_rank: Its number on the node.
         versions: What is installed, by name; only the first rank of a node looks.
         gpus: Its GPUs.
+        uuids: The UUIDs of all GPUs that it sees, also of those that other ranks look at.
+        gpus_given: The GPUs that its node should have; 0 if they are not counted.
+        peers: The number of ranks on its node.
         findings: What was found.
         time: The time of its clock after all ranks had met; 0 if they have not.
         figures: What was measured, by name, in the unit that the name says.
@@ -97,6 +99,9 @@ class Look:
     findings: list[Finding]
     time: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
+    uuids: list[str] = field(default_factory=list)
+    gpus_given: int = 0
+    peers: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Return the look as JSON."""
@@ -121,14 +126,36 @@ def look(asked: Asked, ranks: RankInfo, uuids: list[str], *, disks: bool, nvml: 
         nvml: The module `pynvml`, or one with the same functions.
     """
     own = _own(uuids, ranks)
-    gpus, findings = gpu_health.checked([uuids[each] for each in own], nvml, min(own, default=0))
+    alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
+    first = ranks.local_rank if alone else min(own, default=0)
+    gpus, findings = gpu_health.checked([uuids[each] for each in own], nvml, first)
     findings.append(affinity.checked(asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks)
     versions: dict[str, str] = {}
     if ranks.local_rank == 0:
         versions = installed.versions() | {"InfiniBand": infiniband.rates()}
-    return Look(socket.gethostname(), ranks.rank, ranks.local_rank, versions, gpus, findings)
+    return Look(
+        socket.gethostname(),
+        ranks.rank,
+        ranks.local_rank,
+        versions,
+        gpus,
+        findings,
+        uuids=uuids,
+        gpus_given=0 if asked.device == "cpu" else _given(asked),
+        peers=ranks.local_world_size,
+    )
+
+
+def _given(asked: Asked) -> int:
+    """Return how many GPUs the job has on this node; 0 if that cannot be told."""
+    if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        return 0  # CUDA shows a process one instance only, however many it has
+    try:
+        return int(os.environ["SLURM_GPUS_ON_NODE"])
+    except (KeyError, ValueError):
+        return asked.gpus_per_node
 
 
 def _own(uuids: list[str], ranks: RankInfo) -> list[int]:
@@ -142,11 +169,7 @@ def _of_node(asked: Asked, ranks: RankInfo, uuids: list[str], disks: bool) -> It
     yield from limits.checked()
     yield interfaces.host_name(ranks)
     yield from interfaces.interface(asked.interface)
-    given = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0) or asked.gpus_per_node
-    shared = len(uuids) >= ranks.local_world_size
-    if asked.device != "cpu" and given and (shared or not uuids):
-        yield gpu_health.count(len(uuids), given)
-    if given and not uuids and asked.device == "cpu":
+    if asked.device == "cpu" and _given(asked):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
     if uuids:
         yield dcgm.checked(run=disks)

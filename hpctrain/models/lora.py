@@ -153,7 +153,7 @@ def _adapt(module: nn.Module, rank: int, alpha: float, dropout: float) -> None:
             f"train.lora.rank={rank}: a matched layer has {ins} inputs and {outs} outputs; the "
             "rank is at most the smaller number"
         )
-    module.__class__ = _class(type(module))
+    module.__class__ = class_with_adapter(type(module))
     assert isinstance(module, Adapted)
     module.lora_scale, module.lora_dropout = alpha / rank, dropout
     module.lora_A = nn.Parameter(weight.new_empty(rank, ins))
@@ -161,10 +161,11 @@ def _adapt(module: nn.Module, rank: int, alpha: float, dropout: float) -> None:
     module.reset_adapter()
 
 
-_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+_CLASSES: dict[type[nn.Module], type[Adapted]] = {}
 
 
-def _class(kind: type[nn.Module]) -> type[nn.Module]:
+def class_with_adapter(kind: type[nn.Module]) -> type[Adapted]:
+    """Return the class of a layer of this class that has an adapter."""
     if kind not in _CLASSES:
         _CLASSES[kind] = type(f"Adapted{kind.__name__}", (Adapted, kind), {})
     return _CLASSES[kind]

@@ -26,7 +26,7 @@ def is_here() -> bool:
     )
 
 
-def _letters(uuid: str) -> str:
+def serial(uuid: str) -> str:
     """Return the serial number in a UUID as torch writes it: each byte is a letter.
 
     A UUID that has no such letters is returned as it is.
@@ -35,6 +35,22 @@ def _letters(uuid: str) -> str:
         return bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")).decode("ascii").lower()
     except ValueError:
         return uuid.lower()
+
+
+def handles(smi: Any) -> dict[str, Any]:
+    """Return amdsmi's handle of each GPU of this host, by its serial number.
+
+    Args:
+        smi: The module `amdsmi`, which was initialised.
+
+    Raises:
+        AmdSmiException: The driver does not answer.
+    """
+    found = {}
+    for handle in smi.amdsmi_get_processor_handles():
+        number = smi.amdsmi_get_gpu_asic_info(handle).get("asic_serial", "")
+        found[str(number).lower().removeprefix("0x")] = handle
+    return found
 
 
 class AmdGpus:
@@ -65,12 +81,12 @@ class AmdGpus:
         smi = self._smi
         try:
             smi.amdsmi_init()
-            there = {self._serial(handle): handle for handle in smi.amdsmi_get_processor_handles()}
+            there = handles(smi)
         except smi.AmdSmiException as error:
             log.warning("GPUs are not measured: %s", error)
             return
         for number, uuid in enumerate(uuids):
-            if (handle := there.get(_letters(uuid))) is None:
+            if (handle := there.get(serial(uuid))) is None:
                 log.warning("GPU %d (%s) is not measured: amdsmi does not know it", number, uuid)
                 continue
             self._handles[number] = handle
@@ -80,9 +96,6 @@ class AmdGpus:
     def _asic(self, handle: Any) -> dict[str, Any]:
         found: dict[str, Any] = self._smi.amdsmi_get_gpu_asic_info(handle)
         return found
-
-    def _serial(self, handle: Any) -> str:
-        return str(self._asic(handle).get("asic_serial", "")).lower().removeprefix("0x")
 
     def _driver(self, handle: Any) -> str:
         try:

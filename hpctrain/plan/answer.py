@@ -14,7 +14,7 @@ from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.forecast.measured_run import MeasuredRun
-from hpctrain.hardware import Hardware
+from hpctrain.hardware import Hardware, of_section
 from hpctrain.job.building.make import make
 from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
@@ -55,6 +55,8 @@ class Asked:
         named: Whether the command line names a layout.
         layers: Whether the table of layers is wanted.
         runs: Measured runs whose times take the place of the assumed efficiencies.
+        measure: Whether layouts will be measured: those of one number of ranks are ranked then,
+            also beside a named one, and on hardware that is unknown.
     """
 
     config: Config
@@ -65,6 +67,7 @@ class Asked:
     named: bool
     layers: bool
     runs: Sequence[MeasuredRun] = ()
+    measure: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,12 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     ranking = Ranking([], {})
     per_node = config.launch.tasks_per_node if config.launch.tasks_per_node > 1 else 0
     looks_around = asked.hardware is not None and not asked.named
-    if hardware is not None and (looks_around or asked.nodes):
+    if asked.measure:
+        nodes = asked.nodes or [named_nodes]
+        per_node = config.launch.tasks_per_node if named is not None else per_node
+        any_kind = hardware or of_section({"title": "hardware that is not named"})
+        ranking = rank(config, estimator, any_kind, sizes_of(any_kind, nodes, per_node))
+    elif hardware is not None and (looks_around or asked.nodes):
         ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             found = smallest(config, estimator, hardware, per_node)

@@ -1,6 +1,6 @@
 """`python -m hpctrain plan OVERRIDES`: does it fit, in which layout, how long, at what cost.
 
-It starts no job, and needs neither a GPU nor a process group.
+It starts no job, except with `--measure`, and needs neither a GPU nor a process group.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from hpctrain.forecast import time_limit
 from hpctrain.forecast.cautions import cautions
 from hpctrain.forecast.measured_run import measured_run
 from hpctrain.hardware import known, load, of_section
+from hpctrain.plan.measured import refusals
 
-_DOES_NOT_FIT, _UNKNOWN = 8, 10
+_DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
 
 
 def main(argv: list[str]) -> int:
@@ -32,7 +33,8 @@ def main(argv: list[str]) -> int:
         argv: The arguments after `plan`.
 
     Returns:
-        The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown.
+        The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown. With `--measure`: 0 if
+        a layout was measured, otherwise 4.
 
     Raises:
         ConfigError: An argument or the config is wrong.
@@ -62,6 +64,11 @@ def main(argv: list[str]) -> int:
         metavar="RANK",
         help="run the recipe of a rank (0) at full rank count: what it holds, what it sends",
     )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="submit the best three layouts as an array of short jobs, wait, and compare",
+    )
     parser.add_argument("--json", action="store_true", help="print one object")
     given = parser.parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
@@ -69,11 +76,15 @@ def main(argv: list[str]) -> int:
     for text in given.overrides:
         if text.startswith("hardware=") and text != "hardware=null":
             load(text.partition("=")[2], folders)  # its error says how to add a machine
+    if given.measure:
+        refusals.check(given.overrides, given.sample_shape)
     config = _composed(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
     runs = [measured_run(Path(os.path.abspath(run))) for run in given.from_run]
 
     from hpctrain.plan.answer import Asked, answer  # they import torch
+    from hpctrain.plan.measured.comparison import Comparison
+    from hpctrain.plan.measured.measurement import measure
     from hpctrain.plan.simulating.simulation import simulate
 
     asked = Asked(
@@ -85,8 +96,10 @@ def main(argv: list[str]) -> int:
         named=any(_names_layout(text) for text in given.overrides),
         layers=given.layers,
         runs=runs,
+        measure=given.measure,
     )
-    alone = nodes is not None or bool(runs)  # what was measured on a machine says nothing of others
+    # What was measured on a machine says nothing of others.
+    alone = nodes is not None or bool(runs) or given.measure
     others = [] if alone else [load(name, folders) for name in known(folders)]
     others = [other for other in others if other.memory_bytes is not None]
     found = answer(asked, others)
@@ -96,18 +109,32 @@ def main(argv: list[str]) -> int:
         if not found.layouts:
             raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
         simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
-    if given.json:
-        more: dict[str, Any] = {"warnings": warnings}
-        more |= {} if simulated is None else {"simulation": simulated.as_json()}
-        print(json.dumps({**found.as_json(), **more}, indent=1))
-    else:
-        command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
-        console = Console()
+    command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
+    more: dict[str, Any] = {"warnings": warnings}
+    more |= {} if simulated is None else {"simulation": simulated.as_json()}
+    console = Console()
+    if not given.json:
         found.show(console, command)
         for line in () if simulated is None else simulated.lines():
             console.print(line, soft_wrap=True)
         for text in warnings:
             console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
+    body = {**found.as_json(), **more} if given.json else {}
+    compared = None
+    if given.measure:
+        try:
+            results = measure(found.layouts, given.overrides, config.output_dir)
+        except KeyboardInterrupt:
+            return _INTERRUPTED  # it has told what was cancelled
+        compared = Comparison(results, command)
+        if given.json:
+            compared.put_into(body, found.layouts)
+        else:
+            compared.show(console)
+    if given.json:
+        print(json.dumps(body, indent=1))
+    if compared is not None:
+        return compared.exit_code
     if hardware is None:
         return 0
     return {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits]

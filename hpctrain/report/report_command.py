@@ -64,6 +64,7 @@ def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> Non
     from hpctrain.report.sweeps import parameters, scaling_fit, seeds
     from hpctrain.report.views import sweep_view
 
+    parameters.check_metrics(accounts, options.metric or [])
     sweep = parameters.Sweep.of(accounts, options.metric[0] if options.metric else None)
     metrics = options.metric or [sweep.metric]
     found = seeds.settings(accounts, options.over, metrics) if options.over else []

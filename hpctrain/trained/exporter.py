@@ -29,6 +29,7 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.make import make
 from hpctrain.job.building.trained_model import check_base
 from hpctrain.models.lora import Adapted, adapted, add_adapters, is_adapter
+from hpctrain.models.quantized import rounded
 from hpctrain.parallel.preparing.parameters import ties
 from hpctrain.runs.weights_digest import verified
 from hpctrain.trained.layouts import Layout, Piece, layout_of
@@ -190,6 +191,8 @@ class Exporter:
                 value = torch.empty(getattr(layer, part).shape, dtype=own)
                 self._load(self._saved, f"{module}.{part}", value)
                 setattr(layer, part, nn.Parameter(value, requires_grad=False))
+            if self._config.train.lora.quantize:
+                target = rounded(target)  # the adapters were trained beside these weights
             target = (target.float() + layer.change()).to(own)
         return target
 

@@ -50,12 +50,14 @@ log = logging.getLogger(__name__)
 class Every:
     """Steps from one log line, evaluation or checkpoint to the next.
 
-    Without `evaluate`, each end of an epoch is evaluated.
+    Without `evaluate`, each end of an epoch is evaluated. `at_end` says whether the last step of
+    the run saves a checkpoint.
     """
 
     log: int
     evaluate: int | None
     checkpoint: int
+    at_end: bool = True
 
 
 @dataclass
@@ -146,12 +148,12 @@ class Trainer:
                 if over and not done:
                     self.train_step.finish()
                 due = self.step % self.every.checkpoint == 0 or self.best.is_due(self.step)
-                if due or done or over:
+                if due or ((done or over) and self.every.at_end):
                     self._save()
                     saved = self.step
                 if over:
                     break
-            if self.step != saved:
+            if self.step != saved and (stopped or self.every.at_end):
                 self._save()
         finally:
             self.meter.close()

@@ -91,6 +91,7 @@ DEFAULTS: dict[str, Any] = {
     "train.lora.alpha": 16.0,
     "train.lora.dropout": 0.0,
     "train.lora.also": [],
+    "train.lora.quantize": None,
     "train.compression.kind": "none",
     "train.compression.start_step": 0,
     "train.compression.rank": 4,

@@ -95,7 +95,7 @@ def test_threads_may_share_it():
 
     def read(seed):
         rng = np.random.default_rng(seed)
-        for _ in range(200):
+        for _ in range(40):
             positions = rng.integers(0, 5000, 20)
             if not np.array_equal(buckets(2, positions), expected[positions]):
                 wrong.append(positions)

@@ -91,8 +91,20 @@ def compare(chunked, expected, rows):
 ROWS = [49, 0, 7, 7, 23, 8, 48, 15, 16]
 
 
-@pytest.mark.parametrize("name", [*FILTERS, *BY_HDF5])
-@pytest.mark.parametrize("chunks", [CHUNK, (5, 3, 6, 17), (64, 1, 20, 9)], ids=str)
+# Each filter is tried with whole samples in a chunk, and a few of them with other chunks too.
+FEW = ("plain", "gzip with checksum", "zstd shuffled", "blosc2 lz4", "lzf")
+OTHER_CHUNKS = ((5, 3, 6, 17), (64, 1, 20, 9))
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [
+        pytest.param(name, chunks, marks=() if chunks == CHUNK or name in FEW else pytest.mark.slow)
+        for name in (*FILTERS, *BY_HDF5)
+        for chunks in (CHUNK, *OTHER_CHUNKS)
+    ],
+    ids=str,
+)
 def test_every_filter(tmp_path, name, chunks):
     options = FILTERS.get(name) or BY_HDF5.get(name, {})
     largest = (None, *IMAGES.shape[1:])  # otherwise a chunk cannot be longer than the dataset
@@ -119,7 +131,7 @@ def datasets(draw):
     return shape, tuple(chunks), dtype, draw(st.sampled_from(list(FILTERS))), rows, ends
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(dataset=datasets(), single=st.booleans(), small=st.booleans())
 def test_the_rows_are_those_of_h5py(tmp_path_factory, dataset, single, small):
     shape, chunks, dtype, name, rows, (start, stop) = dataset
@@ -245,7 +257,7 @@ def test_one_flipped_bit_is_found(tmp_path, name):
     compare(read(path), IMAGES, [49])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     name=st.sampled_from(list(FILTERS)),
     flips=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=5),
@@ -414,14 +426,24 @@ def test_a_reader_inside_the_pool(tmp_path):
         pool.submit(compare, chunked, IMAGES, range(50)).result(60)
 
 
-@pytest.mark.parametrize("name", ["plain", "zstd", "blosc lz4", "blosc2 lz4", "bitshuffle"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "zstd",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("blosc lz4", "blosc2 lz4", "bitshuffle")
+        ),
+    ],
+)
 def test_threads_share_it(tmp_path, name):
     path = write(tmp_path / "a.h5", **(FILTERS | BY_HDF5)[name])
     with ThreadPoolExecutor(6) as pool:
         chunked = read(path, ChunkCache(3 * IMAGES[:8].nbytes), pool)
 
         def work(seed):
-            for rows in np.random.default_rng(seed).integers(0, 50, (20, 16)):
+            for rows in np.random.default_rng(seed).integers(0, 50, (8, 16)):
                 np.testing.assert_array_equal(chunked.rows(rows), IMAGES[rows])
 
         list(pool.map(work, range(6)))

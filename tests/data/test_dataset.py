@@ -101,11 +101,17 @@ def test_with_torchs_own_collation(folder, transform):
         assert (sign * labels).tolist() == list(range(COUNT))
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_in_workers_that_are_spawned(folder, method):
+def test_it_is_pickled_without_its_handles(folder):
     dataset = HDF5Dataset(folder, "train", transform=negative)
     dataset[0]
     assert pickle.loads(pickle.dumps(dataset))[5] == {"label": -5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_in_workers_that_are_spawned(folder, method):
+    dataset = HDF5Dataset(folder, "train", transform=negative)
+    dataset[0]
     loader = DataLoader(
         dataset,
         batch_size=10,
@@ -294,7 +300,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_accelerate(digits, tmp_path, processes):
     script = tmp_path / "training.py"
     script.write_text(ACCELERATE)

@@ -19,6 +19,7 @@ from hpctrain.shards.format import ShardWriter, write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.shard import digest_file
+from tests import forkserver
 
 rng = np.random.default_rng(0)
 
@@ -320,20 +321,23 @@ def test_killed_between_any_two_moves(tmp_path, moves, before):
 
     The next write leaves a complete data set and nothing else.
     """
+    (tmp_path / "crash.py").write_text(CRASH)
+    folder = tmp_path / "set"
     if before:  # an old data set with more shards is replaced
-        old = write_shards(tmp_path, [("train", {"x": np.arange(20)})], max_bytes=16)
-    result = subprocess.run([sys.executable, "-c", CRASH, tmp_path, str(moves)], check=False)
+        old = write_shards(folder, [("train", {"x": np.arange(20)})], max_bytes=16)
+    command = [sys.executable, "-m", "crash", str(folder), str(moves)]
+    result = forkserver.run(command, cwd=tmp_path)
     assert result.returncode in (0, -9)
-    if (tmp_path / "index.json").exists():
-        index = Index.load(tmp_path)
+    if (folder / "index.json").exists():
+        index = Index.load(folder)
         assert before or result.returncode == 0 or index.split("train").count == 5
         for shard in index.shards:
-            assert digest_file(tmp_path / shard.path) == shard.digest
+            assert digest_file(folder / shard.path) == shard.digest
         assert index.split("train").count == 5 or (before and index == old)
-    new = write_shards(tmp_path, [("train", {"x": np.arange(7)})], max_bytes=16)
-    assert sorted(os.listdir(tmp_path)) == ["index.json", *(shard.path for shard in new.shards)]
+    new = write_shards(folder, [("train", {"x": np.arange(7)})], max_bytes=16)
+    assert sorted(os.listdir(folder)) == ["index.json", *(shard.path for shard in new.shards)]
     for shard in new.shards:
-        assert digest_file(tmp_path / shard.path) == shard.digest
+        assert digest_file(folder / shard.path) == shard.digest
 
 
 def test_ragged():

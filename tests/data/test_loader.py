@@ -19,6 +19,7 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
+from tests import forkserver
 
 
 class Numbers:
@@ -112,7 +113,7 @@ def unpack(shape):
     return count, batch_size, dp_size, shape
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(shape=shapes, epochs=st.integers(0, 3))
 def test_the_global_batch_is_the_same_for_every_number_of_ranks(shape, epochs):
     count, batch_size, dp_size, options = unpack(shape)
@@ -172,7 +173,7 @@ def test_a_ramp_gives_the_same_order_in_batches_that_grow(shape, stages, epochs,
     assert take(resumed, len(found) - done) == real[done:]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(shape=shapes, done=st.integers(0, 25), later=st.integers(1, 5), later_dp=st.integers(1, 4))
 def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
     """The number of ranks and the batch size may change."""
@@ -213,7 +214,7 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
     assert had == order(epoch, np.arange(offset)).tolist()
 
 
-@pytest.mark.parametrize("threads", [0, 1, 2, 7])
+@pytest.mark.parametrize("threads", [0, 1, pytest.param(2, marks=pytest.mark.slow), 7])
 @pytest.mark.parametrize("steps", [1, 5, 64])
 def test_the_state_counts_what_was_handed_out(threads, steps, monkeypatch):
     monkeypatch.setattr(batch_reader, "MAX_STEPS", steps)
@@ -359,8 +360,11 @@ def test_the_thread_reads_no_more_than_it_may():
     assert reader.reads == 3  # groups, including the one whose batch was given out
 
 
-def test_python_ends_while_an_iterator_lives():
+@pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_python_ends_while_an_iterator_lives(tmp_path, new):
+    """A fork of the tests' server joins threads as Python does; a new Python also ends itself."""
     code = (
+        "\nimport torch\n"
         "import numpy as np, sys, time\n"
         "from hpctrain.shards.index import Field\n"
         "from hpctrain.data.loading.loader import Loader\n"
@@ -372,8 +376,14 @@ def test_python_ends_while_an_iterator_lives():
         "next(it)\n"
         "sys.stdout.write('done')\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    (tmp_path / "program.py").write_text(code)
+    result = (subprocess if new else forkserver).run(
+        [sys.executable, "-m", "program"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert (result.stdout, result.stderr) == ("done", "")
 

@@ -44,12 +44,12 @@ def test_quotas_are_exact_in_every_period(sets, epoch):
 
 
 @given(SETS, st.integers(1, 3000))
-@settings(max_examples=50)
+@settings(max_examples=20)
 def test_each_data_set_runs_its_own_epochs(sets, count):
     # Each data set has complete epochs of its own, across the ends of the mixture's epochs.
     counts = [size for size, _ in sets]
     mixture = build(sets, count=count)
-    epochs = max(1, 6000 // count)
+    epochs = max(1, 3000 // count)
     samples = np.concatenate([everything(mixture, epoch) for epoch in range(epochs)])
     told = mixture.epochs(epochs * count)
     first = 0

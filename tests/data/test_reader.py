@@ -325,29 +325,29 @@ indices = np.arange(50)[::-1]
 before = reader.read(indices)
 reader._lock.acquire()              # another thread seems to hold the lock when we fork
 children = []
-for _ in range(4):
+for _ in range(3):
     child = os.fork()
     if child == 0:
-        for _ in range(50):
+        for _ in range(10):
             rows = reader.read(indices)
             assert all((rows[name] == before[name]).all() for name in ("image", "score"))
         os._exit(0)
     children.append(child)
 reader._lock.release()
-for _ in range(50):
+for _ in range(10):
     assert (reader.read(indices)["score"] == before["score"]).all()
-assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
 """
 
 
-def run_program(folder, program, own):
+def run_program(folder, program, own, *more):
     """Run a program in a process of its own, and check that it exits with 0."""
     (folder / "program.py").write_text(program)
-    command = [sys.executable, "-m", "program", str(own)]
+    command = [sys.executable, "-m", "program", str(own), *map(str, more)]
     forkserver.run(command, cwd=folder, check=True, timeout=60)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "chunked"])
+@pytest.mark.parametrize("layout", [pytest.param("contiguous", marks=pytest.mark.slow), "chunked"])
 def test_handles_do_not_cross_a_fork(own, tmp_path, layout):
     if layout == "chunked":
         rewrite(own, {"compression": "gzip"})
@@ -369,7 +369,7 @@ before = reader.read(indices)["score"]
 def read(found):
     found.append((reader.read(indices)["score"] == before).all())
 
-for _ in range(100):
+for _ in range(int(sys.argv[2])):
     child = os.fork()
     if child == 0:
         found = []
@@ -383,8 +383,9 @@ for _ in range(100):
 """
 
 
-def test_threads_of_a_fork_share_one_set_of_handles(own, tmp_path):
-    run_program(tmp_path, THREADS_IN_A_FORK, own)
+@pytest.mark.parametrize("forks", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_threads_of_a_fork_share_one_set_of_handles(own, tmp_path, forks):
+    run_program(tmp_path, THREADS_IN_A_FORK, own, forks)
 
 
 def test_a_reader_is_pickled_without_its_handles(folder):
@@ -393,12 +394,19 @@ def test_a_reader_is_pickled_without_its_handles(folder):
     compare(pickle.loads(pickle.dumps(reader)), [1, 2])
 
 
-def test_few_shards_are_open_at_a_time(tmp_path):
-    write_shards(tmp_path, [("train", {"x": np.arange(300)})], max_bytes=8)
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Write a data set of 300 shards with a sample in each, and return its folder."""
+    folder = tmp_path_factory.mktemp("many")
+    write_shards(folder, [("train", {"x": np.arange(300), "y": np.arange(300.0)})], max_bytes=8)
+    return folder
+
+
+def test_few_shards_are_open_at_a_time(many):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        reader = Reader(tmp_path, "train")
+        reader = Reader(many, "train", ["x"])
         assert len(reader.index.shards) == 300
         for start in range(0, 300, 20):
             rows = reader.read(np.arange(start, start + 20))
@@ -408,12 +416,11 @@ def test_few_shards_are_open_at_a_time(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_first_read_of_more_shards_than_there_are_descriptors(tmp_path):
-    write_shards(tmp_path, [("train", {"x": np.arange(300)})], max_bytes=8)
+def test_a_first_read_of_more_shards_than_there_are_descriptors(many):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        rows = Reader(tmp_path, "train", io="read").read(np.arange(300))
+        rows = Reader(many, "train", ["x"], io="read").read(np.arange(300))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (rows["x"] == np.arange(300)).all()
@@ -464,14 +471,13 @@ def test_a_read_that_fails_is_tried_again_then_named(own, monkeypatch):
 
 
 @pytest.mark.parametrize("io", ["mmap", pytest.param("read", marks=pytest.mark.slow)])
-def test_more_shards_than_can_be_open(tmp_path, monkeypatch, io):
+def test_more_shards_than_can_be_open(many, monkeypatch, io):
     """Several threads at a time map shards into slots that other shards have left."""
-    write_shards(tmp_path, [("train", {"x": np.arange(600), "y": np.arange(600.0)})], max_bytes=32)
     monkeypatch.setattr(arena, "MAX_SLOTS", 24)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (96, 96))
-    reader = Reader(tmp_path, "train", io=io)
+    reader = Reader(many, "train", io=io)
     assert len(reader.shards) == 300
-    indices = [np.random.default_rng(i).integers(0, 600, 100) for i in range(20)]
+    indices = [np.random.default_rng(i).integers(0, 300, 50) for i in range(16)]
     with ThreadPoolExecutor(4) as pool:
         for rows, wanted in zip(pool.map(reader.read, indices), indices, strict=True):
             assert (rows["x"] == wanted).all()

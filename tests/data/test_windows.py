@@ -39,7 +39,7 @@ def expected(reader, length, stride):
     return windows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=lengths,
     length=st.integers(1, 8),

@@ -75,8 +75,7 @@ def test_the_same_for_every_number_of_workers_and_size_of_batch():
 
     expected = everything(0, 90)
     assert len(np.unique(expected["noise"])) == 180
-    assert equal(everything(1, 90), expected)
-    assert equal(everything(2, 10), expected)
+    assert equal(everything(1, 10), expected)
     assert equal(everything(3, 7), expected)
 
 
@@ -181,7 +180,7 @@ def test_closing_at_once():
     ("how", "words"),
     [
         ("kill", "was killed by SIGKILL while it transformed samples 10, 11, 12, 13, 14, ..."),
-        ("exit", "exited (7) while it transformed"),
+        pytest.param("exit", "exited (7) while it transformed", marks=pytest.mark.slow),
     ],
 )
 def test_an_error_names_the_worker_that_died(how, words):
@@ -386,7 +385,9 @@ def test_a_transform_of_a_notebook():
     assert "must move into a file that can be imported" in done.stderr
 
 
-@pytest.mark.parametrize("transform", ["same", "sleep_for_ever"])
+@pytest.mark.parametrize(
+    "transform", [pytest.param("same", marks=pytest.mark.slow), "sleep_for_ever"]
+)
 def test_a_killed_trainer_leaves_nothing_behind(tmp_path, transform):
     more = f"""
     busy = Workers(worker_parts.FIXED, worker_parts.{transform}, 2)

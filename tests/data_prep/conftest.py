@@ -1,14 +1,22 @@
-"""This file provides the fixture `data_prep`, which runs a command in the test's process."""
+"""Fixtures: commands in the test's process, and what worker processes would do, done there too."""
+
+import os
+import pickle
 
 import pytest
 
-from data_prep import progress_bar
+from data_prep import processes, progress_bar
 from data_prep.cli import main
 
 
 @pytest.fixture
 def data_prep(capsys, monkeypatch):
-    """Return a function that runs a command and returns (exit code, stdout, stderr)."""
+    """Return a function that runs a command and returns (exit code, stdout, stderr).
+
+    A command has one worker process unless it says `--workers`: as many as there are cores would
+    cost a second of CPU time in each test.
+    """
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     # On a busy machine a command takes longer, and would print a line of progress.
     monkeypatch.setattr(progress_bar, "EVERY_S", 3600.0)
 
@@ -21,3 +29,22 @@ def data_prep(capsys, monkeypatch):
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow)])
+def any_workers(request, monkeypatch):
+    """Let `--workers 2` do its tasks as worker processes would, but in this process.
+
+    Each task is done by a copy of its own that was pickled, the last task first. So a task that
+    cannot be sent, that needs what another task has left, or whose number decides something would
+    be found. The slow variant has real worker processes.
+    """
+
+    def run(task, numbers, workers, progress, finish):
+        content = pickle.dumps(task)
+        for number in reversed(numbers):
+            returned = pickle.loads(content)(number, progress)
+            yield number, finish(number, pickle.loads(pickle.dumps(returned)))
+
+    if request.param == "here":
+        monkeypatch.setattr(processes, "_run_in_processes", run)

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import subprocess
 import sys
 
 import h5py
@@ -18,6 +17,7 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
+from tests import forkserver
 from tests.data_prep.read_back import rows
 
 ENDS = [0, 30, 50, 90]
@@ -174,7 +174,7 @@ def test_the_other_commands_know_adopted_folders(tmp_path, data_prep):
 def test_splits_go_by_the_names_of_the_files(tmp_path, data_prep):
     folder = write(tmp_path / "set")
     split = "val=run 2*,train=*"
-    assert data_prep("index", folder, *FIELDS, "--split", split, "--workers", 2)[0] == 0
+    assert data_prep("index", folder, *FIELDS, "--split", split)[0] == 0
     index = Index.load(folder)
     assert {name: index.split(name).count for name in index.splits} == {"train": 50, "val": 40}
     assert (Reader(folder, "val").read(np.arange(40))["label"] == LABELS[50:]).all()
@@ -212,6 +212,7 @@ def test_the_same_command_twice(tmp_path, data_prep):
     assert "unfinished conversion" in data_prep(*command)[2]
 
 
+@pytest.mark.usefixtures("any_workers")
 def test_the_result_does_not_depend_on_the_workers(tmp_path, data_prep):
     folder = write(tmp_path / "set")
     contents = []
@@ -342,7 +343,7 @@ def test_sizes_that_only_the_header_claims(tmp_path, data_prep):
 def test_a_file_that_is_written_to(tmp_path, data_prep):
     folder = write(tmp_path / "set")
     with h5py.File(folder / "run 1.h5", "r+"):
-        child = subprocess.run(
+        child = forkserver.run(
             [sys.executable, "-m", "data_prep", "index", folder, *FIELDS],
             capture_output=True,
             text=True,
@@ -470,12 +471,13 @@ def test_no_permission(tmp_path, data_prep):
 @pytest.mark.parametrize("own_names", [True, False])
 def test_adopted_files_are_never_replaced(tmp_path, data_prep, own_names):
     folder = write(tmp_path / "set")
+    np.save(tmp_path / "x.npy", LABELS)
     if own_names:  # hpctrain gives its own shards such names
         (folder / "run 0.h5").rename(folder / "train-00000.h5")
     assert data_prep("index", folder, *FIELDS)[0] == 0
     before = {path: path.read_bytes() for path in folder.iterdir()}
     for more in ([], ["--overwrite"]):
-        code, out, err = data_prep("sample", "digits", folder, *more)
+        code, out, err = data_prep("arrays", tmp_path / "x.npy", folder, *more)
         assert (code, out) == (3, "")
         assert "is made of files that others wrote" in err
         assert {path: path.read_bytes() for path in folder.iterdir()} == before

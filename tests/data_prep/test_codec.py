@@ -26,6 +26,7 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
+from tests.data_prep.hand import Row, hand
 
 CODECS = [codec for codec in LEVELS if codec != "none"]
 FILTERS = {"gzip": 1, "lz4": 32004, "zstd": 32015, "blosc2": 32026}
@@ -92,6 +93,7 @@ def test_every_codec(tmp_path, files, data_prep, codec):
 
 
 @pytest.mark.parametrize("codec", [pytest.param("gzip", marks=pytest.mark.slow), "blosc2"])
+@pytest.mark.usefixtures("any_workers")
 def test_workers_and_parts_write_the_same_bytes(tmp_path, files, data_prep, codec):
     paths, _ = files
     asked = ["--codec", codec, "--shard-size", "600KB", "--chunk", "30KB", "--quiet"]
@@ -166,11 +168,17 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("codec", "code"), [("zstd", 2), ("gzip", 0), ("auto", 0)])
+@pytest.mark.parametrize(
+    ("codec", "code"), [("zstd", 2), pytest.param("gzip", 0, marks=pytest.mark.slow), ("auto", 0)]
+)
 def test_without_hdf5plugin(tmp_path, files, codec, code):
     command = [sys.executable, "-c", WITHOUT, "arrays", *files[0], tmp_path / "OUT"]
     done = subprocess.run(
-        [*command, "--codec", codec], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--codec", codec, "--workers", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == code, done.stderr
     if code:
@@ -189,7 +197,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("codec", ["none", pytest.param("zstd", marks=pytest.mark.slow)])
 def test_the_disk_gets_full(tmp_path, codec):
     np.save(tmp_path / "x.npy", rng.integers(0, 256, (3000, 1000), dtype=np.uint8))
     command = [sys.executable, "-c", FULL, "arrays", tmp_path / "x.npy", tmp_path / "OUT"]
@@ -334,9 +342,10 @@ def test_categories_and_classes(tmp_path, data_prep):
         assert sum(classes.values()) == index.split(split).count
 
 
-def test_lengths(tmp_path, data_prep):
-    assert data_prep("sample", "stdlib", tmp_path / "OUT", "--shard-size", "2MB")[0] == 0
-    index = Index.load(tmp_path / "OUT")
+def test_lengths(tmp_path):
+    words = [[Row(0, text="much " * (i * 7 % 30)) for i in range(10 * k, 90)] for k in range(3)]
+    index = convert(hand(*words), tmp_path / "OUT", Options(shard_bytes=3000, quiet=True))
+    assert len(index.shards) > 3
     reader = Reader(tmp_path / "OUT", "train", ["text"])
     lengths = reader.lengths("text", np.arange(len(reader)))
     found = index.statistics["train"]["text"].lengths

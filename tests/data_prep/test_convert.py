@@ -20,6 +20,7 @@ from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
+from tests import forkserver
 from tests.data_prep.hand import Row, hand, options
 
 COMMAND = [sys.executable, "-m", "data_prep"]
@@ -128,6 +129,7 @@ def test_out_and_the_source_are_apart(tmp_path, numbers, data_prep):
     assert sorted(os.listdir(tmp_path)) == ["link", "y.npy"]
 
 
+@pytest.mark.usefixtures("any_workers")
 def test_a_source_that_is_changed_while_it_is_read(tmp_path, data_prep, numbers):
     file = SourceFile.of(numbers)
     source = hand([Row(0)], [Row(1)], act=f"change:{numbers}", files=(file,))
@@ -147,6 +149,7 @@ def test_a_source_without_samples(tmp_path):
         assert sorted(tmp_path.rglob("*")) == [tmp_path / name for name in left]
 
 
+@pytest.mark.usefixtures("any_workers")
 def test_records_that_cannot_be_used(tmp_path):
     source = hand([Row(1), Row(2, bad="no\ngood")], [Row(float("nan"))], [Row(4), Row(5, bad="é")])
     wanted = [
@@ -226,7 +229,7 @@ def test_a_traceback_only_when_asked_for(tmp_path, monkeypatch):
     for debug, tracebacks in (("0", 0), ("1", 1)):
         monkeypatch.setenv("HPCTRAIN_DEBUG", debug)
         command = [*COMMAND, "inspect", tmp_path]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        result = forkserver.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert result.stderr.count("Traceback") == tracebacks
         assert "has no index.json" in result.stderr
 
@@ -286,7 +289,7 @@ with open("/proc/self/status") as file:
 def test_memory_does_not_grow_with_the_data(tmp_path):
     """A file is mapped only while its piece is converted."""
     peaks = []
-    for megabytes in (32, 256):
+    for megabytes in (32, 128):
         path = tmp_path / f"x{megabytes}.npy"
         np.lib.format.open_memmap(path, "w+", np.uint8, (megabytes, 2**20)).flush()
         words = ["arrays", path, tmp_path / f"OUT{megabytes}", "--shard-size", "8MiB"]
@@ -306,7 +309,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_progress_of_both_passes(tmp_path, workers):
     np.save(tmp_path / "y.npy", np.arange(1000))
     words = ["arrays", tmp_path / "y.npy", tmp_path / "OUT", "--shard-size", "2KB"]
@@ -330,7 +333,7 @@ def read_all(controller):
     return shown
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_progress_on_a_terminal(tmp_path, workers):
     np.save(tmp_path / "y.npy", np.arange(1000))
     controller, terminal = os.openpty()
@@ -340,7 +343,7 @@ def test_progress_on_a_terminal(tmp_path, workers):
     with ThreadPoolExecutor() as pool:  # the buffer of a terminal is small: it is read meanwhile
         reading = pool.submit(read_all, controller)
         try:
-            subprocess.run(command, stderr=terminal, env=environment, timeout=60, check=True)
+            forkserver.run(command, stderr=terminal, env=environment, timeout=60, check=True)
         finally:
             os.close(terminal)
         shown = reading.result()

@@ -101,6 +101,7 @@ def test_a_trajectory_is_a_function_of_its_number():
     assert (trajectory(16, 5, 7, 2)[1][:3] == first).all()  # the first steps stay the same
 
 
+@pytest.mark.usefixtures("any_workers")
 def test_the_same_bytes_for_any_workers(tmp_path, data_prep):
     command = ("sample", "flow", "--size", 16, "--steps", 3, "--trajectories", 20, "--seed", 5)
     for workers in (1, 2, 3):

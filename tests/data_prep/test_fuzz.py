@@ -173,7 +173,7 @@ def fuzz(examples):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_a_damaged_file(name):
-    fuzz(12)(name)
+    fuzz(5)(name)
 
 
 @pytest.mark.slow

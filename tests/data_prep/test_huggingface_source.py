@@ -6,24 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from datasets import (
-    Array2D,
-    Array3D,
-    Audio,
-    ClassLabel,
-    Dataset,
-    DatasetDict,
-    Features,
-    Image,
-    Sequence,
-    Value,
-)
 from PIL import Image as Pillow
-from sklearn.datasets import load_digits, load_sample_images
 
 from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.index import Index
@@ -35,7 +21,6 @@ NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    datasets.disable_progress_bars()
     return tmp_path
 
 
@@ -60,21 +45,32 @@ def png(pixels, **options):
 
 
 @pytest.fixture(scope="module")
-def digits():
+def datasets():
+    """Return the library, which takes seconds to import."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    return datasets
+
+
+@pytest.fixture(scope="module")
+def digits(datasets):
     """Return images, labels, and a data set of digits with a feature of each kind."""
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     images = (images[:COUNT].reshape(-1, 8, 8) * 16).astype(np.uint8)
-    features = Features(
+    features = datasets.Features(
         {
-            "image": Image(),
-            "label": ClassLabel(names=NAMES),
-            "text": Value("string"),
-            "flag": Value("bool"),
-            "when": Value("timestamp[s]"),
-            "many": Sequence(Value("int32")),
-            "pair": Sequence(Value("float32"), length=2),
-            "grid": Array2D((2, 3), "int16"),
-            "cube": Array3D((None, 2, 2), "float64"),
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=NAMES),
+            "text": datasets.Value("string"),
+            "flag": datasets.Value("bool"),
+            "when": datasets.Value("timestamp[s]"),
+            "many": datasets.Sequence(datasets.Value("int32")),
+            "pair": datasets.Sequence(datasets.Value("float32"), length=2),
+            "grid": datasets.Array2D((2, 3), "int16"),
+            "cube": datasets.Array3D((None, 2, 2), "float64"),
         }
     )
     content = {
@@ -88,14 +84,14 @@ def digits():
         "grid": [np.full((2, 3), i, np.int16) for i in range(COUNT)],
         "cube": [np.full((i % 3, 2, 2), i, np.float64) for i in range(COUNT)],
     }
-    return images, labels[:COUNT], Dataset.from_dict(content, features=features)
+    return images, labels[:COUNT], datasets.Dataset.from_dict(content, features=features)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_each_feature(data_prep, digits, workers):
+@pytest.mark.usefixtures("any_workers")
+def test_each_feature(data_prep, digits):
     images, labels, saved = digits
     saved.save_to_disk("in", num_shards=3)
-    code, said, err = data_prep("huggingface", "in", "OUT", "--workers", workers)
+    code, said, err = data_prep("huggingface", "in", "OUT", "--workers", 2)
     assert (code, err) == (0, "")
     assert f"{COUNT} samples (train {COUNT}) in 3 shards" in said
     assert fields("OUT") == {
@@ -124,10 +120,10 @@ def test_each_feature(data_prep, digits, workers):
     assert "already holds" in data_prep("huggingface", "in", "OUT")[1]
 
 
-def test_a_dict_keeps_its_splits(data_prep, digits):
+def test_a_dict_keeps_its_splits(data_prep, datasets, digits):
     _, labels, saved = digits
     parts = {"train": saved.select(range(200)), "test": saved.select(range(200, COUNT))}
-    DatasetDict(parts).save_to_disk("in")
+    datasets.DatasetDict(parts).save_to_disk("in")
     assert (
         data_prep("huggingface", "in", "OUT", "--columns", "label,text", "--workers", "1")[0] == 0
     )
@@ -144,11 +140,13 @@ def test_a_dict_keeps_its_splits(data_prep, digits):
     assert (rows("FLAG", "True")["label"] % 2).all()
 
 
-def test_a_small_file_with_many_pixels(data_prep):
+def test_a_small_file_with_many_pixels(data_prep, datasets):
     file = io.BytesIO()
     Pillow.new("1", (10_000, 9_500)).save(file, "png")  # the file has 12 KB
     images = [{"bytes": item, "path": "x.png"} for item in (png(np.eye(8) > 0), file.getvalue())]
-    Dataset.from_dict({"image": images}, features=Features({"image": Image()})).save_to_disk("in")
+    datasets.Dataset.from_dict(
+        {"image": images}, features=datasets.Features({"image": datasets.Image()})
+    ).save_to_disk("in")
     code, out, err = data_prep("huggingface", "in", "OUT", "--mode", "L")
     assert (code, out) == (3, "")
     assert "row 2: column 'image': the image cannot be used: its header says 9500 x 10000" in err
@@ -156,7 +154,9 @@ def test_a_small_file_with_many_pixels(data_prep):
     assert data_prep("huggingface", "in", "OUT", "--encoded", "--max-pixels", "95000000")[0] == 0
 
 
-def test_images_as_they_are_or_of_one_mode(data_prep):
+def test_images_as_they_are_or_of_one_mode(data_prep, datasets):
+    from sklearn.datasets import load_sample_images
+
     photos = load_sample_images().images
     small = [photo[: 64 + 8 * i, :96] for i, photo in enumerate(photos)]
     gray = png(small[0][..., 0])
@@ -167,7 +167,9 @@ def test_images_as_they_are_or_of_one_mode(data_prep):
     turned = png(small[0].swapaxes(0, 1)[::-1], exif=exif)
     content = [png(small[0]), gray, rgba, sixteen, png(small[1]), b"no image", turned, None]
     images = [{"bytes": item, "path": "x.png"} for item in content[:-1]] + [None]
-    Dataset.from_dict({"image": images}, features=Features({"image": Image()})).save_to_disk("in")
+    datasets.Dataset.from_dict(
+        {"image": images}, features=datasets.Features({"image": datasets.Image()})
+    ).save_to_disk("in")
     assert data_prep("huggingface", "in", "OUT", "--on-error", "skip")[0] == 0
     assert fields("OUT") == {"image": "uint8[3, 64, 96]"}
     first = small[0].transpose(2, 0, 1)
@@ -199,7 +201,7 @@ def test_images_as_they_are_or_of_one_mode(data_prep):
 
 
 @pytest.fixture
-def bad(here, digits):
+def bad(here, datasets, digits):
     _, _, saved = digits
     saved.select_columns(["label", "text"]).save_to_disk("good")
     saved.select_columns(["label"]).save_to_disk("cut")
@@ -209,11 +211,21 @@ def bad(here, digits):
     (here / "gone" / "data-00000-of-00001.arrow").unlink()
     saved.select_columns(["label"]).save_to_disk("json")
     (here / "json" / "dataset_info.json").write_text("{")
-    nested = Features({"audio": Audio(), "dict": {"a": Value("int64")}, "n": Value("int64")})
-    Dataset.from_dict({"audio": [None], "dict": [{"a": 1}], "n": [1]}, nested).save_to_disk("odd")
-    Dataset.from_dict({"n": [1, None], "s": ["a", "b"]}).save_to_disk("null")
-    Dataset.from_dict({"n": [1, 2], "s": ["a", None]}).save_to_disk("nosplit")
-    no_images = Dataset.from_dict({"i": [None]}, features=Features({"i": Image()}))
+    nested = datasets.Features(
+        {
+            "audio": datasets.Audio(),
+            "dict": {"a": datasets.Value("int64")},
+            "n": datasets.Value("int64"),
+        }
+    )
+    datasets.Dataset.from_dict(
+        {"audio": [None], "dict": [{"a": 1}], "n": [1]}, nested
+    ).save_to_disk("odd")
+    datasets.Dataset.from_dict({"n": [1, None], "s": ["a", "b"]}).save_to_disk("null")
+    datasets.Dataset.from_dict({"n": [1, 2], "s": ["a", None]}).save_to_disk("nosplit")
+    no_images = datasets.Dataset.from_dict(
+        {"i": [None]}, features=datasets.Features({"i": datasets.Image()})
+    )
     no_images.save_to_disk("noimage")
     (here / "file").write_text("x")
     (here / "void").mkdir()
@@ -249,11 +261,15 @@ def test_bad_input(data_prep, bad, here, args, code, words):
     assert not (here / "OUT" / "index.json").exists()
 
 
-def test_a_row_of_another_shape_is_named(data_prep, here):
+def test_a_row_of_another_shape_is_named(data_prep, datasets, here):
     """A row in the file has another shape than its feature says."""
-    features = Features({"grid": Array2D((2, 2), "int16"), "n": Value("int64")})
+    features = datasets.Features(
+        {"grid": datasets.Array2D((2, 2), "int16"), "n": datasets.Value("int64")}
+    )
     grids = [np.full((2, 2), i, np.int16) for i in range(3)]
-    Dataset.from_dict({"grid": grids, "n": [1, 2, 3]}, features=features).save_to_disk("in")
+    datasets.Dataset.from_dict({"grid": grids, "n": [1, 2, 3]}, features=features).save_to_disk(
+        "in"
+    )
     path = here / "in" / "data-00000-of-00001.arrow"
     values = [[[1, 2], [3, 4]], [[1, 2], [3]], [[5, 6], [7, 8]]]
     kind = features.arrow_schema.field("grid").type

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits, load_sample_images
 
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, field_of, fitted
@@ -70,6 +69,8 @@ def png(depth, color, row, height=2, width=2):
 def digits(tmp_path, monkeypatch):
     """Write 100 digits into a folder for each class, with files that are ignored."""
     monkeypatch.chdir(tmp_path)
+    from sklearn.datasets import load_digits
+
     bunch = load_digits()
     for i in range(100):
         path = Path(f"digits/{bunch.target[i]}/{i:03d}.png")
@@ -128,6 +129,7 @@ def test_out_may_be_below_src(digits, data_prep):
         assert words in out
 
 
+@pytest.mark.usefixtures("any_workers")
 def test_workers_parts_and_restarts_give_the_same_bytes(digits, data_prep):
     options = ("--mode", "L", "--shard-size", "1KB", "--split", "train=0.8,val=0.2", "--quiet")
     for workers in (1, 3):
@@ -154,6 +156,8 @@ def test_the_split_does_not_depend_on_the_size(digits, data_prep):
 
 
 def test_photos(tmp_path, data_prep):
+    from sklearn.datasets import load_sample_images
+
     for name, image in zip(("china", "flower"), load_sample_images().images, strict=True):
         (tmp_path / f"{name}.jpg").write_bytes(encoded(image, "JPEG", quality=95))
     code, _, err = data_prep("images", tmp_path, tmp_path / "o" / "d", "--no-labels")
@@ -537,6 +541,8 @@ def test_every_size_can_be_cropped():
 
 
 def test_a_draft_is_nearly_the_same():
+    from sklearn.datasets import load_sample_images
+
     content = encoded(load_sample_images().images[0], "JPEG", quality=95)
     exact, draft = (Pixels(size=(48, 64), draft=d).sample(content).astype(int) for d in (0, 1))
     assert 0 < np.abs(exact - draft).mean() < 4

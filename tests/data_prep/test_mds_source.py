@@ -197,7 +197,7 @@ def test_any_damage_is_named(folder, data_prep):
     path = min(Path("raw/train").glob("*.mds"))
     content = path.read_bytes()
     rng = np.random.default_rng(0)
-    for i in range(16):
+    for i in range(6):
         damaged = bytearray(content)
         for place in rng.integers(0, len(content), 3):
             damaged[place] = rng.integers(256)

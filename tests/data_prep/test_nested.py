@@ -3,10 +3,8 @@
 from decimal import Decimal
 from pathlib import Path
 
-import datasets
 import pyarrow as pa
 import pytest
-from datasets import ClassLabel, Dataset, Features, List, Value
 from pyarrow import feather, parquet
 
 from data_prep.formats.tables import nested
@@ -117,6 +115,9 @@ def test_decimals_are_cast_exactly_or_refused():
 
 
 def test_dicts_of_hugging_face(data_prep):
+    import datasets
+    from datasets import ClassLabel, Dataset, Features, List, Value
+
     datasets.disable_progress_bars()
     features = Features(
         {

@@ -18,6 +18,7 @@ from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import Index
+from tests import forkserver
 from tests.data_prep.crash import content
 from tests.data_prep.hand import Row, hand, options
 
@@ -131,10 +132,10 @@ def test_a_part_waits_for_one_that_puts_together(tmp_path, reference):
     assert content(out) == reference
 
 
-_SLOW = [pytest.param(again, marks=pytest.mark.slow) for again in ([], ["2/3"])]
+_SLOW = [pytest.param(again, marks=pytest.mark.slow) for again in ([], ["1/3", "1/3", "3/3"])]
 
 
-@pytest.mark.parametrize("again", [*_SLOW, ["1/3", "1/3", "3/3"]])
+@pytest.mark.parametrize("again", [*_SLOW, ["1/3"]])
 def test_all_parts_at_once_some_of_them_twice(tmp_path, data_prep, again):
     """Slurm may requeue a task whose first process still runs on another node."""
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(3000, 20)))
@@ -142,7 +143,7 @@ def test_all_parts_at_once_some_of_them_twice(tmp_path, data_prep, again):
     words += ["--split", "train=0.8,val=0.2", "--workers", "1"]
     assert data_prep(*[tmp_path / "REF" if w == tmp_path / "OUT" else w for w in words])[0] == 0
     tasks = [
-        subprocess.Popen(
+        forkserver.Popen(
             [*COMMAND, *words, "--part", which],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -21,6 +21,7 @@ def values(out, split, field="x"):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("any_workers")
 def test_of_equal_samples_the_first_is_kept(tmp_path, workers):
     source = hand(
         [Row(1), Row(2), Row(1), Row(1, label=1)],
@@ -58,7 +59,7 @@ def test_duplicates_in_different_splits_are_told_of(tmp_path):
 
 def test_duplicates_count_no_records_that_cannot_be_used(tmp_path):
     source = hand([Row(np.nan), Row(2)], [Row(1, bad="no")], [Row(2), Row(1, bad="no"), Row(4)])
-    chosen = options(dedup="exact", nan="refuse", on_error="skip", workers=2)
+    chosen = options(dedup="exact", nan="refuse", on_error="skip")
     index = convert(source, tmp_path / "OUT", chosen)
     assert values(tmp_path / "OUT", "train") == [2, 4]
     assert index.provenance["left_out"]["unusable"] == 3
@@ -104,7 +105,7 @@ def test_each_class_has_the_same_proportions(tmp_path):
     rows = [Row(float(i), label=int(label)) for i, label in enumerate(labels)]
     source = hand(rows[:60], [], rows[60:61], rows[61:])
     split = "train=0.7,val=0.2,test=0.1"
-    index = convert(source, tmp_path / "OUT", options(split, stratify="label", workers=2))
+    index = convert(source, tmp_path / "OUT", options(split, stratify="label"))
     found = {name: Counter(values(tmp_path / "OUT", name, "label")) for name in index.splits}
     assert found["train"] == {0: 70, 1: 26, 2**62: 7, -5: 1}
     assert found["val"] == {0: 20, 1: 7, 2**62: 2}

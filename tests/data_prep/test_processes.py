@@ -26,7 +26,7 @@ class Square:
         return number * number, os.getpid()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("workers", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_each_number_is_done_once(workers):
     counted = [0, 0]
 
@@ -68,7 +68,11 @@ def test_a_task_is_finished_beside_the_next_in_this_process(workers, tmp_path):
     tasks, here = Meets(tmp_path, 2), os.getpid()
     done = processes.run(tasks.begin, range(3), workers, print, tasks.finish)
     assert sorted(done) == [(number, (number, here)) for number in range(3)]
-    seen = []
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_error_of_the_second_part_is_raised(workers, tmp_path):
+    tasks, seen = Meets(tmp_path, 2), []
     done = processes.run(tasks.begin, range(2, 6), workers, print, tasks.finish)
     with pytest.raises(StorageError, match="no room for 3"):
         seen.extend(number for number, _ in done)
@@ -79,9 +83,19 @@ def test_a_task_is_finished_beside_the_next_in_this_process(workers, tmp_path):
     ("act", "error", "said"),
     [
         ("kill:9", StorageError, r"died at piece 1: SIGKILL \(out of memory\? --workers takes"),
-        (f"kill:{signal.SIGSEGV}", StorageError, "died at piece 1: SIGSEGV; the same command"),
-        ("exit:3", StorageError, "died at piece 1: exit code 3; the same command goes on"),
-        ("raise:it", ZeroDivisionError, "^it"),
+        pytest.param(
+            f"kill:{signal.SIGSEGV}",
+            StorageError,
+            "died at piece 1: SIGSEGV; the same command",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "exit:3",
+            StorageError,
+            "died at piece 1: exit code 3; the same command goes on",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("raise:it", ZeroDivisionError, "^it", marks=pytest.mark.slow),
         ("raise:odd", RuntimeError, "^Odd: odd"),
     ],
 )
@@ -92,7 +106,7 @@ def test_a_worker_that_fails_is_told_of(tmp_path, act, error, said):
     if error is not StorageError:  # a bug keeps the traceback of the worker process
         assert "in misbehave" in str(caught.value.__cause__)
     # The same command goes on, because `act` is not part of the identity of the source.
-    convert(hand(*rows), tmp_path / "OUT", options(workers=2))
+    convert(hand(*rows), tmp_path / "OUT", options())
     convert(hand(*rows), tmp_path / "REF", options())
     assert content(tmp_path / "OUT") == content(tmp_path / "REF")
 
@@ -120,7 +134,7 @@ from data_prep.processes import keep_memory
 if sys.argv[1] == "keep":
     keep_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(100):
+for _ in range(20):
     for block in [np.ones(2**23, np.uint8) for _ in range(4)]:
         del block
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)

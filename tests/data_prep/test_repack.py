@@ -82,8 +82,17 @@ def contents(folder):
     return found | {"index": index}
 
 
-@pytest.mark.parametrize("kind", ["src", "foreign"])
-@pytest.mark.parametrize("size", ["0.5KB", "3KB", "1MB"])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("foreign", "0.5KB"),
+        ("src", "1MB"),
+        *(
+            pytest.param(*words.split(), marks=pytest.mark.slow)
+            for words in ("src 0.5KB", "src 3KB", "foreign 3KB", "foreign 1MB")
+        ),
+    ],
+)
 def test_the_same_samples_in_other_shards(request, tmp_path, repack, kind, size):
     folder, out = request.getfixturevalue(kind), tmp_path / "out"
     code, printed, err = repack(folder, out, "--shard-size", size)
@@ -122,6 +131,7 @@ def test_shards_are_full(tmp_path, repack):
         ("--dedup", "exact"),
     ],
 )
+@pytest.mark.usefixtures("any_workers")
 def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, data_prep, options):
     found = []
     for workers in (1, 3):
@@ -140,7 +150,7 @@ def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, data_prep
     assert contents(out) == found[0]
 
 
-@pytest.mark.parametrize("kind", ["src", "foreign"])
+@pytest.mark.parametrize("kind", [pytest.param("src", marks=pytest.mark.slow), "foreign"])
 def test_a_shuffle_is_that_of_the_seed(request, tmp_path, repack, kind):
     folder, orders = request.getfixturevalue(kind), {}
     for seed, size in ((1, "4KB"), (1, "1MB"), (2, "1MB")):
@@ -218,7 +228,7 @@ def test_categories_are_kept(src, tmp_path, repack):
     assert dict(Index.load(tmp_path / "less").categories) == {}
 
 
-@pytest.mark.parametrize("codec", ["gzip", "zstd"])
+@pytest.mark.parametrize("codec", [pytest.param("gzip", marks=pytest.mark.slow), "zstd"])
 def test_there_and_back_through_a_codec(src, tmp_path, repack, codec):
     packed, again, same = tmp_path / "packed", tmp_path / "again", tmp_path / "same"
     assert repack(src, packed, "--codec", codec)[0] == 0
@@ -316,17 +326,16 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from data_prep.cli import main
-sys.exit(main(sys.argv[1:]))
+foreign, out = sys.argv[1:]
+index = ("index", foreign, "--field", "n=n", "--overwrite", "--workers", "1")
+repack = ("repack", foreign, out, "--shuffle", "1", "--workers", "1")
+sys.exit(main(index) or main(repack))
 """
 
 
 def test_no_torch(foreign, tmp_path):
-    def run(*args):
-        command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, args)]
-        subprocess.run(command, check=True, timeout=60, capture_output=True)
-
-    run("index", foreign, "--field", "n=n", "--overwrite", "--workers", 1)
-    run("repack", foreign, tmp_path / "out", "--shuffle", 1, "--workers", 1)
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(foreign), str(tmp_path / "out")]
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
     assert len(Reader(tmp_path / "out", "train")) == COUNT
 
 

@@ -4,7 +4,6 @@ import builtins
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from data_prep.options import Options
 from data_prep.sources.sample import stdlib
@@ -24,6 +23,8 @@ def test_digits_are_those_of_scikit_learn(tmp_path, data_prep):
     code, out, err = data_prep("sample", "digits", tmp_path / "digits")
     assert (code, err) == (0, "")
     assert out.startswith(f"{tmp_path}/digits: 1797 samples (train 1415, val 382) in 2 shards, ")
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     train, val = everything(tmp_path / "digits", "train"), everything(tmp_path / "digits", "val")
     assert train["image"].shape == (1415, 1, 8, 8)
@@ -39,6 +40,7 @@ def test_digits_are_those_of_scikit_learn(tmp_path, data_prep):
     assert set(val["label"]) == set(range(10))
 
 
+@pytest.mark.usefixtures("any_workers")
 def test_digits_stay_the_same(tmp_path, data_prep):
     """The split and the order of the samples never change: papers and tests refer to them."""
     data_prep("sample", "digits", tmp_path / "a")

@@ -7,11 +7,9 @@ from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
-from sklearn.datasets import load_digits
 
 from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
@@ -45,7 +43,11 @@ def contents(folder):
         *(pytest.param(f"d.{end}", marks=pytest.mark.slow) for end in ("csv.gz", "tsv", "feather")),
     ],
 )
+@pytest.mark.usefixtures("any_workers")
 def test_the_digits_from_each_format(data_prep, name):
+    import pandas as pd
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     frame = pd.DataFrame(images.astype(int), columns=[f"p{i}" for i in range(64)])
     frame["label"] = [WORDS[label] for label in labels]

@@ -106,17 +106,18 @@ def test_the_standard_library_as_bytes(data_prep):
     ],
 )
 def test_the_same_documents_in_each_format(data_prep, name):
+    ids = [i // 20 for i in range(400)]
     if name == "a.parquet":
-        parquet.write_table(pa.table({"id": range(400), "text": TEXTS}), name, row_group_size=90)
+        parquet.write_table(pa.table({"id": ids, "text": TEXTS}), name, row_group_size=90)
     else:
-        jsonl(name, [{"id": i, "text": text} for i, text in enumerate(TEXTS)])
+        jsonl(name, [{"id": i, "text": text} for i, text in zip(ids, TEXTS, strict=True)])
     assert data_prep("text", name, "OUT", "--workers", "1")[0] == 0
     assert texts("OUT") == TEXTS
     assert data_prep("text", name, "CUT", "--workers", "1", "--shard-size", "9KB")[0] == 0
     assert texts("CUT") == TEXTS
     assert len(Index.load(Path("CUT")).shards) > 5
     assert data_prep("text", name, "SPLIT", "--workers", "1", "--split", "column:id")[0] == 0
-    assert texts("SPLIT", "17") == [TEXTS[17]]
+    assert texts("SPLIT", "17") == TEXTS[340:360]
 
 
 def test_lines_are_cut_anywhere_and_each_is_read_once(here):
@@ -156,6 +157,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_text(data_prep, here):
     assert texts("OUT") == ["one", "two", "three", "four"]
 
 
+@pytest.mark.usefixtures("any_workers")
 def test_workers_parts_and_the_split_do_not_change_the_result(data_prep):
     jsonl("a.jsonl", [{"text": text} for text in TEXTS])
     common = ["--shard-size", "12KB", "--split", "train=0.7,val=0.3", "--train-bpe", "400"]

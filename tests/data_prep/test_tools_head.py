@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import subprocess
 import sys
 
 import h5py
@@ -17,6 +16,7 @@ from data_prep.tools.head import describe
 from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
+from tests import forkserver
 
 TEXTS = ["plain", "ä€猫" * 100, "", "line\n\x1b[31m[red]", "\0zero"]
 
@@ -49,7 +49,7 @@ def on_a_terminal(*args):
         "COLORTERM": "truecolor",
     }
     command = [sys.executable, "-m", "data_prep", *map(str, args)]
-    process = subprocess.Popen(command, stdout=follower, stderr=follower, env=environment)
+    process = forkserver.Popen(command, stdout=follower, stderr=follower, env=environment)
     os.close(follower)
     found = b""
     try:

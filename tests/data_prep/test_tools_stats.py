@@ -109,13 +109,17 @@ class _Links(HTMLParser):
         self.links += [value for key, value in attrs if key in ("src", "href")]
 
 
-def test_the_html_stands_alone(folder, tmp_path, data_prep):
+@pytest.mark.parametrize(
+    "fields", [["label", "image", "text"], pytest.param([], marks=pytest.mark.slow, id="all")]
+)
+def test_the_html_stands_alone(folder, tmp_path, data_prep, fields):
+    chosen = [f"--field={name}" for name in fields]
     assert data_prep("stats", folder, "--plot", tmp_path / "a.html", "--quiet")[0] == 2
-    assert data_prep("stats", folder, "--plot", tmp_path / "a.html")[0] == 0
+    assert data_prep("stats", folder, "--plot", tmp_path / "a.html", *chosen)[0] == 0
     content = (tmp_path / "a.html").read_text()
     parser = _Links()
     parser.feed(content)
-    assert len(parser.links) == len(Index.load(folder).fields)
+    assert len(parser.links) == len(fields or Index.load(folder).fields)
     assert all(link.startswith("data:image/png;base64,") for link in parser.links)
     assert not re.search(r"https?://|url\(|@import|<script", content)
     assert "b" not in parser.tags  # the names of categories are escaped

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor import at_start, look, node_job
-from hpctrain.doctor.checks import gpu_health, installed
+from hpctrain.doctor.checks import installed
+from hpctrain.doctor.checks.gpus import gpu_health
 from hpctrain.doctor.look import Asked
 from hpctrain.errors import NodeError
 from hpctrain.job.preflight import preflight

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor.checks import affinity, clocks, gpu_health, interfaces, limits, links
+from hpctrain.doctor.checks import affinity, clocks, interfaces, limits
+from hpctrain.doctor.checks.gpus import gpu_health, links
 from hpctrain.doctor.finding import Finding, worst
+from hpctrain.doctor.look import Asked, look
 from tests.monitor.nvml import Nvml
 
 GPU = "GPU-a"
@@ -84,8 +87,22 @@ def test_what_nvml_does_not_tell_is_said() -> None:
     assert [one.verdict for one in findings] == ["unknown"]
     facts, findings = gpu_health.checked(["GPU-x"], Nvml())
     assert (facts, bad(findings)) == ([], {"GPU 0": "fail"})
-    assert gpu_health.count(3, 4).verdict == "fail"
-    assert gpu_health.count(4, 4).verdict == "pass"
+
+
+def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Slurm's --gpus-per-task=1: the GPU is number 0 to its rank, and the fourth of the node."""
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    asked = Asked.of(Config(output_dir=str(tmp_path)))
+    nvml = Nvml()
+    nvml.ecc = (0, 1)
+    seen = look(
+        asked, RankInfo("slurm", 7, 3, 1, 8, 4, 2, "", 0, ()), [GPU], disks=False, nvml=nvml
+    )
+    assert bad(seen.findings) == {"GPU 3: ECC": "fail"}
+    assert (seen.uuids, seen.gpus_given, seen.peers) == ([GPU], 4, 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")  # torch sees one of them
+    ranks = RankInfo("slurm", 1, 1, 0, 2, 2, 1, "", 0, ())
+    assert look(asked, ranks, ["MIG-c"], disks=False, nvml=nvml).gpus_given == 0
 
 
 def test_pcie_is_judged_by_its_bandwidth() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.doctor import comparison, failed_hosts, history
-from hpctrain.doctor.checks.gpu_health import GpuFacts
+from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.finding import Finding, good, worst
 from hpctrain.doctor.look import Look
 from hpctrain.doctor.measures import all_reduce, pairs
@@ -73,6 +73,38 @@ def test_what_was_measured_is_compared_with_the_file_of_the_hardware() -> None:
         ]
     }
     assert verdicts([replace(known, gpus=[GPU])]) == {"node0": []}
+
+
+def test_links_are_compared_with_the_file_of_the_hardware() -> None:
+    """An H100 in a slot of an older board, with no NVLink, whose copies to it are slow."""
+    poor = replace(H100, power_w=700.0, pcie_gb_s=31.5, nvlinks=0)
+    assert verdicts([look(0, gpus=[poor], figures={"to_gpu_gb_s": 12.0})]) == {
+        "node0": [
+            ("rank 0: PCIe against the hardware", "warn"),
+            ("rank 0: NVLink against the hardware", "warn"),
+            ("rank 0: PCIe under load against the hardware", "warn"),
+        ]
+    }
+
+
+def test_gpus_that_each_rank_sees_alone_are_counted_over_the_node() -> None:
+    def node(*seen: list[str], given: int = 4) -> list[tuple[str, str]]:
+        looks = [
+            look(0, rank=rank, local_rank=rank, uuids=uuids, gpus_given=given, peers=4)
+            for rank, uuids in enumerate(seen)
+        ]
+        (findings,) = comparison.compared(looks).values()
+        return [(one.verdict, one.found) for one in findings if one.check == "number of GPUs"]
+
+    assert node(["a"], ["b"], ["c"], ["d"]) == [("pass", "4")]
+    assert node(*[["a", "b", "c", "d"]] * 4) == [("pass", "4")]
+    assert node(["a"], ["b"], ["c"], []) == [("fail", "3: rank 3 sees none")]
+    assert node(["a"], ["b"], ["c"], ["a"]) == [("fail", "3: ranks 0, 3 share one")]
+    assert node(*[["a", "b", "c"]] * 4) == [("fail", "3")]
+    assert node([], [], [], []) == [("fail", "0")]
+    assert node(["a"], ["b"], ["c"]) == []  # the rank that has not answered is named by itself
+    assert node(*[["a"]] * 4, given=1) == [("pass", "1")]  # one GPU for all, on purpose
+    assert node(["a"], [], [], [], given=0) == []  # CPUs, or nobody says how many
 
 
 def test_a_busy_cpu_is_not_a_slow_one() -> None:

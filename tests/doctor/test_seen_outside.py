@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor.checks import dcgm, infiniband, kernel_log
+from hpctrain.doctor.checks import infiniband, kernel_log
+from hpctrain.doctor.checks.gpus import dcgm
 from hpctrain.doctor.finding import worst
 
 

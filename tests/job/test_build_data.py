@@ -181,6 +181,7 @@ def test_a_transform_that_returns_nothing_is_named(build: Build, key: str) -> No
         epoch(build(transform).training())
 
 
+@pytest.mark.slow
 def test_samples_are_transformed_alike_by_any_number_of_workers(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

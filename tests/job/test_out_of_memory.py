@@ -35,10 +35,8 @@ def test_one_process_lowers_it_and_goes_on(train: Train, tmp_path: Path) -> None
     assert content(tmp_path)["micro_batch_rows"] == 16
 
 
-@pytest.mark.parametrize(
-    "size",
-    ["train.micro_batch_size=32", pytest.param("train.accumulate=1", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["train.micro_batch_size=32", "train.accumulate=1"])
 def test_a_sharded_run_goes_on_when_it_is_started_again(
     train: Train, tmp_path: Path, size: str
 ) -> None:

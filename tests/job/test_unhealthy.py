@@ -10,7 +10,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, newest_healthy
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs, shared
@@ -23,6 +22,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits as float32 in several shards, with one NaN in one of the training samples."""
 
     def make(folder: Path) -> None:
+        from sklearn.datasets import load_digits
+
         digits = load_digits()
         images = digits.images[:, None].astype("float32")
         images[700, 0, 3, 4] = np.nan

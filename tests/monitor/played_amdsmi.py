@@ -1,4 +1,4 @@
-"""A stand-in for amdsmi with the answers that its documentation shows; there is no AMD GPU here.
+"""A stand-in for amdsmi with the answers of amdsmi 7.0; there is no AMD GPU here.
 
 It has two MI300X. Values that a GPU does not have are "N/A", or raise an error.
 """
@@ -27,17 +27,28 @@ class AmdSmi:
         asked: The numbers of the GPUs whose sensors were read.
         broken: Functions that raise an error, with its number.
         energy: The counter, in steps of 15.3 microjoules.
+        ecc: Corrected and uncorrected errors.
+        pages: The state of each page that is bad: 0 set aside, 1 waits, 2 cannot be set aside.
+        active: What lowers the clock now; by default nothing does.
+        celsius: The temperature of the hottest place.
+        watts: The power limit.
+        link: GT/s and lanes of the PCIe link now; at best it has 32 and 16.
+        processes: The memory of each process on the GPU in bytes, by its number.
     """
 
     AmdSmiException = AmdSmiException
     AmdSmiTemperatureType = SimpleNamespace(HOTSPOT=1)
-    AmdSmiTemperatureMetric = SimpleNamespace(CURRENT=0)
+    AmdSmiTemperatureMetric = SimpleNamespace(CURRENT=0, CRITICAL=5)
     AmdSmiClkType = SimpleNamespace(GFX=0)
 
     def __init__(self) -> None:
         self.asked: set[int] = set()
         self.broken: dict[str, int] = {}
         self.energy = 1_000_000
+        self.ecc, self.pages = (3, 0), list[int]()
+        self.active: dict[str, Any] = {}
+        self.celsius, self.watts, self.link = 71, 750, (32.0, 16)
+        self.processes: dict[int, int] = {}
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("amdsmi_") and name in self.broken:
@@ -74,10 +85,44 @@ class AmdSmi:
         return {"energy_accumulator": self.energy, "counter_resolution": 15.3, "timestamp": 1}
 
     def amdsmi_get_temp_metric(self, gpu: int, kind: int, metric: int) -> int:
-        return 71
+        return 100 if metric == 5 else self.celsius
 
     def amdsmi_get_clock_info(self, gpu: int, kind: int) -> dict[str, Any]:
         return {"clk": 2100, "min_clk": 132, "max_clk": 2100}
 
     def amdsmi_get_gpu_total_ecc_count(self, gpu: int) -> dict[str, Any]:
-        return {"correctable_count": 3, "uncorrectable_count": 0, "deferred_count": 0}
+        corrected, uncorrected = self.ecc
+        return {
+            "correctable_count": corrected,
+            "uncorrectable_count": uncorrected,
+            "deferred_count": 0,
+        }
+
+    def amdsmi_get_gpu_bad_page_info(self, gpu: int) -> list[dict[str, Any]]:
+        return [
+            {"value": n, "page_address": 4096 * n, "page_size": 4096, "status": state}
+            for n, state in enumerate(self.pages)
+        ]
+
+    def amdsmi_get_violation_status(self, gpu: int) -> dict[str, Any]:
+        names = ("prochot_thrm", "ppt_pwr", "socket_thrm", "vr_thrm", "hbm_thrm")
+        return {f"active_{name}": False for name in names} | self.active
+
+    def amdsmi_get_power_cap_info(self, gpu: int) -> dict[str, Any]:
+        return {"power_cap": self.watts * 10**6, "default_power_cap": 750 * 10**6}
+
+    def amdsmi_get_pcie_info(self, gpu: int) -> dict[str, Any]:
+        speed, lanes = self.link
+        return {
+            "pcie_static": {"max_pcie_speed": 32_000, "max_pcie_width": 16, "slot_type": "OAM"},
+            "pcie_metric": {"pcie_speed": int(1000 * speed), "pcie_width": lanes},
+        }
+
+    def amdsmi_get_gpu_process_list(self, gpu: int) -> list[dict[str, Any]]:
+        return [
+            {"name": "python", "pid": pid, "mem": used, "memory_usage": {"vram_mem": used}}
+            for pid, used in self.processes.items()
+        ]
+
+    def amdsmi_get_gpu_device_bdf(self, gpu: int) -> str:
+        return "0000:0c:00.0"

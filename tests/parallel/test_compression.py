@@ -261,6 +261,7 @@ def test_training_stays_near_the_one_without_compression(name: str) -> None:
     assert worst < BOUNDS[name.partition(",")[0]]
 
 
+@pytest.mark.slow
 def test_less_is_sent() -> None:
     trainings = trained((*KINDS,), steps=3)[0]
     # DDP itself does not call torch.distributed: at 2 ranks a ring sends each element once.

@@ -203,6 +203,7 @@ def test_peak_of_a_step(name: str) -> None:
     check(measured("some")[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_peak_with_large_embeddings(name: str) -> None:
     check(measured("large")[name])

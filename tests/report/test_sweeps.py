@@ -93,6 +93,7 @@ def test_seeds_become_a_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["--over", "batch"], "--over batch: this key was not swept; the swept keys are optimizer"),
         (["--over", "seed", "--metric", "val/f1"], "--metric val/f1: no run has a value of it; "),
+        (["--metric", "val/f1"], "--metric val/f1: no run has a value of it; they have "),
         (["--latex"], "--latex: needs --over"),
         (["--html", "nowhere/page.html"], "nowhere/page.html: no file can be written there"),
     ],

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchmetrics
 from torch import distributed, nn
 
 from hpctrain.config.rules.degrees import Degrees
@@ -32,6 +31,8 @@ class Same(nn.Module):
 
 def made(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return a task with metrics of every kind of state, and all samples."""
+    import torchmetrics  # takes seconds
+
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, CLASSES, generator=draw)
     given: dict[str, Any] = {"task": "multiclass", "num_classes": CLASSES}
@@ -165,6 +166,8 @@ def refused(metrics: dict[str, Any]) -> str:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_metrics_that_do_not_fit() -> None:
+    import torchmetrics
+
     given: dict[str, Any] = {"task": "multiclass", "num_classes": CLASSES}
     none = refused({"auroc": 3})
     several = refused({"f1": torchmetrics.F1Score(**given, average=None)})

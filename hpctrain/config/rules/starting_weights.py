@@ -43,6 +43,8 @@ def _lora(config: Config) -> Iterator[str]:
     if not lora.patterns:
         if lora.also:
             yield f"train.lora.also={lora.also} needs train.lora.match"
+        if lora.quantize:
+            yield f"train.lora.quantize={lora.quantize} needs train.lora.match"
         return
     if config.precision.compute == "fp8":
         yield "train.lora with precision.compute=fp8: its layers have no adapters; use bf16"
@@ -51,3 +53,25 @@ def _lora(config: Config) -> Iterator[str]:
             f"train.lora.dropout={lora.dropout} with parallel.tp={parallel.tp}: the ranks of a "
             "layer would draw different masks; use 0"
         )
+    if lora.quantize:
+        yield from _quantized(config)
+
+
+def _quantized(config: Config) -> Iterator[str]:
+    """Yield what cannot be together with a base in 4 bits."""
+    parallel, what = config.parallel, f"train.lora.quantize={config.train.lora.quantize}"
+    for name in ("tp", "pp", "cp", "ep"):
+        if (degree := getattr(parallel, name)) > 1:
+            yield (
+                f"{what} with parallel.{name}={degree}: a weight in 4 bits is packed in blocks "
+                "and cannot be divided; use parallel=ddp, or leave train.lora.quantize out"
+            )
+    if parallel.dp_shard != 1 or parallel.fsdp.offload:
+        yield (
+            f"{what} with parallel.dp_shard={parallel.dp_shard} and "
+            f"parallel.fsdp.offload={str(parallel.fsdp.offload).lower()}: FSDP2 cannot divide a "
+            "weight in 4 bits; use parallel=ddp, or leave train.lora.quantize out, because "
+            "parallel=zero3 divides the base over the ranks"
+        )
+    if config.train.compile != "off":
+        yield f"{what} with train.compile={config.train.compile}: not tested; use off"

@@ -114,6 +114,12 @@ class LoRAConfig:
         "Parameters whose names fit one of these patterns are trained and saved as well, such as "
         "those of a new head.",
     )
+    quantize: str | None = key(
+        None,
+        "nf4: the frozen weights of the matched layers are held in 4 bits (QLoRA), by "
+        "bitsandbytes. For one process and DDP. Null holds them as they are.",
+        choices=(None, "nf4"),
+    )
 
     @property
     def patterns(self) -> list[str]:
@@ -402,6 +408,12 @@ class CheckpointConfig:
         "A checkpoint is written every this many steps.",
         unit="steps",
         at_least=1,
+        identity=False,
+    )
+    at_end: bool = key(
+        True,
+        "The last step of the run saves a checkpoint. With false the run leaves no weights behind "
+        "beyond those of every_steps and best, for runs that only measure.",
         identity=False,
     )
     keep: int = key(

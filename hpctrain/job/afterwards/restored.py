@@ -26,6 +26,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.make import make
 from hpctrain.job.building.trained_model import check_base
+from hpctrain.models.quantized import quantize
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
@@ -117,6 +118,8 @@ def _load(config: Config, checkpoint: Path, model: ParallelModel) -> None:
         start = config.checkpoint
         weights = open_weights(verified(config))
         start_from(model.module, weights, renames(start.init_rename), start.init_skip, stages)
+        if config.train.lora.quantize:
+            quantize(model.module)
     restore(model.module, open_weights(WeightFiles(checkpoint, None)), trained_only=adapters)
     if config.train.ema is not None and config.train.ema_evaluation:
         restore_average(model.module, open_weights(WeightFiles(checkpoint, None), "ema"))

@@ -141,6 +141,7 @@ def build(
             log=config.train.log_every,
             evaluate=config.train.eval_every or (effective.max_steps if timed else None),
             checkpoint=config.checkpoint.every_steps,
+            at_end=config.checkpoint.at_end,
         ),
         meter=Meter(
             loader,

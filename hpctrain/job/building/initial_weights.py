@@ -20,6 +20,7 @@ from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.models.quantized import quantize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.weights_digest import verified
@@ -56,6 +57,8 @@ def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelMo
             raise ConfigError(f"checkpoint.init_from={files.path}: {error}") from error
     if adapted_base(config):
         _refuse_gaps(model.module, {*found.initial, *found.skipped})
+        if config.train.lora.quantize:
+            quantize(model.module)
     if ranks.is_main:
         _report(config, run, found)
 

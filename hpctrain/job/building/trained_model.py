@@ -15,6 +15,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import StorageError
 from hpctrain.job.building.make import make
 from hpctrain.models.lora import add_adapters, freeze_base
+from hpctrain.models.quantized import quantize
 from hpctrain.runs.weights_digest import verified
 
 
@@ -43,6 +44,8 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
         start = config.checkpoint
         weights = open_weights(verified(config))
         start_from(model, weights, renames(start.init_rename), start.init_skip)
+        if lora.quantize:
+            quantize(model)
     load_weights(model, checkpoint, ema=ema, trained_only=bool(lora.patterns))
     return model
 

@@ -63,14 +63,20 @@ class Sweep:
         parent: Uid and name of the parent run in MLflow, and the keys that a search varies,
             separated by spaces. None means that a new parent is made if there are several runs.
         local: Whether the runs run on this machine, even if sbatch is on the PATH.
+        followed: Whether the caller waits for the jobs, and tells the user about them.
     """
 
     def __init__(
-        self, folder: Path, parent: dict[str, str] | None = None, local: bool = False
+        self,
+        folder: Path,
+        parent: dict[str, str] | None = None,
+        local: bool = False,
+        followed: bool = False,
     ) -> None:
         self.folder = folder.absolute()
         self._uid = uuid.uuid4().hex
         self.parent, self._local = dict(parent) if parent else None, local
+        self._followed = followed
         self._searched = self.parent.pop("keys", "").split() if self.parent else []
         self.entries: list[Entry] = []
         self._wrong: list[tuple[list[str], HpctrainError]] = []
@@ -143,7 +149,7 @@ class Sweep:
                 "for more jobs of yours now. Run the same command later to submit the rest; with "
                 "launch.wait=true it waits and submits them when other jobs have ended"
             )
-        elif cluster and any(entry.job for entry in self.entries):
+        elif cluster and any(entry.job for entry in self.entries) and not self._followed:
             self._say_they_run()
         waited = self._any("wait") or not cluster
         return [_outcome(entry) if waited else None for entry in self.entries]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hpctrain.config.rules.metrics import better
+from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
 
 _LEAST_RUNS = 3  # fewer say nothing about importance
@@ -84,6 +85,20 @@ def final(account: RunAccount, metric: str) -> float:
     result = account.facts.record.get("result") or {}
     value = result.get(metric, account.history.series(metric).last())
     return float(value) if isinstance(value, int | float) else math.nan
+
+
+def check_metrics(accounts: Sequence[RunAccount], metrics: Sequence[str]) -> None:
+    """Check that a run has a finite value of each metric.
+
+    Raises:
+        ConfigError: No run has one.
+    """
+    for metric in metrics:
+        if not any(math.isfinite(final(account, metric)) for account in accounts):
+            names = sorted({name for account in accounts for name in account.history.metrics})
+            raise ConfigError(
+                f"--metric {metric}: no run has a value of it; they have {', '.join(names)}"
+            )
 
 
 def cause(account: RunAccount) -> str:

@@ -21,7 +21,7 @@ from scipy.special import stdtrit
 
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import cause, final
+from hpctrain.report.sweeps.parameters import cause, check_metrics, final
 
 _LEVEL = 0.95
 _SPECIAL = re.compile(r"([&%$#_{}])")
@@ -107,12 +107,7 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
     for account in accounts:
         rest = {key: value for key, value in account.swept.items() if key != found[0]}
         groups[tuple(sorted(rest.items()))].append(account)
-    for metric in metrics:
-        if not any(math.isfinite(final(account, metric)) for account in accounts):
-            names = sorted({name for account in accounts for name in account.history.metrics})
-            raise ConfigError(
-                f"--metric {metric}: no run has a value of it; they have {', '.join(names)}"
-            )
+    check_metrics(accounts, metrics)
     return [_setting(dict(values), group, metrics) for values, group in groups.items()]
 
 

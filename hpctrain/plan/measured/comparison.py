@@ -1,0 +1,133 @@
+"""Measured beside predicted, best first: as a table, and for `--json`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Column, Table
+
+from hpctrain.console import Cell, Console
+from hpctrain.errors import LaunchError
+from hpctrain.plan.measured.measurement import Measured
+from hpctrain.plan.measured.short_run import MOST
+from hpctrain.plan.predicting.estimate import Estimate
+
+_GIB = 2**30
+
+
+class Comparison:
+    """The layouts that were measured.
+
+    Args:
+        results: In any order.
+        command: The beginning of a command that submits the run.
+
+    Attributes:
+        ranked: By the number of nodes and ranks, then by the measured time of a step; a layout
+            whose job has failed is the last of its number.
+    """
+
+    def __init__(self, results: Sequence[Measured], command: str) -> None:
+        self._command = command
+        self.ranked = sorted(results, key=lambda one: (*_size(one), one.step_s or math.inf))
+
+    @property
+    def fastest(self) -> list[Measured]:
+        """The fastest layout of each number of nodes and ranks, of those that were measured."""
+        good = [one for one in self.ranked if one.found is not None]
+        return [next(group) for _, group in itertools.groupby(good, _size)]
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command: 0 if a layout was measured."""
+        return 0 if self.fastest else LaunchError.exit_code
+
+    def put_into(self, answer: dict[str, Any], estimates: Sequence[Estimate]) -> None:
+        """Add what was measured to the object that `--json` prints.
+
+        Args:
+            answer: The object; its `layouts` are in the order of the estimates.
+            estimates: The layouts of the answer.
+        """
+        by_id = {id(one.estimate): one for one in self.ranked}
+        for entry, estimate in zip(answer["layouts"], estimates, strict=True):
+            one = by_id.get(id(estimate))
+            entry["measured"] = one and one.as_json()
+            if one is None:
+                entry["not_measured"] = f"not one of the first {MOST} on its number of ranks"
+            elif one.found is None:
+                entry["not_measured"] = one.cause
+            elif one.cause:
+                entry["measured"]["note"] = one.cause
+        answer["measurement"] = {
+            "fastest": [
+                {
+                    "nodes": one.estimate.layout.nodes,
+                    "ranks": one.estimate.layout.ranks,
+                    "overrides": [*one.estimate.layout.overrides],
+                    "command": self._of(one),
+                    "step_s": one.step_s,
+                }
+                for one in self.fastest
+            ],
+            "runs": [str(one.run) for one in self.ranked],
+        }
+
+    def show(self, console: Console) -> None:
+        """Print the table, and the commands that follow from it."""
+        console.print("\nmeasured beside predicted; an error is that of the prediction")
+        console.print(self._table(), soft_wrap=True)
+        for one in self.ranked:
+            if one.found is None:
+                console.print(f"its log: python -m hpctrain logs {one.run}", soft_wrap=True)
+        for one in self.fastest:
+            layout = one.estimate.layout
+            ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
+            console.print(f"\nthe fastest on {ranks}: {layout.kind}", soft_wrap=True)
+            console.print(f"  {self._of(one)}", soft_wrap=True)
+        if given := [f"--from-run {one.run}" for one in self.ranked if one.found is not None]:
+            console.print("\nfor other sizes, plan takes what these runs have measured:")
+            console.print(f"  {' '.join(given)}", soft_wrap=True)
+
+    def _of(self, one: Measured) -> str:
+        """Return the command that submits the run in a layout."""
+        return " ".join([self._command, *one.estimate.layout.overrides])
+
+    def _table(self) -> Table:
+        tokens = any(one.estimate.tokens for one in self.ranked)
+        peaks = any(one.found and one.found.peak_bytes for one in self.ranked)
+        causes = any(one.cause for one in self.ranked)
+        speed = "tokens/s/GPU" if tokens else "samples/s"
+        names = ["layout", "ranks", "predicted", "step", "error", speed]
+        names += ["predicted", "peak", "error"] if peaks else []
+        columns = [Column(name, no_wrap=True) for name in names]
+        table = Table(*columns, *[Column("what happened", overflow="fold")] * causes, box=None)
+        for one in self.ranked:
+            time = one.estimate.time
+            predicted = None if time is None else time.step_s
+            rate = one.tokens_per_s_per_gpu if tokens else one.samples_per_s
+            cells = [
+                *(one.estimate.layout.kind, str(one.estimate.layout.ranks)),
+                *(_text(predicted, "{:.4f} s"), _text(one.step_s, "{:.4f} s")),
+                *(_text(one.step_error, "{:+.1%}"), _text(rate, "{:,.0f}")),
+            ]
+            if peaks:
+                peak = None if one.found is None else one.found.peak_bytes
+                cells += [
+                    _text(one.predicted_peak / _GIB, "{:.2f} GiB"),
+                    _text(peak and peak / _GIB, "{:.2f} GiB"),
+                    _text(one.peak_error, "{:+.1%}"),
+                ]
+            table.add_row(*map(Cell, cells), *[Cell(one.cause)] * causes)
+        return table
+
+
+def _size(one: Measured) -> tuple[int, int]:
+    return one.estimate.layout.nodes, one.estimate.layout.ranks
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,207 @@
+"""`plan --measure`: short trainings of the best layouts, submitted together, and what they measure.
+
+best layouts ── short_run ── Sweep: one array for each number of nodes ── wait ── measured_run
+                                └── Ctrl-C, or a refused job: those in the queue are cancelled
+
+A layout that fails in its job has the cause in place of its times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.forecast.measured_run import MeasuredRun, measured_run
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.jobs import RunJob
+from hpctrain.launch.output import say
+from hpctrain.launch.slurm import queue
+from hpctrain.launch.sweeps.sweep import Sweep
+from hpctrain.plan.measured.short_run import chosen, minutes, short_run
+from hpctrain.plan.measured.waiting import Followed, wait
+from hpctrain.plan.predicting.estimate import Estimate
+from hpctrain.runs import stop_request
+from hpctrain.runs.failure import one_line
+from hpctrain.runs.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A layout after its job.
+
+    Attributes:
+        estimate: The layout, and what was predicted.
+        run: The run directory.
+        job: `ARRAYJOB_TASK`.
+        found: What the run has measured; None if its job has failed.
+        cause: Why it has failed, or had smaller micro-batches than planned; else "".
+    """
+
+    estimate: Estimate
+    run: Path
+    job: str
+    found: MeasuredRun | None
+    cause: str = ""
+
+    @property
+    def step_s(self) -> float | None:
+        """The median of the seconds of a step."""
+        return None if self.found is None else self.found.step_s
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """The samples of all ranks in a second."""
+        return self.estimate.layout.batch.global_size / self.step_s if self.step_s else None
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float | None:
+        """The tokens of a rank in a second; None if samples have none."""
+        rate, tokens = self.samples_per_s, self.estimate.tokens
+        return rate * tokens / self.estimate.layout.ranks if rate and tokens else None
+
+    @property
+    def step_error(self) -> float | None:
+        """The predicted time of a step divided by the measured one, minus 1."""
+        time = self.estimate.time
+        return time.step_s / self.step_s - 1 if time and self.step_s else None
+
+    @property
+    def predicted_peak(self) -> int:
+        """The predicted memory of tensors in bytes: without that of CUDA, NCCL and gaps."""
+        return self.estimate.memory.total - self.estimate.memory.allowance
+
+    @property
+    def peak_error(self) -> float | None:
+        """The predicted memory of tensors divided by the measured peak, minus 1."""
+        peak = self.found and self.found.peak_bytes
+        return self.predicted_peak / peak - 1 if peak else None
+
+    def as_json(self) -> dict[str, Any] | None:
+        """Return the object `measured` of a layout; None if its job has failed."""
+        if self.found is None:
+            return None
+        return {
+            "run": str(self.run),
+            "job": self.job,
+            "steps": self.found.steps,
+            "step_s": self.step_s,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "mfu": self.found.mfu,
+            "data_wait": self.found.data_wait,
+            "communication": self.found.communication,
+            "peak_bytes": self.found.peak_bytes,
+            "step_error": self.step_error,
+            "peak_error": self.peak_error,
+        }
+
+
+def measure(
+    estimates: Sequence[Estimate], overrides: Sequence[str], output_dir: str
+) -> list[Measured]:
+    """Submit the best layouts, wait, and return what they have measured.
+
+    Args:
+        estimates: Best first; a layout of the command line is the first of all.
+        overrides: Those of the command line, for people.
+        output_dir: The run directories go into `measure/TIME` in this folder.
+
+    Raises:
+        ConfigError: No layout can be measured; nothing was queued.
+        LaunchError: The scheduler refuses a job; those in the queue were cancelled.
+        KeyboardInterrupt: Ctrl-C; the jobs were cancelled.
+    """
+    first = estimates[0] if estimates else None
+    if first is not None and first.fits is False and first.layout.named:
+        raise ConfigError(
+            f"--measure: the layout of the command line ({first.layout.kind}) does not fit, so it "
+            "is not submitted; name another, or leave out hardware, which measures it in any case"
+        )
+    groups = chosen(estimates)
+    if not groups:
+        raise ConfigError("--measure: no layout fits on these nodes; give more with --nodes")
+    folder = Path(output_dir) / "measure" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
+    sweep = Sweep(folder / "sweeps" / "layouts", followed=True)
+    best = [estimate for group in groups for estimate in group]
+    limits = [minutes(group) for group in groups for _ in group]
+    for estimate, limit in zip(best, limits, strict=True):
+        config = short_run(estimate, folder, limit)
+        sweep.add([*overrides, *estimate.layout.overrides], partial(_same, config))
+    for number, entry in enumerate(sweep.entries):
+        _name(entry, number, best[number])
+    try:
+        sweep.submit()
+        jobs = [
+            Followed(f"{one.layout.kind}, {one.layout.ranks} ranks", job)
+            for one, job in zip(best, sweep.jobs(), strict=True)
+            if isinstance(job, RunJob)
+        ]
+        wait(jobs)
+    except BaseException:
+        _cancel(sweep.entries, folder)
+        raise
+    return [_result(estimate, followed) for estimate, followed in zip(best, jobs, strict=True)]
+
+
+def _same(config: Config, overrides: list[str]) -> Config:
+    """Return the config: it is composed already."""
+    return config
+
+
+def _name(entry: Entry, number: int, estimate: Estimate) -> None:
+    """Give a run a directory of its own: layouts do not change the result, and so not the name.
+
+    The name in the config stays, because the jobs of an array have one.
+    """
+    kind = estimate.layout.kind.replace("+", "-")
+    named = dataclasses.replace(entry.config, name=f"{number}-{kind}")
+    entry.run = RunDir.of(named, entry.run.data_digest)
+
+
+def _cancel(entries: Sequence[Entry], folder: Path) -> None:
+    """Cancel the jobs that are in the queue, and say so."""
+    tasks = {entry.task: entry for entry in entries if entry.task is not None}
+    if not tasks:
+        return
+    try:
+        waiting = {task: job for task, job in queue.queued({queue.me()}).items() if task in tasks}
+        for task in waiting:
+            with suppress(OSError):
+                stop_request.write(tasks[task].run.path, queue.me())
+        queue.cancel(job.id for job in waiting.values())
+    except HpctrainError as error:
+        say(f"{error}; `squeue --me` shows the jobs, and scancel ends them", style="red")
+        return
+    ids = ", ".join(job.id for job in waiting.values())
+    say(f"cancelled {ids or 'nothing, all jobs have ended'}; what was measured is in {folder}")
+
+
+def _result(estimate: Estimate, followed: Followed) -> Measured:
+    job = followed.job
+    run, made = job.run.path, partial(Measured, estimate, job.run.path, job.job_id)
+    record = job.run.read()
+    if record.get("state") == "finished":
+        try:
+            return made(measured_run(run), _smaller(estimate, record))
+        except ConfigError as error:
+            return made(None, str(error))
+    attempt = (record.get("attempts") or [{}])[-1]
+    told = one_line(str(attempt.get("error") or attempt.get("reason") or ""))
+    return made(None, told or f"the job has ended as {job.state}")
+
+
+def _smaller(estimate: Estimate, record: Mapping[str, Any]) -> str:
+    """Return that the micro-batches did not fit, and the run has taken smaller ones; else ""."""
+    batch, rows = estimate.layout.batch, record.get("micro_batch_rows")
+    asked = estimate.layout.config.train.micro_batch_size
+    if rows is None or asked == "auto" or rows >= batch.micro:
+        return ""
+    return f"out of memory with micro-batches of {batch.micro}, measured with {rows}"

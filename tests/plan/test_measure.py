@@ -1,0 +1,214 @@
+"""`plan --measure`: the best layouts are trained for some steps, and compared."""
+
+import io
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.frozen import load
+from hpctrain.config.validate import validate
+from hpctrain.console import Console
+from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.forecast.measured_run import MeasuredRun
+from hpctrain.launch import arrays
+from hpctrain.launch.slurm import sbatch
+from hpctrain.plan.answer import Asked, answer
+from hpctrain.plan.measured import measurement
+from hpctrain.plan.measured.comparison import Comparison
+from hpctrain.plan.measured.measurement import Measured
+from hpctrain.plan.measured.short_run import STEPS, chosen, minutes, short_run
+from hpctrain.plan.plan_command import main
+from hpctrain.plan.predicting.estimate import Estimate
+from hpctrain.plan.predicting.timing import StepTime
+from hpctrain.runs.freeze import check
+from tests import cluster
+
+# A hook of a user, which ends the second layout as a GPU without enough memory would.
+FULL = """\
+import sys
+import torch
+from hpctrain.training import Hook
+
+class Full(Hook):
+    def after_step(self, state):
+        if "/1-" in sys.argv[-1]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+"""
+_TIME = StepTime(1.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.1)
+
+
+@pytest.fixture
+def with_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is submitted in these tests."""
+    monkeypatch.setattr(sbatch, "available", lambda: True)
+
+
+def estimates(composer: Composer, digits: Path, output: Path, *words: str) -> list[Estimate]:
+    where = [f"data.path={digits}", f"output_dir={output}", "train.max_steps=200"]
+    config = composer.typed(["experiment=digits", *where, *words])
+    return answer(Asked(config, None, None, None, None, True, False, measure=True), []).layouts
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data.path=null"], "--measure with data.path=null: measuring trains some steps, so it"),
+        (["--sample-shape", "64"], "--measure with --sample-shape=64: measuring trains some"),
+        (["launch.dry_run=true"], "--measure with launch.dry_run=true: it submits jobs"),
+        ([], "--measure submits jobs, but sbatch is not on the PATH: call it on a login node"),
+    ],
+)
+def test_what_cannot_be_measured(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HpctrainError) as caught:
+        main(["experiment=digits", f"output_dir={tmp_path}/runs", "--measure", *words])
+    assert str(caught.value).startswith(message)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("with_sbatch")
+def test_a_layout_that_does_not_fit_is_not_submitted(digits: Path, tmp_path: Path) -> None:
+    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+    small = ["hardware=h100_sxm", "hardware.memory_gib=0.001", "parallel=ddp", "--measure"]
+    with pytest.raises(ConfigError, match=r"the layout of the command line \(single\) does not f"):
+        main([*where, *small])
+    with pytest.raises(ConfigError, match="--measure: no layout fits on these nodes"):
+        main([*where, *small[:2], "--measure"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_jobs_of_one_number_of_ranks_are_one_array_and_only_measure(
+    composer: Composer, digits: Path, tmp_path: Path
+) -> None:
+    words = ["launch.tasks_per_node=2", "+scaling=weak", "scheduler.warmup_steps=90"]
+    words += ["train.early_stopping.metric=val/loss", "checkpoint.best=val/loss"]
+    words += ["train.batch_size_ramp=[{global_batch_size: 32, steps: 9}]", "train.profile=10-12"]
+    found = estimates(composer, digits, tmp_path, *words)
+    (group,) = chosen(found)
+    assert group == found[:3]
+    assert [one.layout.kind for one in group] == ["ddp", "zero1", "zero2"]
+    entries = []
+    for one in group:
+        config = short_run(one, tmp_path, minutes(group))
+        validate(config)
+        entries.append(arrays.Entry([], config, check(config)))
+    assert len(arrays.plan(entries, tmp_path, 1000)) == 1
+    first, original = entries[0].config, found[0].layout.config
+    assert (first.train.max_steps, first.data.val_split) == (STEPS, None)
+    assert (first.checkpoint.at_end, first.tracking.upload) == (False, False)
+    assert (original.train.max_steps, original.data.val_split) == (200, "val")
+    # A prediction makes the limit shorter, so that the jobs start soon.
+    assert minutes(group) == original.launch.time_min == 60
+    time = replace(_TIME, step_s=2.0)
+    timed = [replace(one, time=time) for one in group]
+    assert minutes(timed) == (600 + 3 * STEPS * 2 + original.launch.warn_s) / 60 + 0.5
+    bad = replace(timed[0], fits=False)
+    two = replace(timed[1], layout=replace(timed[1].layout, nodes=2))
+    assert chosen([bad, two, *timed, timed[0]]) == [[two], timed]
+
+
+def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: Path) -> None:
+    found = estimates(composer, digits, tmp_path, "launch.tasks_per_node=2")
+    slow, fast, failed, other = found[:4]
+    run = tmp_path / "0-ddp"
+    measured = (20, 0.5, 0.5, 0.0, 0.1, None, None, 1.0, 0.0, 0.0, None)
+    own = MeasuredRun(run, slow.layout.config, 2, 1, "CPU", None, *measured)
+    slow = replace(slow, time=replace(_TIME, step_s=1.1 * own.step_s))
+    results = [
+        Measured(failed, tmp_path / "2-zero2", "7_2", None, "OutOfMemoryError: CUDA out of memory"),
+        Measured(slow, run, "7_0", replace(own, peak_bytes=5 * slow.memory.total // 4)),
+        Measured(fast, run, "7_1", replace(own, step_s=own.step_s / 2)),
+    ]
+    compared = Comparison(results, "python -m hpctrain -m experiment=digits")
+    assert [one.estimate for one in compared.ranked] == [fast, slow, failed]
+    text = io.StringIO()
+    console = Console()
+    console.file = text
+    console.width = 160
+    compared.show(console)
+    lines = text.getvalue().splitlines()
+    rows = [line.split() for line in lines if line.lstrip().startswith(("ddp ", "zero"))]
+    assert [row[0] for row in rows] == ["zero1", "ddp", "zero2"]
+    assert rows[1][2:7] == [f"{1.1 * own.step_s:.4f}", "s", f"{own.step_s:.4f}", "s", "+10.0%"]
+    assert " ".join(rows[2]).endswith("OutOfMemoryError: CUDA out of memory")
+    assert f"its log: python -m hpctrain logs {tmp_path}/2-zero2" in lines
+    command = f"python -m hpctrain -m experiment=digits {shlex.join(fast.layout.overrides)}"
+    assert f"  {command}" in lines
+    assert f"  --from-run {run} --from-run {run}" in lines
+    body: dict[str, Any] = {"layouts": [{}, {}, {}, {}]}
+    compared.put_into(body, [slow, fast, failed, other])
+    first, _, third, fourth = body["layouts"]
+    assert first["measured"]["step_error"] == pytest.approx(0.1)
+    assert first["measured"]["peak_error"] == pytest.approx(-0.2, abs=1e-3)
+    assert (third["measured"], third["not_measured"]) == (None, results[0].cause)
+    assert fourth["measured"] is None
+    assert body["measurement"]["fastest"][0]["command"] == command
+    assert compared.exit_code == 0
+    assert Comparison(results[:1], "").exit_code == 4
+
+
+@pytest.mark.slurm
+@pytest.mark.usefixtures("empty_queue")
+def test_ctrl_c_cancels_the_jobs(
+    capsys: pytest.CaptureFixture[str],
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pressed(jobs: object) -> None:
+        assert len(cluster.queue()) == 2
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measurement, "wait", pressed)
+    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
+    assert main([*where, "+site.sbatch.hold=true", "--measure"]) == 130
+    cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")
+    assert "cancelled " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.usefixtures("empty_queue")
+def test_the_best_layouts_on_a_cluster(
+    capsys: pytest.CaptureFixture[str],
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "of_a_user.py").write_text(FULL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    output = tmp_path / "runs"
+    words = ["experiment=digits", f"data.path={digits}", f"output_dir={output}"]
+    words += ["launch.tasks_per_node=2", "hooks=[{_target_: of_a_user.Full}]"]
+    assert main([*words, "--measure", "--json"]) == 0
+    said = capsys.readouterr()
+    found: dict[str, Any] = json.loads(said.out)
+    first, second, third, *others = found["layouts"]
+    assert [each["ranks"] for each in (first, second, third)] == [2, 2, 2]
+    assert first["measured"]["steps"] == third["measured"]["steps"] == 20
+    assert first["measured"]["step_s"] > 0
+    assert second["measured"] is None
+    assert second["not_measured"].startswith("OutOfMemoryError: CUDA out of memory. Tried to all")
+    assert all(each["measured"] is None and each["not_measured"] for each in others)
+    best = min(first, third, key=lambda each: float(each["measured"]["step_s"]))
+    (fastest,) = found["measurement"]["fastest"]
+    assert fastest["overrides"] == best["overrides"]
+    assert fastest["command"].startswith("python -m hpctrain -m experiment=digits ")
+    # One array, no checkpoint, no upload; and the runs are what --from-run takes.
+    jobs = [each["measured"]["job"].split("_") for each in (first, third)]
+    assert jobs == [[jobs[0][0], "0"], [jobs[0][0], "2"]]
+    measured = [Path(each["measured"]["run"]) for each in (first, third)]
+    assert all(not list((run / "checkpoints").glob("step-*")) for run in measured)
+    assert not load(measured[0] / "config.yaml").tracking.upload
+    assert measured[0].parent.parent == output / "measure"
+    assert main([*words, "--from-run", str(measured[0]), "--json"]) == 0
+    assert "finished" in said.err

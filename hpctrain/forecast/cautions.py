@@ -100,8 +100,7 @@ def _across_nodes(config: Config, degrees: Degrees) -> Iterator[str]:
             f"parallel.tp={degrees.tp} spans several nodes of {per_node} ranks: every layer waits "
             f"for the network; use parallel.tp={per_node} or less, and pp or dp_shard beyond"
         )
-    span = config.parallel.ep * degrees.cp * degrees.tp
-    if config.parallel.ep > 1 and span > per_node:
+    if config.parallel.ep > per_node:
         yield (
             f"parallel.ep={config.parallel.ep} spans several nodes of {per_node} ranks: every "
             "layer with experts exchanges its tokens over the network"
@@ -141,7 +140,8 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[st
     partly |= config.train.lora.match is not None
     states = 0 if partly else optimizer_states(config.optimizer)
     size = 2 if config.precision.params == "bf16" else 4
-    ranks = degrees.dp_shard * degrees.cp * degrees.tp * degrees.pp
+    ranks = degrees.dp_shard * degrees.tp * degrees.pp
+    ranks *= degrees.cp if degrees.dp_shard > 1 else 1  # without dp_shard they are replicas
     needed = count * size * (1 + states) / ranks
     if needed > hardware.memory_bytes:
         yield (

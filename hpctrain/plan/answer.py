@@ -160,9 +160,7 @@ class _Answer:
             printing.print_layouts(console, self.layouts, command)
             printing.print_scaling(console, scaling(self.ranking.best))
             console.print(f"\n{self.loader.text(self.layouts[0])}", soft_wrap=True)
-        last = {name.partition(" ")[0]: name for name in self.ranking.excluded}
-        for name in last.values():  # each layout once, on the most ranks
-            console.print(f"excluded: {name}: {self.ranking.excluded[name]}", soft_wrap=True)
+        printing.print_excluded(console, self.ranking.excluded)
         if self.kinds:
             console.print("\nthe smallest number of GPUs that fits, of each kind")
             printing.print_hardware(console, self.kinds)

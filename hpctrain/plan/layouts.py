@@ -5,9 +5,8 @@ Layouts keep the global batch. The smallest number of micro-batches that fits is
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
@@ -76,6 +75,10 @@ class Divisible:
     experts: int = 0
     positions: int = 0
 
+    def parts(self, cp: int) -> bool:
+        """Return whether context parallel of `cp` ranks can divide the positions."""
+        return self.positions > 0 and self.positions % (2 * cp) == 0
+
 
 def of_command_line(config: Config, nodes: int) -> Layout:
     """Return the layout that a config itself has.
@@ -110,8 +113,9 @@ def layouts(
         excluded: Gets what is not possible, with the reason.
         divisible: What can be divided; None means neither experts nor positions.
     """
-    ranks = nodes * per_node
-    for name, degrees in _degrees(nodes, per_node, divisible or Divisible()).items():
+    ranks, divisible = nodes * per_node, divisible or Divisible()
+    excluded |= _left_out(nodes, divisible)
+    for name, degrees in _degrees(nodes, per_node, divisible).items():
         # torch cannot choose which results of experts to keep.
         possible = [mode for mode in modes if mode != "selective" or "ep" not in degrees]
         found = [
@@ -151,19 +155,54 @@ def _degrees(nodes: int, per_node: int, divisible: Divisible) -> dict[str, dict[
                 "zero": 3,
                 "tp": tp,
             }
+    cps = [cp for cp in (2, 4, 8) if ranks % cp == 0 and divisible.parts(cp)]
+    eps = [ep for ep in (2, 4, 8, 16, 32, 64) if divisible.experts and divisible.experts % ep == 0]
+    eps = [ep for ep in eps if ranks % ep == 0]
     for pp in (2, 4, 8, 16):
-        for tp in (1, *inside[-1:]):
-            if nodes >= pp and nodes % pp == 0:
-                name = f"zero1+pp{pp}" + (f"+tp{tp}" if tp > 1 else "")
-                found[name] = {"dp_replicate": 1, "dp_shard": -1, "zero": 1, "pp": pp, "tp": tp}
-    for cp in (2, 4, 8):
-        if divisible.positions and ranks % cp == 0 and divisible.positions % (2 * cp) == 0:
-            found[f"zero3+cp{cp}"] = zero3 | {"cp": cp}
-    for ep in (2, 4, 8, 16, 32, 64):
-        if divisible.experts and divisible.experts % ep == 0 and ranks % ep == 0:
-            found[f"zero3+ep{ep}"] = zero3 | {"ep": ep}
+        if nodes < pp or nodes % pp:
+            continue
+        whole = {"dp_replicate": 1, "dp_shard": -1, "pp": pp}
+        within = [cp for cp in cps if ranks % (pp * cp) == 0]
+        near = [ep for ep in eps if ep <= per_node]
+        both = [{"cp": 2, "tp": tp} for tp in inside[:-1][-1:] if 2 in within]
+        both += [{"cp": 2, "ep": ep} for ep in near[-1:] if 2 in within]
+        others = [{}, *({"tp": tp} for tp in inside[-1:]), *({"cp": cp} for cp in within), *both]
+        others += [{"ep": ep} for ep in near]
+        for more in others:
+            found["zero1" + _suffix({"pp": pp} | more)] = whole | {"zero": 1} | more
+        for more in others[: 1 + bool(inside)]:
+            if ranks > pp * more.get("tp", 1):
+                found["zero3" + _suffix({"pp": pp} | more)] = whole | {"zero": 3} | more
+    for cp in cps:
+        found[f"zero3+cp{cp}"] = zero3 | {"cp": cp}
+    for ep in eps:
+        found[f"zero3+ep{ep}"] = zero3 | {"ep": ep}
+    for cp, ep in zip(cps[:1], eps[-1:], strict=False):
+        found[f"zero3+cp{cp}+ep{ep}"] = zero3 | {"cp": cp, "ep": ep}
+    for cp, tp in zip(cps[:1], inside[:-1][-1:], strict=False):
+        found[f"zero3+cp{cp}+tp{tp}"] = zero3 | {"cp": cp, "tp": tp}
     found["zero3+offload"] = zero3 | {"offload": 1}
     return found
+
+
+def _suffix(degrees: dict[str, int]) -> str:
+    return "".join(f"+{n}{degrees[n]}" for n in ("cp", "tp", "pp", "ep") if n in degrees)
+
+
+def _left_out(nodes: int, divisible: Divisible) -> dict[str, str]:
+    """Return the kinds of parallelism that no layout here has, with the reason."""
+    reasons = {}
+    if not divisible.experts:
+        reasons["ep"] = "the model has no experts that could be divided"
+    if not divisible.positions:
+        reasons["cp"] = "the model cannot divide its sequences, or its samples have none"
+    elif not divisible.parts(2):
+        reasons["cp"] = f"{divisible.positions} positions are not divisible by 2 x cp"
+    if nodes == 1:
+        reasons["pp"] = (
+            "a pipeline is looked at across nodes; inside one, tp needs no micro-batches"
+        )
+    return reasons
 
 
 def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:
@@ -182,19 +221,17 @@ def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:
 def _layout(
     config: Config, nodes: int, per_node: int, degrees: dict[str, int], mode: str, parts: int
 ) -> Layout:
-    changed = copy.deepcopy(config)
-    parallel, train, launch = changed.parallel, changed.train, changed.launch
-    parallel.tp = parallel.pp = parallel.cp = parallel.ep = 1
-    parallel.weights, parallel.fsdp.offload = None, False
-    for key, value in degrees.items():
-        if key == "offload":
-            parallel.fsdp.offload = True
-        else:
-            setattr(parallel, key, value)
-    train.activation_checkpointing, train.accumulate, train.micro_batch_size = mode, parts, None
-    launch.nodes, launch.tasks_per_node = nodes, per_node
-    if config.launch.gpus_per_node or config.hardware.get("devices"):
+    fsdp = replace(config.parallel.fsdp, offload="offload" in degrees)
+    parallel = replace(config.parallel, weights=None, fsdp=fsdp, tp=1, pp=1, cp=1, ep=1)
+    for key in degrees.keys() - {"offload"}:
+        setattr(parallel, key, degrees[key])
+    train = replace(
+        config.train, activation_checkpointing=mode, accumulate=parts, micro_batch_size=None
+    )
+    launch = replace(config.launch, nodes=nodes, tasks_per_node=per_node)
+    if launch.gpus_per_node or config.hardware.get("devices"):
         launch.gpus_per_node = per_node
+    changed = replace(config, parallel=parallel, train=train, launch=launch)
     return Layout(changed, nodes, _differences(config, changed))
 
 

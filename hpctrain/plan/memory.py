@@ -264,9 +264,26 @@ def memory_of(
             nor optimizer state. None: all are trained.
     """
     both = sizes, trained or sizes
-    if degrees.dp_shard * degrees.cp == 1 and not parallel.fsdp.offload:
-        return _whole(*both, degrees, parallel, precision, optimizer, accumulate)
+    if shards(degrees, parallel) == 1 and not parallel.fsdp.offload:
+        divided = degrees.ranks > degrees.dp_replicate or parallel.ep > 1
+        if not divided or degrees.dp_replicate * degrees.cp == 1:
+            return _whole(*both, degrees, parallel, precision, optimizer, accumulate)
     return _divided(*both, degrees, parallel, precision, optimizer, accumulate)
+
+
+def shards(degrees: Degrees, parallel: ParallelConfig) -> int:
+    """Return the number of ranks that divide each parameter, beside tp and pp.
+
+    The ranks of context parallel divide parameters with those of dp_shard. Without dp_shard they
+    are replicas.
+
+    Args:
+        degrees: The ranks.
+        parallel: The section of the config; with offload, cp divides parameters in any case.
+    """
+    if degrees.dp_shard == 1 and not parallel.fsdp.offload:
+        return 1
+    return degrees.dp_shard * degrees.cp
 
 
 def _whole(
@@ -321,13 +338,14 @@ def _divided(
     accumulate: int,
 ) -> Memory:
     stored, computed, reduced = _formats(precision)
-    # Context parallel divides the parameters, too.
-    ranks = degrees.dp_shard * degrees.cp
-    zero, offload = parallel.zero, parallel.fsdp.offload
+    ranks, offload = shards(degrees, parallel), parallel.fsdp.offload
+    replicas = ranks == 1 and not offload  # FSDP2 keeps parameters, and a copy for computing
+    zero = 2 if replicas else parallel.zero
     part, block, rest = sizes.part(ranks), sizes.largest_block, sizes.outside
     whole = sizes.whole(ranks)
     own, learnt, learnt_rest = trained.part(ranks), trained.largest_block, trained.outside
     every = parallel.sync == "every" or (parallel.sync == "auto" and zero > 1)
+    every = every and degrees.pp == 1 and not (replicas and parallel.sync == "auto")
 
     parameters, state = stored * part, stored * own * optimizer_states(optimizer)
     gradients = stored * own
@@ -359,7 +377,7 @@ def _divided(
         forward = earlier + gathered + computed * block
     begin = earlier + gathered + buffers
     step = 0 if offload else gradients + _temporaries(optimizer, stored * own)
-    name = f"zero{zero}" + (" + offload" if offload else "")
+    name = "replicas" if replicas else f"zero{zero}" + (" + offload" if offload else "")
     return Memory(
         kind=_kind(name, degrees, precision, optimizer),
         parameters=parameters,

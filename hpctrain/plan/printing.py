@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
@@ -93,6 +94,22 @@ def print_layouts(console: Console, estimates: list[Estimate], command: str) -> 
         shown.add(ranks)
         console.print(f"\n{estimate.layout.kind}, {ranks}: {estimate.reason}", soft_wrap=True)
         console.print(f"  {command} {' '.join(estimate.layout.overrides)}", soft_wrap=True)
+
+
+def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
+    """Print what is not possible, each layout once, on the most ranks; one line for a reason.
+
+    Args:
+        console: Where.
+        excluded: The reason by `LAYOUT on N ranks`.
+    """
+    last = {name.partition(" ")[0]: name for name in excluded}
+    names: dict[str, list[str]] = {}
+    for name in last.values():
+        names.setdefault(excluded[name], []).append(name)
+    for reason, alike in names.items():
+        layouts = [name.partition(" ")[0] for name in alike[:-1]]
+        console.print(f"excluded: {', '.join([*layouts, alike[-1]])}: {reason}", soft_wrap=True)
 
 
 def print_scaling(console: Console, rows: list[Scaled]) -> None:

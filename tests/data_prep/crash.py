@@ -3,11 +3,11 @@
     python crash.py FOLDER REFERENCE EVERY < COMMANDS.json
 
 The standard input is a JSON list of commands: any set-up commands, then the command to test. Each
-command is a list of words, in which OUT is replaced by FOLDER. For K = 1, 1 + EVERY, … it removes
-FOLDER, runs the set-up commands, and runs the last command in a process that kills itself just
-before its K-th disk change. The script runs the last command again, kills it soon after the start,
-and then runs it to the end. FOLDER must then have the same content as REFERENCE. When the command
-makes fewer than K disk changes, the script prints their number and ends.
+command is a list of words, in which OUT is replaced by FOLDER. For K = 1, 1 + EVERY, … it makes
+FOLDER what the set-up commands had left, and runs the last command in a process that kills itself
+just before its K-th disk change. The script runs the last command again, kills it soon after the
+start, and then runs it to the end. FOLDER must then have the same content as REFERENCE. When the
+command makes fewer than K disk changes, the script prints their number and ends.
 """
 
 import json
@@ -17,6 +17,9 @@ import signal
 import sys
 from pathlib import Path
 
+# Not needed by name: each of hundreds of forked processes would otherwise import them for itself.
+import data_prep.sources.arrays
+import data_prep.writing.convert  # noqa: F401
 from data_prep.cli import main
 from hpctrain.shards.index import Index
 
@@ -83,10 +86,15 @@ def crashes(out: Path, reference: Path, every: int, *commands: list[str]) -> int
     """Do what the module says; return the number of disk changes of the last command."""
     *setup, last = [[word.replace("OUT", str(out)) for word in words] for words in commands]
     wanted = content(reference)
+    for words in setup:
+        assert run(words) == 0, words
+    begun = out.with_name("begun")
+    if setup:
+        out.rename(begun)
     for kill_at in range(1, 10_000, every):
         shutil.rmtree(out, ignore_errors=True)
-        for words in setup:
-            assert run(words) == 0, words
+        if setup:
+            shutil.copytree(begun, out)
         status = run(last, kill_at)
         whole = status == 0
         if status == -signal.SIGKILL:

@@ -46,7 +46,7 @@ SPLIT = ("--split", "train=0.5,val=0.5")
     ("setup", "last", "every"),
     [
         pytest.param([], [*SPLIT], 1, id="new", marks=pytest.mark.slow),
-        pytest.param([[]], [*SPLIT, "--overwrite"], 20, id="replaces"),
+        pytest.param([[]], [*SPLIT, "--overwrite"], 5, id="replaces"),
         pytest.param([[]], [*SPLIT, "--overwrite"], 1, id="replaces-each", marks=pytest.mark.slow),
         pytest.param(
             [],

@@ -94,9 +94,9 @@ def test_plots_are_the_same_each_time(folder, tmp_path, data_prep, kind):
     assert files[0].read_bytes() == files[1].read_bytes()
     if kind == "png":
         with Image.open(files[0]) as image:
-            pixels = np.asarray(image.convert("RGB"))
-        assert pixels.shape[1] == 1650
-        assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100  # not a blank page
+            assert image.width == 1650
+            colours = image.convert("RGB").getcolors(2**24)
+        assert len(colours) > 100  # not a blank page
 
 
 class _Links(HTMLParser):

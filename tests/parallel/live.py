@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +36,8 @@ class Live(TorchDispatchMode):
         """Count the storage of a tensor from now on; return whether it is a new one."""
         if isinstance(tensor, DTensor):
             tensor = tensor._local_tensor
+        if isinstance(tensor, AsyncCollectiveTensor):  # its views have no memory of their own
+            tensor = tensor.elem
         storage = tensor.untyped_storage()
         known = storage._cdata in self._storages
         if known or tensor.device.type == "meta" or 0 < storage.nbytes() < SMALL:

@@ -14,7 +14,9 @@ ZERO1: Keys = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.ze
 ZERO2, ZERO3 = ZERO1 | {"parallel.zero": 2}, ZERO1 | {"parallel.zero": 3}
 HSDP: Keys = {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}
 TWICE: Keys = {"train.accumulate": 2}
-TP, CP = ZERO3 | {"parallel.tp": 2}, ZERO3 | {"parallel.cp": 2}
+CP2: Keys = {"parallel.cp": 2}
+EP2: Keys = {"parallel.ep": 2}
+TP = ZERO3 | {"parallel.tp": 2}
 PP = ZERO1 | {"parallel.pp": 2, "train.accumulate": 4}
 GPIPE = PP | {"parallel.pipeline.schedule": "gpipe"}
 
@@ -36,10 +38,16 @@ SEVERAL = [
     Case(LM, 4, "full", HSDP, 4),
     Case(LM, 4, "none", TP, 2),
     Case(LM, 4, "selective", TP, 4),
-    Case(LM, 4, "none", CP, 2),
+    Case(LM, 4, "none", ZERO3 | CP2, 2),
     Case(LM, 8, "none", PP, 2),
     Case(LM, 8, "full", GPIPE, 2),
-    Case("experts", 4, "none", ZERO3 | {"parallel.ep": 2}, 2),
+    *[Case(LM, 8, mode, PP | CP2, 4) for mode in ("none", "full")],
+    *[Case("experts", 8, mode, PP | EP2, 4) for mode in ("none", "full")],
+    Case("experts", 8, "none", PP | CP2 | EP2, 4),
+    Case(LM, 8, "none", PP | {"parallel.tp": 2}, 4),
+    Case(LM, 8, "none", PP | {"parallel.zero": 3}, 4),
+    Case("experts", 4, "none", ZERO3 | CP2 | EP2, 2),
+    Case("experts", 4, "none", ZERO3 | EP2, 2),
     Case(CONV, 32, "none", DDP, 2),
     Case(CONV, 32, "full", ZERO3, 2),
     Case(GPT2, 4, "none", ZERO3, 2),

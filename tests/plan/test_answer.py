@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.doctor import history
 from hpctrain.errors import ConfigError, HpctrainError
@@ -18,6 +19,7 @@ from hpctrain.plan.budget import Budget, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.loader_rate import loader_rate
+from hpctrain.plan.memory import ModelSizes, memory_of
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
 from hpctrain.plan.ranking import WHY
@@ -80,7 +82,7 @@ def test_what_does_not_fit_is_exit_code_8(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]) -> None:
-    moe = ["model=moe_small", "model.layers=2", *LM[1:]]
+    moe = ["model=moe_small", "model.layers=2", "model.tied=false", *LM[1:]]
     found = plan(capsys, *moe, "hardware=h100_sxm", "--nodes", "1,2")
     assert found["model"]["active"] < found["model"]["parameters"]
     kinds = {tuple(w for w in e["overrides"] if "parallel" in w): e for e in found["layouts"]}
@@ -93,11 +95,27 @@ def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]
         assert entry["memory"]["activations"] > 0
     plain = next(entry for words, entry in kinds.items() if not words)  # ddp
     assert divided["parallel.fsdp.offload=true"]["step_s"] > plain["step_s"]
+    words = [set(entry["overrides"]) for entry in found["layouts"]]
+    for both in ({"parallel.pp=2", "parallel.cp=2"}, {"parallel.pp=2", "parallel.ep=4"}):
+        assert any(both < entry for entry in words), both
+    assert "a pipeline is looked at across nodes" in found["assumptions"]["excluded"]["pp"]
     one, two = found["scaling"]
     assert (one["nodes"], two["nodes"], one["efficiency"]) == (1, 2, 1)
     rates = [row["samples_per_s"] / row["ranks"] for row in (one, two)]
     assert two["efficiency"] == pytest.approx(rates[1] / rates[0])
     assert found["loader"]["needed_mb_per_s"] is None
+
+
+def test_context_parallel_divides_parameters_only_with_dp_shard() -> None:
+    config, sizes = Config(), ModelSizes.counted(1000, 4, 0)
+    config.parallel.zero = 3
+
+    def parameters(degrees: Degrees) -> int:
+        parallel, precision = config.parallel, config.precision
+        return memory_of(sizes, degrees, parallel, precision, config.optimizer).parameters
+
+    assert parameters(Degrees(cp=2)) == 4 * 4000
+    assert parameters(Degrees(dp_shard=2, cp=2)) == 4 * 1000
 
 
 class NeedsValues(nn.Module):

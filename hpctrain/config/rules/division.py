@@ -6,6 +6,7 @@ queued. Of other models they are known when the model is built.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -163,4 +164,9 @@ def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
 
 def names_module(pattern: str, name: str) -> bool:
     """Return whether a pattern of a plan, in which * stands for one part, names a module."""
-    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))

@@ -120,11 +120,14 @@ class MemoryModel:
         kept = int(blocks * of_stage * batch.micro * flying)
         of_loss = int(logits * batch.micro * flying) if last else 0
         measured = self._activations[config.train.activation_checkpointing]
-        working = measured.working + measured.saved // max(1, self._blocks)
-        working //= degrees.cp * degrees.tp
+        working = measured.working // (degrees.cp * degrees.tp)
         if degrees.cp > 1 and config.train.activation_checkpointing != "none":
             working += self._gathered_keys(config, degrees) // max(1, self._blocks)
-        peak = states.peak_with(kept + of_loss, working * batch.micro)
+        own = measured.saved // max(1, self._blocks) // (degrees.cp * degrees.tp)
+        most = kept + of_loss
+        if degrees.pp > 1:  # blocks are computed again while the copies of all are there
+            most = max(most, kept + working * batch.micro)
+        peak = states.peak_with(most, (working + own) * batch.micro)
         on_gpu = hardware is not None and hardware.memory_bytes is not None
         on_gpu = on_gpu and parallel.device != "cpu"
         allowance = CONTEXT_BYTES + int(GAPS * peak) if on_gpu else 0
@@ -159,17 +162,16 @@ class MemoryModel:
         return blocks, logits // degrees.cp
 
     def _gathered_keys(self, config: Config, degrees: Degrees) -> int:
-        """Return the bytes of a sample of the keys and values that context parallel gathers.
+        """Return the bytes of a sample by which gathered keys and values exceed a rank's own.
 
-        Each block keeps them whole, and once more as each of the two chunks of a rank sees them:
-        together 1 + 1 / (2 cp) times.
+        Each block keeps them whole instead of its own part: 2 (1 - 1 / cp) of a sequence.
         """
         plan = getattr(self._model, "plan", None)
         numbers = plan.numbers if isinstance(plan, Plan) else {}
         heads = numbers.get("heads", 1)
         width = self._facts.width * numbers.get("kv_heads", heads) // heads // degrees.tp
         size = 2 if config.precision.compute in ("bf16", "fp16", "fp8") else 4
-        return int((4 + 1 / degrees.cp) * self._facts.tokens * width * size * self._blocks)
+        return int(2 * (1 - 1 / degrees.cp) * self._facts.tokens * width * size * self._blocks)
 
     def _whole_inputs(self, config: Config, degrees: Degrees) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""

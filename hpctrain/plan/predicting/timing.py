@@ -20,6 +20,7 @@ from hpctrain.hardware import Hardware, Link
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
+from hpctrain.plan.memory import shards
 from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
 
 
@@ -188,9 +189,8 @@ def _communication(
     # With expert parallel, a rank gathers only its own experts.
     whole = facts.parameters - facts.of_experts * (1 - 1 / parallel.ep)
     own = whole / (degrees.tp * degrees.pp)
-    inner = degrees.tp * degrees.cp
     parts: list[float | None] = []
-    shard = degrees.dp_shard * degrees.cp
+    shard = shards(degrees, parallel)
     link = link_of(hardware, per_node, degrees.tp, shard)
     if shard > 1:
         every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
@@ -198,10 +198,10 @@ def _communication(
         scatters = batch.accumulate if every else 1
         parts.append(_blocks_s(gathers, own * size, shard, link, blocks))
         parts.append(_blocks_s(scatters, own * reduced, shard, link, blocks))
-    if degrees.dp_replicate > 1:
-        outer = link_of(hardware, per_node, inner * degrees.dp_shard, degrees.dp_replicate)
-        nbytes = own * reduced / shard
-        parts.append(_blocks_s(2, nbytes, degrees.dp_replicate, outer, blocks))
+    replicas = degrees.dp * degrees.cp // shard
+    if replicas > 1:
+        outer = link_of(hardware, per_node, degrees.tp * shard, replicas)
+        parts.append(_blocks_s(2, own * reduced / shard, replicas, outer, blocks))
     hidden = None if None in parts else sum(part for part in parts if part is not None)
     open_s = _inside_layers(layout, facts, blocks, hardware, size)
     return hidden, open_s
@@ -212,7 +212,7 @@ def _inside_layers(
 ) -> float | None:
     """Return the seconds of what layers wait for: tensor, context, expert, pipeline parallel."""
     config, degrees, batch = layout.config, layout.degrees, layout.batch
-    parallel, inner = config.parallel, degrees.tp * degrees.cp
+    parallel = config.parallel
     per_node, own = config.launch.tasks_per_node, blocks / degrees.pp
     residual = batch.micro * facts.tokens * facts.width * size / degrees.cp
     passes = 3 if config.train.activation_checkpointing == "full" else 2
@@ -227,7 +227,7 @@ def _inside_layers(
         one = gather_s(residual * degrees.cp / 2, degrees.cp, link)
         total = _plus(total, one, passes * own * batch.accumulate)
     if parallel.ep > 1:  # tokens go to their experts and back, in each pass
-        link = link_of(hardware, per_node, inner, parallel.ep)
+        link = link_of(hardware, per_node, degrees.tp, parallel.ep)
         one = gather_s(residual * facts.per_token, parallel.ep, link)
         total = _plus(total, one, 2 * passes * own * batch.accumulate)
     if degrees.pp > 1:
@@ -241,7 +241,7 @@ def _moved(layout: Layout, facts: ModelFacts) -> float:
     """Return the bytes that offload sends between host and GPU in a step."""
     config, degrees = layout.config, layout.degrees
     stored = 2 if config.precision.params == "bf16" else 4
-    divided = degrees.tp * degrees.pp * degrees.dp_shard * degrees.cp
+    divided = degrees.tp * degrees.pp * shards(degrees, config.parallel)
     gathers = 2 * layout.batch.accumulate if config.parallel.zero == 3 else 1
     down = gathers * facts.parameters
     return stored * (down + layout.batch.accumulate * facts.trainable) / divided
@@ -259,7 +259,7 @@ def _blocks_s(times: float, nbytes: float, ranks: int, link: Link, blocks: int) 
 def _optimizer(config: Config, facts: ModelFacts, layout: Layout, rate: float) -> float:
     """Return the seconds of clipping and the optimizer, which read and write all states."""
     degrees = layout.degrees
-    own = facts.trainable / (degrees.tp * degrees.pp * degrees.dp_shard * degrees.cp)
+    own = facts.trainable / (degrees.tp * degrees.pp * shards(degrees, config.parallel))
     size = 2 if config.precision.params == "bf16" else 4
     tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
     return own * size * tensors / rate

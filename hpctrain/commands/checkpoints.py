@@ -23,6 +23,7 @@ from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
 from hpctrain.console import Cell, Console
 from hpctrain.errors import StorageError
+from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.terminal import printable
 
 _COLUMNS = ("run", "step", "epoch", "saved", "size", "ranks", "kept", "metric", "files")
@@ -134,7 +135,7 @@ def look(run: Facts, *, verify: bool) -> list[Row]:
         verify: Whether to read all files.
     """
     rows = []
-    best = int((run.record.get("best") or {}).get("step", 0))
+    best = int((best_of(run.path, run.record) or {}).get("step", 0))
     for number, path in enumerate(checkpoints(run.path / "checkpoints")):
         manifest, problem = None, damage(path) if verify else None
         try:

@@ -23,6 +23,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hpctrain.commands.observations import OTHER_TYPES, Facts, gather
+from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.failure import is_of_another_rank, one_line
 
 # In the order of a long table: states that need the user's attention come first.
@@ -113,9 +114,10 @@ def metric(run: Facts) -> tuple[str, float] | None:
 def best(run: Facts) -> tuple[float, int] | None:
     """Return the best value of the main metric and its step; None if its name tells no direction.
 
-    Rank 0 keeps it in progress.json.
+    Rank 0 keeps it in progress.json; what jobs have evaluated follows from their results.
     """
-    found = run.progress.get("best")
+    found = best_of(run.path, run.record) if run.evaluated else None
+    found = found or run.progress.get("best")
     return None if found is None else (float(found["value"]), int(found["step"]))
 
 

@@ -52,6 +52,9 @@ class MeasuredRun:
         evaluation_s: Seconds of an evaluation; 0 if there was none.
         checkpoint_s: Seconds of a checkpoint, as the training feels it; 0 if there was none.
         samples_per_epoch: The samples of an epoch, rounded to whole steps.
+        rank_s: The seconds of work of each rank for one of its samples, without the wait for
+            others; empty if the run has not measured them (one rank, or GPUs).
+        hosts: The nodes of its last attempt, in the order of the ranks.
     """
 
     path: Path
@@ -71,6 +74,8 @@ class MeasuredRun:
     evaluation_s: float
     checkpoint_s: float
     samples_per_epoch: int | None
+    rank_s: tuple[float, ...] = ()
+    hosts: tuple[str, ...] = ()
 
     @property
     def degrees(self) -> Degrees:
@@ -135,6 +140,8 @@ def measured_run(path: Path) -> MeasuredRun:
         evaluation_s=told.median("perf/evaluation_s") or 0.0,
         checkpoint_s=told.median("perf/checkpoint_s") or 0.0,
         samples_per_epoch=int(batch * steps) if batch and steps else None,
+        rank_s=tuple(map(float, record.get("rank_s") or ())),
+        hosts=tuple(map(str, last.get("hosts") or ())),
     )
 
 

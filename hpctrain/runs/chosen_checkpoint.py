@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpctrain.checkpoint.manifest import checkpoints, damage, newest_intact
 from hpctrain.errors import StorageError
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking import recorded
+
+
+def best_of(path: Path, record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the metric, value and step of the best checkpoint of a run; None without one.
+
+    The training notes it in run.json. With `evaluation.job=true` it follows from the results of
+    the evaluations, whose files never change, so nobody has to write it: of the checkpoints that
+    are there, it is the one with the best value, and of equal ones the first.
+
+    Args:
+        path: The run directory.
+        record: The content of its run.json.
+    """
+    followed = record.get("best_by_jobs")
+    if followed is None:
+        found: dict[str, Any] | None = record.get("best")
+        return found
+    metric, sign = followed["metric"], 1 if followed["lower"] else -1
+    values = [
+        (sign * one.metrics[metric], one.step)
+        for one in recorded.read_all(path)
+        if math.isfinite(one.metrics.get(metric, math.nan))
+        and (path / "checkpoints" / f"step-{one.step:08d}").is_dir()
+    ]
+    if not values:
+        return None
+    value, step = min(values)
+    return {"metric": metric, "value": sign * value, "step": step}
 
 
 def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = False) -> Path:
@@ -21,7 +53,7 @@ def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = Fals
         StorageError: There is no such checkpoint, or it is damaged.
     """
     if best:
-        known = run.read().get("best")
+        known = best_of(run.path, run.read())
         if known is None:
             raise StorageError(
                 f"{run.path}: the run has no best checkpoint; checkpoint.best=val/loss keeps one"

@@ -15,6 +15,7 @@ from rich.table import Table
 from hpctrain.config.schema import Config
 from hpctrain.console import Cell, Console
 from hpctrain.errors import TrackingError
+from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask, reference
 from hpctrain.tracking.page.links import known_pages
@@ -39,7 +40,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     for name in dict.fromkeys((config.metric, *_SHOWN)):
         if name in result:
             table.add_row(name, _number(result[name]))
-    if best := record.get("best"):
+    if best := best_of(run.path, record):
         text = f"{_number(best['value'])} at step {best['step']:,} (its checkpoint is kept)"
         table.add_row(f"best {best['metric']}", Cell(text))
     if "perf/samples_per_s" in result:

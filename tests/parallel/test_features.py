@@ -114,6 +114,32 @@ def test_a_ramp_of_the_batch_size_is_equal_to_one_process(name: str) -> None:
         assert max(losses, norms, parameters) < TOLERANCE, (losses, norms, parameters)
 
 
+# Batches of 6, 12 and 18 rows, which weights of 2 and 1 divide; other ranks may have other rows.
+SIZES = (
+    ("train.batch_size_ramp", Stages([{"global_batch_size": n, "steps": 2} for n in (6, 12)])),
+    ("train.global_batch_size", 18),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "keys"),
+    [
+        (2, {"parallel.weights": (2, 1)}),
+        (2, {"parallel.weights": (2, 1), "train.accumulate": 2}),
+        (2, {"parallel.weights": (2, 1), "train.micro_batch_size": "1"}),
+        (1, {"train.compile": "model"}),
+        (2, {"train.compile": "blocks", "train.micro_batch_size": "3"}),
+    ],
+    ids=str,
+)
+def test_a_ramp_with_weights_and_with_the_compiler(ranks: int, keys: Keys) -> None:
+    made = Cell("transformer", ranks, (*keys.items(), *SIZES))
+    expected = reference("transformer", keys=SIZES)
+    for result in results((made,))[made]:
+        assert max(difference(result, expected)) < 2 * TOLERANCE
+
+
 BEFORE = 2
 
 

@@ -85,7 +85,7 @@ def made(clock: Clock, devices: int = 1, compute: str = "fp32", **options: Any) 
         compared.append(interval)
         return Compared(1 if devices > 1 else None, interval.memory)
 
-    ranks: Any = SimpleNamespace(compare=compare)
+    ranks: Any = SimpleNamespace(compare=compare, close=lambda: None)
     precision: Any = SimpleNamespace(device=CPU, compute=compute, scale=1024.0)
     notes, loader = Notes(), clock
     book = Account(clock.now - 9.0, devices, before_s=1000.0)

@@ -1,6 +1,8 @@
 """`evaluation.job=true`: each checkpoint is evaluated by a job of its own."""
 
 import json
+import math
+import shutil
 import sqlite3
 import subprocess
 import time
@@ -13,12 +15,15 @@ import pytest
 
 from hpctrain import load_run
 from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.commands import state
+from hpctrain.commands.checkpoints import look
 from hpctrain.commands.gc import _checkpoints
 from hpctrain.commands.observations import Facts
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
 from hpctrain.runs.asked_evaluations import without_result
+from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import recorded
@@ -44,7 +49,7 @@ def config(digits: Path, tmp_path: Path, **evaluation: Any) -> Config:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda c: setattr(c.checkpoint, "best", "val/loss"), r"checkpoint.best=val/loss with eva"),
+        (lambda c: setattr(c.checkpoint, "best", "val/los"), r"checkpoint.best=val/los: did you"),
         (lambda c: setattr(c.train.early_stopping, "metric", "val/loss"), "use train/NAME, or"),
         (lambda c: setattr(c.data, "val_split", None), "there is nothing to evaluate"),
         (
@@ -175,3 +180,40 @@ def test_checkpoints_wait_for_their_results_and_lost_jobs_are_made_up_for(
     assert [item.path.name[5:] for item in _checkpoints(run.path, 1)] == ["00000002", "00000001"]
     facts = Facts.read(run.path)
     assert (facts.unevaluated, facts.evaluated) == ([1, 3], {"val/loss": 1.0})
+
+
+def test_the_best_checkpoint_follows_from_the_results(
+    scheduler: dict[str, str],
+    digits: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is kept while better ones are awaited, whatever the order in which results come."""
+    made = config(digits, tmp_path)
+    made.checkpoint.best = "val/accuracy"
+    run = RunDir.of(made, "data")
+    run.freeze(made)
+    for step in (1, 2, 3, 4):
+        checkpoint(run, step)
+    jobs = EvaluationJobs(made, run)
+    jobs.finish()
+    loaded = load_run(run.path)
+    assert loaded.best is None
+    for step, value, best in ((3, 0.7, 3), (1, math.nan, 3), (4, 0.9, 4), (2, 0.9, 2)):
+        recorded.record(run.path, step, {"val/accuracy": value, "val/loss": 1.0}, "xxh3_128:x")
+        assert loaded.best == {"metric": "val/accuracy", "value": max(0.7, value), "step": best}
+        assert best in jobs.needed()
+        assert state.best(Facts.read(run.path)) == (max(0.7, value), best)
+    assert jobs.needed() == {2}  # of equal ones the first
+    assert chosen_checkpoint(run, best=True).name == "step-00000002"
+    removed = [item.path.name[5:] for item in _checkpoints(run.path, 1)]
+    assert removed == ["00000003", "00000001"]
+    (row,) = (one for one in look(Facts.read(run.path), verify=False) if "best" in one.kept)
+    assert row.path.name == "step-00000002"
+    # A branch has the results of its parent, and not its checkpoints.
+    shutil.rmtree(run.checkpoints / "step-00000002")
+    assert loaded.best == {"metric": "val/accuracy", "value": 0.9, "step": 4}
+    # A task of a user may have no such metric, which only its results tell.
+    made.checkpoint.best, made.checkpoint.best_mode = "val/nothing", "max"
+    EvaluationJobs(made, run).finish()
+    assert "checkpoint.best=val/nothing: the evaluations have no such metric" in caplog.text

@@ -51,7 +51,11 @@ def problems(config: Config, needed: bool = False) -> Iterator[str]:
             yield f"{key}={metric}: it must be train/NAME or val/NAME; ranks differ in their speed"
         elif metric == "train/grad_norm" and config.train.local_sgd.every is not None:
             yield f"{key}={metric} with train.local_sgd.every: each replica has a norm of its own"
-        elif wrong := [*_seen_later(config, key, metric), *_problems(config, key, metric)]:
+        elif wrong := [
+            # The best checkpoint can be chosen when the results are there.
+            *(_seen_later(config, key, metric) if key != "checkpoint.best" else ()),
+            *_problems(config, key, metric),
+        ]:
             yield from wrong
         elif mode is None and better(metric) is None:
             where = key.removesuffix(".metric")

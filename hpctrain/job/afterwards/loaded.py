@@ -15,7 +15,7 @@ from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
+from hpctrain.runs.chosen_checkpoint import best_of, chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import journal, recorded
 
@@ -62,7 +62,7 @@ class LoadedRun:
     @property
     def best(self) -> dict[str, Any] | None:
         """The metric, value and step of the best checkpoint; None without `checkpoint.best`."""
-        return self._run.read().get("best")
+        return best_of(self.path, self._run.read())
 
     @property
     def metrics(self) -> pd.DataFrame:

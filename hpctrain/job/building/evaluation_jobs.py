@@ -19,12 +19,14 @@ from pathlib import Path
 from hpctrain.checkpoint.manifest import checkpoints, is_healthy, step_of
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.config.evaluation_job import job_config
+from hpctrain.config.rules.metrics import better
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import me, queued
 from hpctrain.launch.slurm.script import sbatch_script
 from hpctrain.runs.asked_evaluations import Asked, asked, without_result
+from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import recorded
@@ -46,6 +48,7 @@ class EvaluationJobs(Readers):
         self._run, self._most = run, config.evaluation.most_waiting
         self._config = job_config(config)
         self._config.name = f"eval-{config.name}"[:64]
+        self._follow(config.checkpoint.best, config.checkpoint.best_mode)
         self._wake, self._finishing = threading.Event(), False
         self._told = ""
         self._thread = threading.Thread(target=self._work, name="evaluation-jobs", daemon=True)
@@ -55,11 +58,40 @@ class EvaluationJobs(Readers):
     def saved(self) -> None:
         """Ask for the evaluation of the checkpoints that have none; the thread submits the jobs."""
         self._ask()
+        self._warn_of_missing_metric()
         self._wake.set()
 
     def needed(self) -> Collection[int]:
-        """Return the steps of the checkpoints that wait for their evaluation."""
+        """Return the steps of the checkpoints that wait for their evaluation, and of the best one.
+
+        A result may come between the two looks; in this order its checkpoint is in the first.
+        """
+        waiting = self._waiting()
+        best = best_of(self._run.path, self._run.read())
+        return waiting | ({int(best["step"])} if best else set())
+
+    def _waiting(self) -> set[int]:
         return {one.step for one in without_result(self._run.path) if not one.given_up}
+
+    def _follow(self, metric: str | None, mode: str | None) -> None:
+        """Note in run.json by which metric of the evaluations a checkpoint is the best."""
+        if metric is None or not metric.startswith("val/"):
+            return
+        lower = mode == "min" if mode else better(metric) == "lower"
+        followed = {"metric": metric, "lower": lower}
+        if self._run.read().get("best_by_jobs") != followed:
+            self._run.update(best_by_jobs=followed)
+
+    def _warn_of_missing_metric(self) -> None:
+        """Say that no result has the metric of `checkpoint.best`, which tasks of users may name."""
+        followed, results = self._run.read().get("best_by_jobs"), recorded.read_all(self._run.path)
+        if not followed or not results or any(followed["metric"] in r.metrics for r in results):
+            return
+        log.error(
+            "checkpoint.best=%s: the evaluations have no such metric, so no checkpoint is the "
+            "best; they have %s",
+            *(followed["metric"], ", ".join(results[-1].metrics)),
+        )
 
     def finish(self) -> None:
         """Ask for the last checkpoint, whatever waits, and wait until its job is submitted."""
@@ -69,7 +101,7 @@ class EvaluationJobs(Readers):
         self._thread.join(_LONGEST_END_S)
         if self._thread.is_alive():
             log.warning("Slurm does not answer; %s", self._cure())
-        elif waiting := self.needed():
+        elif waiting := self._waiting():
             steps = ", ".join(map(str, sorted(waiting)))
             log.info("the evaluations of step %s go on in jobs of their own", steps)
 
@@ -77,7 +109,7 @@ class EvaluationJobs(Readers):
         """Note the checkpoints to evaluate, the oldest first, as far as there is room."""
         every = asked(self._run.path)
         done = recorded.steps(self._run.path) | {one.step for one in every}
-        room = self._most - len(self.needed())
+        room = self._most - len(self._waiting())
         paths = checkpoints(self._run.checkpoints)
         for path in reversed(paths):
             step = step_of(path)

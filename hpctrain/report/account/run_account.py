@@ -29,6 +29,7 @@ from hpctrain.report.account.history import History
 from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
 from hpctrain.report.account.trace import traces
 from hpctrain.report.account.usage import Usage
+from hpctrain.runs.chosen_checkpoint import best_of
 
 _POINT = 0.01  # "a point" of a metric
 
@@ -160,7 +161,7 @@ class RunAccount:
     @property
     def best(self) -> dict[str, Any] | None:
         """Metric, value and step of the best value; None if the name tells no direction."""
-        kept = self.facts.record.get("best")
+        kept = best_of(self.facts.path, self.facts.record)
         if isinstance(kept, dict):
             return kept
         direction, series = better(self.metric), self.history.series(self.metric)

@@ -172,7 +172,10 @@ class Meter(NoMeter):
         elapsed = max(took.at, 1e-9)
         memory = _memory(self._precision.device) if self._on_gpu else (0.0, 0.0)
         slowest, memory = self._slow_ranks.compare(
-            Interval(elapsed, took.worked, took.waited, memory)
+            Interval(
+                *(elapsed, took.worked, took.waited, memory),
+                samples=self._samples - self._samples_before,
+            )
         )
         speed = (self._samples - self._samples_before) / elapsed
         found: dict[str, float] = {
@@ -225,6 +228,7 @@ class Meter(NoMeter):
         self._settle()
         self._account.enter("other")
         self._record()
+        self._slow_ranks.close()
         self._work.close()
 
     def _begin_interval(self) -> None:

@@ -6,6 +6,7 @@ It starts no job, except with `--measure`, and needs neither a GPU nor a process
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 from pathlib import Path
@@ -52,10 +53,13 @@ def main(argv: list[str]) -> int:
     hardware = of_section(config.hardware) if config.hardware else None
     runs = [measured_run(Path(os.path.abspath(run))) for run in given.from_run]
 
-    from hpctrain.plan.answer import Asked, answer  # they import torch
+    gc.disable()  # importing torch makes many objects and drops few
+    from hpctrain.plan.answer import Asked, answer
     from hpctrain.plan.measured.comparison import Comparison
     from hpctrain.plan.measured.measurement import measure
     from hpctrain.plan.simulating.simulation import simulate
+
+    gc.enable()
 
     asked = Asked(
         config,

@@ -111,15 +111,16 @@ class SlowRanks:
         self._of_a_sample: deque[list[float]] = deque(maxlen=_KEPT)
         self._mesh, self._rank, self._host, self._least_s = mesh, rank, host, least_s
         self._on_cpu = mesh.device.type == "cpu"
+        self._alone = mesh.degrees.ranks == 1
         self._trained_s = 0.0
         self._own_s = [0.0] * mesh.degrees.ranks
         self._told = -float("inf")
 
     def compare(self, own: Interval) -> Compared:
         """Compare with the other ranks; each of them calls this at the same log steps."""
-        mesh, ranks = self._mesh, self._mesh.degrees.ranks
-        if ranks == 1:
+        if self._alone:
             return Compared(None, own.memory)
+        mesh, ranks = self._mesh, self._mesh.degrees.ranks
         work_s = own.waited_s + (own.worked_s if self._on_cpu else 0.0)
         # A rank of weight 2 takes twice as many samples.
         numbers = [own.trained_s, work_s / mesh.weight, *own.memory]

@@ -264,7 +264,10 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, "compare", *named(rest, run), code=2)  # accepted, but both are one run
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
             checked([word for word in rest if not word.startswith(("-m", "hydra", "'"))][:1], 1)
-        case ["python", "-m", "hpctrain", *rest] if "launch.time_min=auto" in rest:
+        case ["python", "-m", "hpctrain", *rest] if {
+            "launch.time_min=auto",
+            "parallel.weights=auto",
+        } & {*rest}:
             call(hpctrain, *rest, code=2)  # accepted, but nothing was measured
         case ["python", "-m", "hpctrain", *rest] if "-m" in rest:
             own = "site=mine" in rest and "--config-dir" not in rest

@@ -143,7 +143,9 @@ def _measured(
     finally:
         if ranks.is_main:
             shutil.rmtree(folder, ignore_errors=True)
-    return Figures(_setup(config, ranks, title), found, _facts(torch.__version__))
+    facts = _facts(torch.__version__) | {"hosts": list(ranks.hosts)}
+    facts |= {"rank_s": list(bench.rank_s)} if bench.rank_s else {}
+    return Figures(_setup(config, ranks, title), found, facts)
 
 
 def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
@@ -199,3 +201,7 @@ def _print(found: Figures, before: Figures | None) -> None:
             cells.append("" if old is None else f"{old.samples_per_s:,.0f}")
         table.add_row(*map(Cell, cells))
     Console().print(table)
+    if seconds := found.facts.get("rank_s"):
+        slowest = max(range(len(seconds)), key=seconds.__getitem__)
+        ratio = seconds[slowest] / min(seconds)
+        print(f"each rank alone: rank {slowest} is the slowest, {ratio:.2f} times the fastest")

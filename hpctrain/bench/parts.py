@@ -4,6 +4,9 @@ data            the loader alone: batches are read, made and sent to the device,
 compute         steps on one batch that stays on the device; with several ranks, they send gradients
 communication   the gradients alone: as many bytes as a step sends, summed over all ranks
 whole           steps as in the training, with the loader
+
+Beside them, each rank alone: forward and backward of a micro-batch, of which it sends nothing. The
+ranks wait for each other in every step, so only this tells which of them are slow.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.bench import step_times
-from hpctrain.bench.figures import Part
+from hpctrain.bench.figures import Part, quantile
+from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.distributed import objects
@@ -52,6 +57,8 @@ class Bench:
         warm_up: Steps that are not measured.
         steps: Steps that are measured.
         hardware: The hardware, for the MFU; None if it is unknown.
+        rank_s: The seconds of each rank for a sample, if each has the whole model; `measured` with
+            `compute` fills it in.
     """
 
     config: Config
@@ -61,6 +68,7 @@ class Bench:
     warm_up: int
     steps: int
     hardware: Hardware | None = None
+    rank_s: tuple[float, ...] = ()
 
     def measured(self, parts: list[str]) -> dict[str, Part]:
         """Return the figures of these parts, the same on all ranks."""
@@ -71,6 +79,8 @@ class Bench:
             try:
                 for part in parts:
                     found[part] = getattr(self, part)(trainer, batches)
+                if "compute" in parts and self._whole_models:
+                    self.rank_s = self._alone(trainer, batches)
             finally:
                 batches.close()
                 for feed in filter(None, (trainer.loader, trainer.evaluation)):
@@ -137,6 +147,40 @@ class Bench:
 
         seconds = self._seconds(send)
         return Part.of(seconds, self._samples, step_bytes=float(size))
+
+    @property
+    def _whole_models(self) -> bool:
+        """Whether there are several ranks that can each compute the samples of a batch alone."""
+        parallel = self.config.parallel
+        degrees = Degrees.of(parallel, self.ranks.world_size)
+        undivided = degrees.dp_shard == 1 or parallel.zero == 1
+        return degrees.ranks == degrees.dp > 1 and undivided and self.config.data.collate != "pack"
+
+    def _alone(self, trainer: Trainer, batches: Batches) -> tuple[float, ...]:
+        """Return the seconds of each rank for a sample; empty if the memory is too small."""
+        rows = BatchSizes.of(self.config, trainer.train_step.model.mesh.degrees).micro
+        batch = {name: value[:rows].clone() for name, value in next(batches).items()}
+        dist.barrier()
+        try:
+            own = self._passes(trainer, batch)
+        except torch.OutOfMemoryError:  # there is a second copy of the model meanwhile
+            own = []
+        every: list[list[float]] = objects.all_gather(own)
+        return tuple(quantile(one, 0.5) / rows for one in every) if all(every) else ()
+
+    def _passes(self, trainer: Trainer, batch: Batch) -> list[float]:
+        """Return the seconds of forward and backward passes of a model that no wrapper knows."""
+        task, precision = trainer.train_step.task, trainer.train_step.model.precision
+        model: torch.nn.Module = make("model", self.config.model)
+        model.to(self.device, precision.params).train()
+        wanted = [each for each in model.parameters() if each.requires_grad]
+
+        def work() -> None:
+            with precision.forward():
+                total, _ = task(model, batch)["loss"]
+            torch.autograd.grad(total, wanted, allow_unused=True)
+
+        return list(step_times.measured(work, self.device, self.warm_up, self.steps))
 
     @property
     def _samples(self) -> int:

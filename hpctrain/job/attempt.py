@@ -28,7 +28,7 @@ from hpctrain.job.requeue import may_requeue, requeue_for_a_port, requeue_from_r
 from hpctrain.runs import failure, lost_checkpoints, stop_request
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.swept import label
+from hpctrain.runs.swept import titled
 from hpctrain.trackers.several import SeveralTrackers
 from hpctrain.tracking.alerts.settings import Settings, remove, variable_of
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
@@ -177,7 +177,7 @@ class Attempt(NoAttempt):
         others = other_trackers(tracking.also)
         known = self._run.read()
         sweep, uid = known.get("sweep", {}), known["uid"]
-        name = " ".join(filter(None, (self._run.name, label(known.get("swept", [])))))
+        name = titled(self._run.name, known.get("swept", []))
         journal = JournalTracker(
             self._run.path,
             uri=str(tracking.uri),

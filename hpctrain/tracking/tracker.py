@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 from hpctrain import secrets
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.journal import Journal, encode
+from hpctrain.tracking.journal import Journal
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
 from hpctrain.tracking.page.mlflow_names import Renamed
@@ -236,8 +236,7 @@ class JournalTracker:
         self._logged = True
         if not self._renamed.known.keys() >= metrics.keys():
             self._say_renamed(metrics)
-        values = {key: encode(value) for key, value in metrics.items()}
-        self._journal.append("metrics", step=int(step), metrics=values)
+        self._journal.append_metrics(int(step), metrics)
 
     def _say_renamed(self, metrics: Mapping[str, float]) -> None:
         if told := self._renamed.look(metrics):

@@ -135,7 +135,8 @@ class Trainer:
                     self.train_step.finish()
                 if logs:
                     means = self._training_means()  # it waits for a GPU, whose steps are measured
-                    self._log(self.meter.report(self.train_step.totals.counts) | means)
+                    with self.meter.spent("other"):
+                        self._log(self.meter.report(self.train_step.totals.counts) | means)
                 due = self._ends_interval(epoch) or self.train_step.timer.is_due() or done
                 epoch = self.loader.epoch
                 if due or any(asked.is_doubtful(self.metrics) for asked in self.asked):
@@ -222,7 +223,8 @@ class Trainer:
             self.train_step.model.module.train()
             if values is None:
                 return False
-            self._log(values | self.meter.evaluated())
+            with self.meter.spent("other"):
+                self._log(values | self.meter.evaluated())
             self.hooks.after_evaluation(self._state())
             wrong = [f"{name}={v}" for name, v in values.items() if not math.isfinite(v)]
             if wrong and dist.get_rank() == 0:
@@ -276,9 +278,8 @@ class Trainer:
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
-        with self.meter.spent("other"):
-            self.tracker.log_metrics(metrics, self.step)
-            self.display.report(self.step, metrics)
+        self.tracker.log_metrics(metrics, self.step)
+        self.display.report(self.step, metrics)
         for asked in self.asked:
             asked.check(self.metrics)
         self.schedule.judge(metrics, self.step)

@@ -14,6 +14,7 @@ from hpctrain.bench import step_times
 from hpctrain.bench.bench import main
 from hpctrain.bench.figures import Figures, Part, quantile
 from hpctrain.errors import ConfigError
+from tests.conftest import ROOT
 
 
 def part(rate: float, p50: float = 10.0) -> Part:
@@ -127,19 +128,37 @@ def test_wrong_arguments(
     assert list(tmp_path.iterdir()) == []
 
 
+SLOW = """\
+import os, time
+from hpctrain.tasks import Classification
+
+class Slow(Classification):
+    def __call__(self, model, batch):
+        time.sleep(0.005 * int(os.environ["RANK"]) * len(batch["image"]))
+        return super().__call__(model, batch)
+"""
+
+
+SLOW_TASK = "task._target_=slow_task.Slow"
+
+
 @pytest.mark.slow
-def test_two_ranks(digits: Path, tmp_path: Path) -> None:
+def test_two_ranks_of_which_one_is_slow(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow_task.py").write_text(SLOW)
     argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "hpctrain"]
     argv += ["bench", "experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
     done = subprocess.run(
-        [*argv, "--steps=5", "--warm-up=1", "--json", "data.prefetch_mb=1"],
+        [*argv, "--steps=5", "--warm-up=1", "--json", "data.prefetch_mb=1", SLOW_TASK],
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{tmp_path}"},
         check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert list(found["parts"]) == ["data", "compute", "communication", "whole"]
     assert found["setup"]["ranks"] == 2
+    # The ranks wait for each other in all steps, but not here.
+    fast, slow = found["facts"]["rank_s"]
+    assert slow > 0.005 + fast / 2
     assert list((tmp_path / "runs").iterdir()) == []

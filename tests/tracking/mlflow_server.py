@@ -79,6 +79,11 @@ class MlflowServer:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    def close(self) -> None:
+        """End the server if it runs."""
+        if self.process.poll() is None:
+            self.kill()
+
 
 @contextmanager
 def serving(server: MlflowServer) -> Iterator[MlflowServer]:
@@ -88,5 +93,4 @@ def serving(server: MlflowServer) -> Iterator[MlflowServer]:
         server.wait()
         yield server
     finally:
-        if server.process.poll() is None:
-            server.kill()
+        server.close()

@@ -65,3 +65,37 @@ def test_a_row_says_what_the_run_directory_knows(tmp_path: Path) -> None:
     assert sweep_table.best_of([row]) is None, "its name does not tell which values are better"
     assert sweep_table.asked_of(tmp_path) == 4
     assert Row.parse(row.text()) == row
+
+
+def test_runs_that_have_not_begun_are_listed_with_their_jobs(tmp_path: Path) -> None:
+    run, sweep = tmp_path / "a", tmp_path / "sweep"
+    listed = [
+        {"name": "a lr=0.1", "swept": ["lr=0.1"], "job": "7_0", "state": "queued"},
+        {"name": "b lr=0.2", "swept": ["lr=0.2"], "job": "7_1", "state": "queued"},
+        {"name": "c lr=0.3", "swept": ["lr=0.3"], "job": "", "state": "no room yet"},
+        {"name": "d lr=0.4", "swept": ["lr=0.4"], "job": "", "state": "finished before"},
+        "damaged",
+        {"name": "e", "state": "queued"},
+    ]
+    for folder in (run, sweep):
+        folder.mkdir()
+    (run / "run.json").write_text(json.dumps({"sweep": {"runs": "3", "folder": str(sweep)}}))
+    assert sweep_table.waiting(run, [GOOD]) == [], "the list may be gone"
+    (sweep / "sweep.json").write_text(json.dumps(listed))
+    late = sweep_table.waiting(run, [GOOD])
+    assert [(row.name, row.swept, row.why) for row in late] == [
+        ("b lr=0.2", ("lr=0.2",), "job 7_1"),
+        ("c lr=0.3", ("lr=0.3",), "not submitted: no room yet"),
+    ]
+    rows = [GOOD, *late]
+    assert sweep_table.state(rows, 3) == "1 of 3 finished, 2 not begun"
+    assert sweep_table.best_of(rows) == GOOD
+    text = sweep_table.description("", rows, 3, "7")
+    assert text is not None
+    assert "| b lr=0.2 | not begun |" in text
+    assert "| job 7_1 |" in text
+    assert [row[:3] for row in json.loads(sweep_table.table(rows))["data"]] == [
+        ["a lr=0.1", "0.1", "FINISHED"],
+        ["b lr=0.2", "0.2", "QUEUED"],
+        ["c lr=0.3", "0.3", "QUEUED"],
+    ]

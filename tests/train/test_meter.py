@@ -37,7 +37,7 @@ class Clock:
         self.work += work
         self.wait_s += wait
 
-    batch_size = 8
+    last = SimpleNamespace(group=SimpleNamespace(batch_size=8))
 
     def state_dict(self) -> dict[str, int]:
         return {"consumed": self.consumed}
@@ -85,7 +85,7 @@ def made(clock: Clock, devices: int = 1, compute: str = "fp32", **options: Any) 
         compared.append(interval)
         return Compared(1 if devices > 1 else None, interval.memory)
 
-    ranks: Any = SimpleNamespace(compare=compare)
+    ranks: Any = SimpleNamespace(compare=compare, close=lambda: None)
     precision: Any = SimpleNamespace(device=CPU, compute=compute, scale=1024.0)
     notes, loader = Notes(), clock
     book = Account(clock.now - 9.0, devices, before_s=1000.0)
@@ -148,6 +148,20 @@ def test_each_second_is_in_one_part_and_steps_are_without_what_is_between(clock:
         }
     )
     assert device_s == pytest.approx(1000 + 2 * sum(seconds.values()))
+
+
+def test_reports_that_follow_each_other_soon_have_one_record_of_time(clock: Clock) -> None:
+    measured, _, notes, _ = made(clock)
+    measured.begin(0)
+    for number, seconds in enumerate((0.1, 0.1, 0.9, 0.1), 1):
+        step(measured, clock, number, work=seconds)
+        with measured.spent("other"):
+            clock.spend(work=0.05)  # waiting for the other ranks, and writing
+            assert measured.report({})["perf/step_ms_max"] == pytest.approx(1000 * seconds)
+    measured.close()
+    assert [number for _, number, _ in notes.times] == [1, 3, 4]
+    assert notes.times[-1][0]["other"] == pytest.approx(4 * 0.05)
+    assert notes.times[-1][0]["compute"] == pytest.approx(0.1 + 0.1 + 0.9 + 0.1)
 
 
 def test_compiling_is_neither_work_nor_communication(clock: Clock) -> None:
@@ -242,7 +256,9 @@ def test_a_run_logs_registered_metrics_and_where_its_time_went(train: Any, tmp_p
     ours = {name for name in logged if name.partition("/")[0] in ("perf", "best")}
     assert {"perf/step_ms_p95", "perf/evaluation_s", "perf/checkpoint_s"} <= ours <= known
     times = [r for r in records(run) if r["kind"] == "time"]
-    assert [r["step"] for r in times] == [20, 25, 40, 50, 50, 50]
+    # The first report, each checkpoint and the end; other reports only if a second has passed.
+    steps = [r["step"] for r in times]
+    assert (steps[:2], steps[-2:]) == ([20, 25], [50, 50])
     first = next(records(run))["time"]
     for one in times:
         total = sum(one["seconds"].values())

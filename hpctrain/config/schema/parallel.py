@@ -3,7 +3,9 @@
 # ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from hpctrain.config.schema.key import key, section
 
@@ -24,10 +26,13 @@ def _check_degree(degree: int) -> str:
     return "" if degree == -1 or 1 <= degree < 2**31 else "it must be at least 1, or -1"
 
 
-def _check_weights(weights: list[int] | None) -> str:
-    if weights is not None and not (weights and all(1 <= weight <= 1000 for weight in weights)):
-        return "it must be a number from 1 to 1000 for each node, such as [2, 1]"
-    return ""
+def _check_weights(weights: Any) -> str:
+    if weights is None or (isinstance(weights, str) and re.fullmatch("auto(:.+)?", weights)):
+        return ""
+    numbers = weights if isinstance(weights, list | tuple) else ()
+    if numbers and all(type(weight) is int and 1 <= weight <= 1000 for weight in numbers):
+        return ""
+    return "it must be a number from 1 to 1000 for each node, such as [2, 1], or auto, or auto:RUN"
 
 
 @dataclass
@@ -145,13 +150,20 @@ class ParallelConfig:
         unit="ranks",
         at_least=1,
     )
-    weights: list[int] | None = key(
+    weights: Any = key(
         None,
         "For nodes of different speed: the ranks of each node get shares of the global batch in "
         "proportion to these numbers, one per node in the order of the ranks. A rank of weight 2 "
         "makes two micro-batches where one of weight 1 makes one. It works with whole replicas "
-        "(DDP) and with zero=1. Null means equal shares.",
+        "(DDP) and with zero=1. auto takes the numbers from the newest run of the same model in "
+        "output_dir that has measured its ranks, auto:PATH from that run or file of bench --save. "
+        "Null means equal shares.",
         check=_check_weights,
+    )
+    weights_hosts: list[str] = key(
+        [],
+        "The nodes that weights=auto was computed for, in the order of the ranks; it is filled in. "
+        "A job on other nodes warns.",
     )
     zero: int = key(
         3,

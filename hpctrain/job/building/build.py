@@ -76,6 +76,7 @@ def build(
             f"parallel.weights={weights}: {len(weights)} numbers, but the job has "
             f"{ranks.num_nodes} nodes; give one for each"
         )
+    _check_hosts(config, ranks)
     mesh = Mesh(Degrees.of(config.parallel, ranks.world_size), ranks.rank, device, weights)
     precision = Precision(config.precision, device)
     data = DataBuilder(config, ranks, mesh, device, make)
@@ -146,7 +147,7 @@ def build(
         meter=Meter(
             loader,
             account,
-            SlowRanks(mesh, ranks.rank, ranks.host),
+            _slow_ranks(mesh, run, ranks),
             precision,
             tracker,
             counts_tokens=getattr(task, "counts", "samples") == "tokens",
@@ -157,6 +158,30 @@ def build(
         best=_best(config.checkpoint, run, ranks, checkpointer),
         hooks=_hooks(config, run, ranks),
     )
+
+
+def _slow_ranks(mesh: Mesh, run: RunDir, ranks: RankInfo) -> SlowRanks:
+    """Return what compares the ranks; rank 0 notes how fast each is, for `parallel.weights`."""
+
+    def record(seconds: list[float]) -> None:
+        run.update(rank_s=seconds)
+
+    # Ranks that divide a model wait for each other within a sample, so they tell nothing alone.
+    notes = ranks.is_main and mesh.degrees.dp == mesh.degrees.ranks
+    return SlowRanks(mesh, ranks.rank, ranks.host, record=record if notes else None)
+
+
+def _check_hosts(config: Config, ranks: RankInfo) -> None:
+    """Warn if the weights were computed for other nodes."""
+    hosts = config.parallel.weights_hosts
+    if ranks.is_main and config.parallel.weights is not None and hosts:
+        here = list(ranks.hosts)
+        if here and here != hosts:
+            log.warning(
+                "parallel.weights=%s was computed for %s, and this job has %s: the result is the "
+                "same, but its steps may take longer",
+                *(config.parallel.weights, ", ".join(hosts), ", ".join(here)),
+            )
 
 
 def _facts(model: ParallelModel, device: torch.device) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpctrain.forecast import cautions, time_limit
+from hpctrain.forecast import cautions, node_weights, time_limit
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.slurm import node_range
 from hpctrain.launch.slurm.partition_limit import beyond_partition
@@ -22,6 +22,11 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     configs = [entry.config for entry in entries]
     chosen = {e.config.launch.time_min: e.config for e in entries if _AUTO in e.overrides}
     yield from filter(None, map(time_limit.note, chosen.values()))
+    yield from dict.fromkeys(
+        node_weights.note(entry.config)
+        for entry in entries
+        if any(text.startswith(f"parallel.weights={node_weights.AUTO}") for text in entry.overrides)
+    )
     yield from filter(None, dict.fromkeys(node_range.note(config) for config in configs))
     yield from cautions.of_sweep(configs)
     if cluster:

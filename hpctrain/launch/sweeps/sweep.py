@@ -160,7 +160,7 @@ class Sweep:
 
     @property
     def _sweep(self) -> dict[str, str] | None:
-        """Uid and name of the parent run in MLflow, and its number of runs; None for one run."""
+        """Uid, name, number of runs and folder of the parent run in MLflow; None for one run."""
         if self.parent or len(self.entries) < 2:
             return self.parent
         values = swept.span(entry.swept for entry in self.entries)
@@ -171,7 +171,9 @@ class Sweep:
             for entry in self.entries
             if entry.before.get("sweep", {}).get("uid", self._uid) == self._uid
         }
-        return {"uid": self._uid, "name": name, "runs": str(len(ours))}
+        # In the folder is the list of the runs, from which their uploaders know what has not begun.
+        folder = str(self.folder.absolute())
+        return {"uid": self._uid, "name": name, "runs": str(len(ours)), "folder": folder}
 
     def _note_swept_values(self) -> None:
         overrides = [entry.overrides for entry in self.entries]
@@ -371,6 +373,8 @@ class Sweep:
         content = [
             {
                 "run": str(e.run.path),
+                "name": swept.titled(e.run.name, e.swept),
+                "swept": e.swept,
                 "job": e.job,
                 "state": e.state,
                 "overrides": [secrets.reference(text, values=known) for text in e.overrides],

@@ -1,8 +1,10 @@
 """The table of a sweep: which of its runs is best, which have failed, and why.
 
     run.json, progress.json of a run ── Row ── a tag of the sweep's parent run in MLflow
-                                                    │ the rows of all runs
-        description, sweep.json, tags of the parent ┘
+                                                    │ the rows of all runs that have begun
+        description, sweep.json, tags of the parent ┤
+                                                    │ the rows of those that have not
+        the list of the sweep, of its submission ── Row
 
 Each run writes its own row, so that runs that end at the same time do not overwrite each other.
 """
@@ -38,8 +40,9 @@ class Row:
     name: str
     """Its name in MLflow."""
     run_id: str
+    """MLflow's id of it; "" for a run that has not begun."""
     status: str
-    """RUNNING, FINISHED, FAILED or KILLED."""
+    """RUNNING, FINISHED, FAILED or KILLED; QUEUED for a run that has not begun."""
     swept: tuple[str, ...] = ()
     """Its swept values, such as `optimizer.lr=0.1`."""
     metric: str = ""
@@ -104,6 +107,30 @@ def asked_of(run_dir: Path) -> int:
     return int(asked) if str(asked).isdecimal() else 0
 
 
+def waiting(run_dir: Path, begun: Sequence[Row]) -> list[Row]:
+    """Return the rows of the runs of the sweep that have not begun, in the order of the sweep.
+
+    Args:
+        run_dir: A run of the sweep.
+        begun: The rows of those that have.
+    """
+    folder = _mapping(_read(run_dir / "run.json").get("sweep")).get("folder")
+    try:
+        listed = read_json(Path(str(folder)) / FILE) if folder else []
+    except (OSError, ValueError):
+        return []
+    known, found = {row.name for row in begun}, []
+    for each in map(_mapping, listed if isinstance(listed, list) else []):
+        name, values, state = mask(str(each.get("name"))), each.get("swept"), each.get("state")
+        if state in _WAITS and name not in known and isinstance(values, list):
+            job = str(each.get("job") or "")
+            why = f"job {job}" if job else _WAITS[state]
+            known.add(name)
+            swept = tuple(_short(text) for text in values[:_MOST_VALUES])
+            found.append(Row(name, "", "QUEUED", swept, why=_short(why)))
+    return found
+
+
 def rows_in(tags: Mapping[str, str]) -> list[Row]:
     """Return the rows in the tags of the parent, the best run first, failed runs last."""
     found = [Row.parse(text) for key, text in tags.items() if key.startswith(PREFIX)]
@@ -140,10 +167,9 @@ def state(rows: Sequence[Row], asked: int) -> str:
     """Return how many runs are finished, failed and so on: `5 of 8 finished, 1 failed`."""
     count = {status: sum(row.status == status for row in rows) for status in _WORDS}
     total = max(asked, len(rows))
+    count["QUEUED"] += total - len(rows)
     words = [f"{count.pop('FINISHED')} of {total} finished"]
     words += [f"{number} {_WORDS[status]}" for status, number in count.items() if number]
-    if total > len(rows):
-        words.append(f"{total - len(rows)} not begun")
     return ", ".join(words)
 
 
@@ -199,7 +225,15 @@ def _columns(keys: Sequence[str]) -> list[str]:
     ]
 
 
-_WORDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped", "RUNNING": "running"}
+_WORDS = {
+    "FINISHED": "finished",
+    "FAILED": "failed",
+    "KILLED": "stopped",
+    "RUNNING": "running",
+    "QUEUED": "not begun",
+}
+# States in the list of a sweep of runs that this sweep has to begin, and why they have no job.
+_WAITS = {"queued": "", "frozen": "after the others", "no room yet": "not submitted: no room yet"}
 
 
 def _markdown(rows: Sequence[Row], asked: int, experiment_id: str) -> str:
@@ -228,6 +262,8 @@ def _markdown(rows: Sequence[Row], asked: int, experiment_id: str) -> str:
 
 
 def _link(row: Row, experiment_id: str) -> str:
+    if not row.run_id:
+        return row.name
     place = f"#/experiments/{experiment_id}/runs/{row.run_id}"
     return f"[{row.name.replace('[', '(').replace(']', ')')}]({place})"
 

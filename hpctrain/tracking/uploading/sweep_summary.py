@@ -72,6 +72,7 @@ class SweepSummary:
                 return 0
             tags: dict[str, str] = parent.data.tags
             rows = sweep_table.rows_in(tags)
+            rows += sweep_table.waiting(self._run_dir, rows)
             new = sweep_table.digest(rows)
             if new == written or (not written and tags.get(_DIGEST) == new):
                 return len(rows)

@@ -9,8 +9,6 @@ The parts add up to the whole time, because one clock goes from part to part.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 _PARTS = (
     *("startup", "compile", "compute", "communication", "data_wait"),
@@ -38,16 +36,6 @@ class Account:
         now = time.monotonic()
         self._seconds[self._part] += now - self._since
         self._part, self._since = part, now
-
-    @contextmanager
-    def spent(self, part: str) -> Iterator[None]:
-        """Count the context for a part, and go on with the part that was before."""
-        before = self._part
-        self.enter(part)
-        try:
-            yield
-        finally:
-            self.enter(before)
 
     def move(self, part: str, seconds: float) -> None:
         """Count so many seconds of what was counted as `compute` for another part."""

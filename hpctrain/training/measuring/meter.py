@@ -1,11 +1,12 @@
 """What the training measures of itself: speed, times of steps, memory, and where the time went.
 
-    each step    its end ── StepTimes
+    each step    its end ── StepTimes; what it was given ── a list
     spent(...)   evaluations, checkpoints, reports ── Account; they are left out of the speed
     report       the metrics `perf/…` since the last report ── the tracker; and a record `time`
 
-A step costs one reading of a clock. What costs more is done at reports, where the host waits for
-the device anyway.
+A step costs one reading of a clock and two entries of lists, because each object that it touches is
+far from the core when the step before has used all of the cache. What costs more is done at
+reports, where the host waits for the device anyway.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import add, sub
 from typing import Any, NamedTuple
 
 import torch
 
 from hpctrain.config import metric_registry as names
 from hpctrain.data.feed import Feed
+from hpctrain.data.loading.reading_plan import Step
 from hpctrain.parallel.precision import Precision
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import Tracker
@@ -29,6 +32,7 @@ from hpctrain.training.measuring.step_times import StepTimes, percentile
 from hpctrain.training.measuring.utilisation import NoUtilisation
 
 _GIB = 2.0**30
+_RECORD_S = 1.0  # seconds; reports that follow each other sooner have one record `time` together
 
 
 class NoMeter:
@@ -58,6 +62,8 @@ class NoMeter:
     def report(self, counts: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the steps since the last report; all ranks call this together.
 
+        In a context `spent("other")` its own time is no part of the next step.
+
         Args:
             counts: What the sums of these steps were divided by, over all ranks, by name.
         """
@@ -85,22 +91,6 @@ class _Seconds(NamedTuple):
     worked: float = 0.0
     waited: float = 0.0
     compiled: float = 0.0
-
-    def plus(self, other: _Seconds) -> _Seconds:
-        return _Seconds(
-            self.at + other.at,
-            self.worked + other.worked,
-            self.waited + other.waited,
-            self.compiled + other.compiled,
-        )
-
-    def since(self, other: _Seconds) -> _Seconds:
-        return _Seconds(
-            self.at - other.at,
-            self.worked - other.worked,
-            self.waited - other.waited,
-            self.compiled - other.compiled,
-        )
 
 
 class Meter(NoMeter):
@@ -132,10 +122,16 @@ class Meter(NoMeter):
         self._account, self._slow_ranks = account, slow_ranks
         self._precision, self._tracker, self._counts_tokens = precision, tracker, counts_tokens
         self._utilisation = utilisation or NoUtilisation()
+        self._watches = self._utilisation.watches
         self._on_gpu = precision.device.type == "cuda"
+        # The time that a rank waits for others is known where a thread that waits sleeps. The host
+        # of a GPU does not wait; the GPU does, and it does not tell.
+        self._measures_communication = account.devices > 1 and not self._on_gpu
         self._times, self._work = StepTimes(precision.device), WorkClock()
+        self._given: list[tuple[int, Step]] = []  # the loader's state and the batch of each step
         self._samples = self._samples_before = self._tokens = self._step = 0
         self._checkpoint_s = self._evaluation_s = self._asleep_s = 0.0
+        self._paused, self._recorded = False, -float("inf")
 
     def begin(self, step: int) -> None:  # noqa: D102
         self._account.enter("compute")
@@ -145,25 +141,25 @@ class Meter(NoMeter):
 
     def after_step(self, step: int, consumed: int, batch: Batch) -> None:  # noqa: D102
         self._step = step
-        # The rest of an epoch may be left out, and a batch that was not healthy.
-        self._samples += min(consumed - self._consumed, self._loader.batch_size)
-        self._consumed = consumed
         self._times.step()
-        self._utilisation.see(batch)
-        if self._utilisation.due:
-            with self.spent("startup"):
-                self._utilisation.begin(batch)
+        self._given.append((consumed, self._loader.last))
+        if self._watches:
+            self._utilisation.see(batch)
+            if self._utilisation.due:
+                with self.spent("startup"):
+                    self._utilisation.begin(batch)
 
     @contextmanager
     def spent(self, part: str) -> Iterator[None]:  # noqa: D102
         self._settle()
-        began = time.monotonic()
+        self._paused, began = True, self._before.at
+        self._account.enter(part)
         try:
-            with self._account.spent(part):
-                yield
+            yield
         finally:
-            took = time.monotonic() - began
+            self._account.enter("compute")
             self._go_on()
+            took = self._before.at - began
             if part == "checkpoint":
                 self._checkpoint_s += took
                 self._record()
@@ -174,12 +170,16 @@ class Meter(NoMeter):
         self._settle()
         took, times = self._took, sorted(self._times.take())
         elapsed = max(took.at, 1e-9)
-        memory = _memory(self._precision.device)
+        memory = _memory(self._precision.device) if self._on_gpu else (0.0, 0.0)
         slowest, memory = self._slow_ranks.compare(
-            Interval(elapsed, took.worked, took.waited, memory)
+            Interval(
+                *(elapsed, took.worked, took.waited, memory),
+                samples=self._samples - self._samples_before,
+            )
         )
+        speed = (self._samples - self._samples_before) / elapsed
         found: dict[str, float] = {
-            names.SAMPLES_PER_S: (self._samples - self._samples_before) / elapsed,
+            names.SAMPLES_PER_S: speed,
             names.SAMPLES_SEEN: self._samples,
             names.DATA_WAIT_FRACTION: took.waited / elapsed,
         }
@@ -188,12 +188,11 @@ class Meter(NoMeter):
             self._tokens += tokens
             found |= {names.TOKENS_PER_S: tokens / elapsed, names.TOKENS_SEEN: self._tokens}
         if times:
-            found |= {
-                names.STEP_MS_P50: 1000 * percentile(times, 50),
-                names.STEP_MS_P95: 1000 * percentile(times, 95),
-                names.STEP_MS_MAX: 1000 * times[-1],
-            }
-        found |= self._utilisation.metrics(found[names.SAMPLES_PER_S])
+            found[names.STEP_MS_P50] = 1000 * percentile(times, 50)
+            found[names.STEP_MS_P95] = 1000 * percentile(times, 95)
+            found[names.STEP_MS_MAX] = 1000 * times[-1]
+        if self._watches:
+            found |= self._utilisation.metrics(speed)
         if slowest is not None:
             found[names.SLOWEST_RANK] = slowest
         if self._measures_communication:
@@ -208,7 +207,8 @@ class Meter(NoMeter):
             found[names.LOSS_SCALE] = self._precision.scale
         if self._checkpoint_s:
             found[names.CHECKPOINT_S] = self._checkpoint_s
-        self._record()
+        if self._before.at - self._recorded >= _RECORD_S:
+            self._record()
         self._begin_interval()
         return found
 
@@ -216,6 +216,7 @@ class Meter(NoMeter):
         return {names.EVALUATION_S: self._evaluation_s}
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        self._count_samples()
         return {"samples": self._samples, "tokens": self._tokens}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
@@ -227,42 +228,48 @@ class Meter(NoMeter):
         self._settle()
         self._account.enter("other")
         self._record()
+        self._slow_ranks.close()
         self._work.close()
-
-    @property
-    def _measures_communication(self) -> bool:
-        """Whether the time that this rank waits for others is known: a thread that waits sleeps.
-
-        The host of a GPU does not wait; the GPU does, and it does not tell.
-        """
-        return self._account.devices > 1 and not self._on_gpu
 
     def _begin_interval(self) -> None:
         self._took, self._asleep_s, self._checkpoint_s = _Seconds(), 0.0, 0.0
         self._samples_before = self._samples
 
     def _now(self) -> _Seconds:
-        return _Seconds(time.monotonic(), self._work(), self._loader.wait_s, _compiled_s())
+        worked = self._work() if self._measures_communication else 0.0
+        return _Seconds(time.monotonic(), worked, self._loader.wait_s, _compiled_s())
 
     def _go_on(self) -> None:
         """Go on with steps: what was before does not count for them."""
-        self._before = self._now()
+        self._paused, self._before = False, self._now()
         self._times.begin()
 
     def _settle(self) -> None:
         """Divide the time since the last call, in which steps were made, into its parts."""
+        if self._paused:
+            return
+        self._count_samples()
         now = self._now()
-        took, self._before = now.since(self._before), now
-        self._took = self._took.plus(took)
+        took, self._before = _Seconds(*map(sub, now, self._before)), now
+        self._took = _Seconds(*map(add, self._took, took))
         self._account.move("data_wait", took.waited)
-        self._account.move("compile", took.compiled)
+        if took.compiled:
+            self._account.move("compile", took.compiled)
         # A compiler that this thread waits for is no other rank.
         if self._measures_communication and not took.compiled:
             asleep = max(0.0, took.at - took.worked - took.waited)
             self._asleep_s += asleep
             self._account.move("communication", asleep)
 
+    def _count_samples(self) -> None:
+        for consumed, given in self._given:
+            # The rest of an epoch may be left out, and a batch that was not healthy.
+            self._samples += min(consumed - self._consumed, given.group.batch_size)
+            self._consumed = consumed
+        self._given.clear()
+
     def _record(self) -> None:
+        self._recorded = self._before.at
         seconds = self._account.seconds()
         if self._on_gpu and self._account.devices > 1:
             del seconds["communication"]  # it is in `compute`
@@ -271,8 +278,6 @@ class Meter(NoMeter):
 
 def _memory(device: torch.device) -> tuple[float, float]:
     """Return the peaks of the memory of this GPU: needed by tensors, and reserved; in bytes."""
-    if device.type != "cuda":
-        return 0.0, 0.0
     needed = torch.cuda.max_memory_allocated(device)
     return float(needed), float(torch.cuda.max_memory_reserved(device))
 

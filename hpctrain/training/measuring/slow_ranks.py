@@ -16,6 +16,7 @@ import logging
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ _RATIO = 1.5  # times the median of the other ranks
 _SHARE = 0.2  # of the time of the steps that the others lose
 _LEAST_S = 10.0  # shorter intervals say little
 _SILENT_S = 600.0  # from one line to the next
+_KEPT = 64  # reports from which the seconds of a sample are taken
 _LEAST_WAIT = 0.01  # of the time of the steps: GPUs that wait less for data are not told apart
 
 
@@ -63,12 +65,14 @@ class Interval(NamedTuple):
         waited_s: The seconds of it in which this rank has waited for its data.
         memory: The peak of the memory of the GPU that tensors needed, and of what was reserved, in
             bytes.
+        samples: The samples of all ranks in this time.
     """
 
     trained_s: float
     worked_s: float
     waited_s: float
     memory: tuple[float, float] = (0.0, 0.0)
+    samples: int = 0
 
 
 class Compared(NamedTuple):
@@ -91,22 +95,32 @@ class SlowRanks:
         rank: This rank.
         host: Returns the node of a rank; "" if unknown.
         least_s: A line names a slow rank only after so many seconds of training.
+        record: Gets the seconds of each rank for one of its samples at the end, on CPUs.
     """
 
     def __init__(
-        self, mesh: Mesh, rank: int, host: Callable[[int], str], least_s: float = _LEAST_S
+        self,
+        mesh: Mesh,
+        rank: int,
+        host: Callable[[int], str],
+        least_s: float = _LEAST_S,
+        record: Callable[[list[float]], None] | None = None,
     ) -> None:
+        self._record = record
+        self._reports = 0
+        self._of_a_sample: deque[list[float]] = deque(maxlen=_KEPT)
         self._mesh, self._rank, self._host, self._least_s = mesh, rank, host, least_s
         self._on_cpu = mesh.device.type == "cpu"
+        self._alone = mesh.degrees.ranks == 1
         self._trained_s = 0.0
         self._own_s = [0.0] * mesh.degrees.ranks
         self._told = -float("inf")
 
     def compare(self, own: Interval) -> Compared:
         """Compare with the other ranks; each of them calls this at the same log steps."""
-        mesh, ranks = self._mesh, self._mesh.degrees.ranks
-        if ranks == 1:
+        if self._alone:
             return Compared(None, own.memory)
+        mesh, ranks = self._mesh, self._mesh.degrees.ranks
         work_s = own.waited_s + (own.worked_s if self._on_cpu else 0.0)
         # A rank of weight 2 takes twice as many samples.
         numbers = [own.trained_s, work_s / mesh.weight, *own.memory]
@@ -116,9 +130,28 @@ class SlowRanks:
         mesh.add(table)
         trained, worked, peak, reserved = table.T.tolist()
         self._warn(max(trained), worked)
+        self._keep(worked, own.samples)
         most = max(worked)
         told = self._on_cpu or most > _LEAST_WAIT * max(trained)
         return Compared(worked.index(most) if told else None, (max(peak), max(reserved)))
+
+    def close(self) -> None:
+        """Record how long each rank works for a sample: the medians of the last reports."""
+        if self._record is not None and self._of_a_sample:
+            by_rank = zip(*self._of_a_sample, strict=True)
+            self._record([statistics.median(seconds) for seconds in by_rank])
+
+    def _keep(self, worked: Sequence[float], samples: int) -> None:
+        """Keep the seconds of a sample, but those of the first report, which starts everything.
+
+        Args:
+            worked: The seconds of each rank, divided by its weight.
+            samples: Those of all ranks; a share has the same number on each.
+        """
+        self._reports += 1
+        if self._on_cpu and self._reports > 1 and samples:
+            share = samples / self._mesh.shares
+            self._of_a_sample.append([seconds / share for seconds in worked])
 
     def _warn(self, trained_s: float, worked: Sequence[float]) -> None:
         """Name the rank that is much slower than the others, once it has been so for a while."""

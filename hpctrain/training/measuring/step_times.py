@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from operator import sub
 
 import torch
 
@@ -28,7 +29,7 @@ class StepTimes:
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._times: list[float] = []
-        self._last: float | None = None
+        self._ends: list[float] = []  # on a CPU: readings of the clock, from the last `begin` on
         self._events: deque[torch.cuda.Event] = deque()
 
     def begin(self) -> None:
@@ -37,7 +38,8 @@ class StepTimes:
             self._read_events()
             self._events = deque([_event()])
         else:
-            self._last = time.perf_counter()
+            self._read_ends()
+            self._ends = [time.perf_counter()]
 
     def step(self) -> None:
         """Note the end of a step."""
@@ -45,17 +47,21 @@ class StepTimes:
             self._events.append(_event())
             while len(self._events) > _PENDING and self._events[1].query():
                 self._read_event()
-            return
-        now = time.perf_counter()
-        if self._last is not None:
-            self._times.append(now - self._last)
-        self._last = now
+        else:
+            self._ends.append(time.perf_counter())
 
     def take(self) -> list[float]:
         """Return the seconds of the steps since the last call; on a GPU, wait for the last one."""
-        self._read_events()
+        if self._on_gpu:
+            self._read_events()
+        else:
+            self._read_ends()
         times, self._times = self._times, []
         return times
+
+    def _read_ends(self) -> None:
+        self._times += map(sub, self._ends[1:], self._ends)
+        del self._ends[:-1]
 
     def _read_events(self) -> None:
         if self._events:

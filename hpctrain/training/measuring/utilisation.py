@@ -33,8 +33,14 @@ class Work(NamedTuple):
 
 
 class NoUtilisation:
-    """The null form: the device or the model is unknown."""
+    """The null form: the device or the model is unknown.
 
+    Attributes:
+        watches: Whether it has to see each batch.
+        due: Whether `begin` has to be called with the next batch.
+    """
+
+    watches = False
     due = False
 
     def begin(self, batch: Batch) -> None:
@@ -55,6 +61,8 @@ class Utilisation(NoUtilisation):
         count: Returns the operations of a sample of a batch; None if they cannot be counted.
         peak: FLOP/s of all devices together, for the format that computes.
     """
+
+    watches = True
 
     def __init__(self, count: Callable[[Batch], Work | None], peak: float) -> None:
         self._count, self._peak = count, peak

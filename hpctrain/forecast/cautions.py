@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
@@ -220,5 +220,5 @@ def _least_seconds(config: Config, degrees: Degrees, hardware: Hardware | None) 
         return None
     if not config.model.get("tied"):  # a table in which rows are looked up multiplies nothing
         count -= int(config.model["vocab_size"]) * int(config.model["dim"])
-    flops = 6.0 * count * tokens * config.train.global_batch_size * steps
+    flops = 6.0 * count * tokens * ramp_of(config).samples(steps)
     return flops / (peak * degrees.ranks)

@@ -4,7 +4,8 @@ run.json    ── ranks, nodes, hosts
 config.yaml ── model, batch, layout            ──┐
 journal     ── perf/step_ms_p50, perf/..., time ─┴── MeasuredRun
 
-The first report of each attempt is left out: its steps compile, allocate and connect.
+The first report of each attempt is left out: its steps compile, allocate and connect. So are the
+steps of train.batch_size_ramp, whose batches are smaller.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.frozen import load
-from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.disk import read_json
@@ -110,10 +111,12 @@ def measured_run(path: Path) -> MeasuredRun:
     if not attempts:
         raise ConfigError(f"{path}: the run has not begun, so it has measured nothing")
     config = load(path / "config.yaml")
-    told = _Told.read(path)
+    ramp = sum(steps for _, steps in ramp_of(config).stages)
+    told = _Told.read(path, ramp)
     if told.steps < ENOUGH_STEPS:
         raise ConfigError(
-            f"{path}: it has measured {told.steps} steps after its first report, and at least "
+            f"{path}: it has measured {told.steps} steps after its first report"
+            f"{' and the ramp of its batch' * bool(ramp)}, and at least "
             f"{ENOUGH_STEPS} are needed: train longer, or report more often (train.log_every="
             f"{config.train.log_every}, tracking.enabled={str(config.tracking.enabled).lower()})"
         )
@@ -148,15 +151,17 @@ def measured_run(path: Path) -> MeasuredRun:
 class _Told:
     """What the journal of a run tells."""
 
-    def __init__(self) -> None:
+    def __init__(self, ramp: int) -> None:
+        self._ramp = ramp
         self.params: dict[str, str] = {}
         self.steps, self.startup_s = 0, 0.0
         self._values: dict[str, list[float]] = defaultdict(list)
         self._before: tuple[int, int] | None = None  # the attempt and the step of the last report
 
     @classmethod
-    def read(cls, path: Path) -> _Told:
-        told = cls()
+    def read(cls, path: Path, ramp: int) -> _Told:
+        """Read the journal; the first `ramp` steps have other batches, and do not count."""
+        told = cls(ramp)
         for record in read_all(journal_path(path)):
             told._add(record.body)
         return told
@@ -180,8 +185,9 @@ class _Told:
         if "perf/step_ms_p50" not in metrics:
             return
         attempt, step = int(body["attempt"]), int(body["step"])
-        if self._before is not None and self._before[0] == attempt:
-            self.steps += max(0, step - self._before[1])
+        before = self._before
+        if before is not None and before[0] == attempt and before[1] >= self._ramp:
+            self.steps += max(0, step - before[1])
             for key in _MEDIANS:
                 if key in metrics:
                     self._values[key].append(metrics[key])

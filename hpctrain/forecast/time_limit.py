@@ -4,7 +4,8 @@
     limit   = seconds x 1.3 + launch.warn_s, in whole minutes
 
 A step of a larger or smaller share of the batch is taken to be so much longer or shorter; only the
-margin covers that this is not exact.
+margin covers that this is not exact. So the first steps of train.batch_size_ramp count as their
+part of a whole step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.forecast.like_runs import differences, like_run, runs_of_model, share_of
@@ -108,10 +110,14 @@ def _duration(config: Config, run: MeasuredRun, steps: int) -> _Duration:
     train = config.train
     ranks = config.asked_world_sizes.start
     share = share_of(config, ranks) or run.batch.share
-    seconds = run.startup_s + steps * run.mean_step_s * share / run.batch.share
-    per_epoch = (run.samples_per_epoch or 0) // train.global_batch_size
-    every = train.eval_every or per_epoch or steps
-    seconds += run.evaluation_s * -(-steps // every)
+    ramp = ramp_of(config)
+    whole = ramp.samples(steps) / ramp.final
+    seconds = run.startup_s + whole * run.mean_step_s * share / run.batch.share
+    per_epoch = (run.samples_per_epoch or 0) // ramp.final
+    evaluations = whole / per_epoch if per_epoch else 1.0
+    if train.eval_every:
+        evaluations = steps / train.eval_every
+    seconds += run.evaluation_s * math.ceil(evaluations)
     seconds += run.checkpoint_s * (steps // (config.checkpoint.every_steps or steps) + 1)
     return _Duration(seconds, steps, run)
 
@@ -122,11 +128,17 @@ def _steps(config: Config, run: MeasuredRun) -> int | None:
         lengths.append(train.max_steps)
     if train.max_epochs is not None:
         if _data(config) == _data(run.config) and run.samples_per_epoch is not None:
-            per_epoch = run.samples_per_epoch // train.global_batch_size
-            lengths.append(train.max_epochs * max(1, per_epoch))
+            lengths.append(max(1, _steps_of_epochs(config, run.samples_per_epoch)))
         elif not lengths:
             return None
     return min(lengths, default=None)
+
+
+def _steps_of_epochs(config: Config, samples: int) -> int:
+    """Return the steps of all epochs, of which each ends with whole steps only."""
+    final = config.train.global_batch_size
+    whole = samples // final * final
+    return ramp_of(config).steps((config.train.max_epochs or 0) * whole)
 
 
 def _data(config: Config) -> tuple[object, ...]:

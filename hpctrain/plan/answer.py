@@ -184,7 +184,7 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     config, hardware = asked.config, asked.hardware
     if asked.runs:
         hardware = hardware_of(config, hardware, asked.runs)
-    shape = parse_shape(asked.shape) if asked.shape else None
+    shape = None if asked.shape is None else parse_shape(asked.shape)
     named_nodes = config.launch.node_numbers.start
     if asked.named:
         of_command_line(config, named_nodes)  # errors of the config come before any work

@@ -49,27 +49,31 @@ def measured(reference: Callable[..., Path], tmp_path: Path) -> Path:
     return run
 
 
-def config_of(composer: Composer, run: Path, *words: str) -> Config:
-    where = [f"output_dir={run.parent}", f"data.path={load(run / 'config.yaml').data.path}"]
+@pytest.fixture
+def config_of(composer: Composer, digits: Path, measured: Path) -> Callable[..., Config]:
+    """A function that returns the config of another run beside the measured one."""
+    where = [f"output_dir={measured.parent}", f"data.path={digits}"]
     size = ["launch.nodes=2", "launch.tasks_per_node=2", "train.global_batch_size=96"]
-    return composer.typed(["experiment=digits", *where, *size, *words])
+    return lambda *words: composer.typed(["experiment=digits", *where, *size, *words])
 
 
-def test_the_numbers_are_in_the_config(measured: Path, composer: Composer, tmp_path: Path) -> None:
-    config = config_of(composer, measured, "parallel.weights=auto", "seed=3")
+def test_the_numbers_are_in_the_config(
+    measured: Path, config_of: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = config_of("parallel.weights=auto", "seed=3")
     name = check(config).name
     assert config.parallel.weights == [2, 1]
     assert config.parallel.weights_hosts == ["node1", "node2"]
     assert "is [2, 1], for the nodes node1,node2 in this order" in node_weights.note(config)
     # The run has the same name as one with numbers, and as one without.
-    assert check(config_of(composer, measured, "seed=3")).name == name
-    named = config_of(composer, measured, f"parallel.weights=auto:{measured}", "seed=3")
+    assert check(config_of("seed=3")).name == name
+    named = config_of(f"parallel.weights=auto:{measured}", "seed=3")
     check(named)
     assert named.parallel.weights == [2, 1]
     bench = tmp_path / "bench.json"
     setup = {"nodes": 2, "model": config.model, "precision.compute": "fp32"}
     bench.write_text(json.dumps({"setup": setup, "facts": {"rank_s": [1, 1, 1, 1.01]}}))
-    alike = config_of(composer, measured, f"parallel.weights=auto:{bench}")
+    alike = config_of(f"parallel.weights=auto:{bench}")
     check(alike)
     assert (alike.parallel.weights, alike.parallel.weights_hosts) == (None, [])
     assert "the nodes are alike" in node_weights.note(alike)
@@ -91,31 +95,32 @@ def test_the_numbers_are_in_the_config(measured: Path, composer: Composer, tmp_p
     ],
 )
 def test_refused(
-    measured: Path,
-    composer: Composer,
+    config_of: Callable[..., Config],
     tmp_path: Path,
     words: list[str],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = config_of(composer, measured).model
+    own = config_of().model
     for name, model in (("bench", {"_target_": "other"}), ("alone", own)):
         setup = {"nodes": 2, "model": model, "precision.compute": "fp32"}
         Path(f"{name}.json").write_text(json.dumps({"setup": setup, "facts": {}}))
     Path("junk.json").write_text("[]")
     with pytest.raises(ConfigError) as caught:
-        check(config_of(composer, measured, "parallel.weights=auto", *words))
+        check(config_of("parallel.weights=auto", *words))
     assert message in str(caught.value)
 
 
-def test_a_run_that_has_not_measured_its_ranks(measured: Path, composer: Composer) -> None:
+def test_a_run_that_has_not_measured_its_ranks(
+    measured: Path, config_of: Callable[..., Config]
+) -> None:
     record = read_json(measured / "run.json")
     del record["rank_s"]
     (measured / "run.json").write_text(json.dumps(record))
     for form in ("auto", f"auto:{measured}"):
         with pytest.raises(ConfigError, match="its ranks were not measured one by one: a run does"):
-            check(config_of(composer, measured, f"parallel.weights={form}"))
+            check(config_of(f"parallel.weights={form}"))
 
 
 # The second rank computes three times as long; a thread on a core, so that the work is counted.

@@ -54,6 +54,22 @@ def test_the_limit_of_a_measured_run(measured: MeasuredRun, composer: Composer) 
     assert any(f"{steps} steps take about" in text for text in cautions.cautions(config))
 
 
+def test_smaller_batches_of_a_ramp_take_less(measured: MeasuredRun, composer: Composer) -> None:
+    def seconds(*words: str) -> tuple[int, float]:
+        duration = time_limit.expected(config_of(composer, measured, *words))
+        assert duration is not None
+        return duration.steps, duration.seconds
+
+    ramp = "train.batch_size_ramp=[{global_batch_size: 32, steps: 100}]"
+    long = ("train.max_steps=1000", "train.max_epochs=null", "train.eval_every=1000")
+    steps, ramped = seconds(*long, ramp)
+    same, whole = seconds(*long)
+    assert steps == same == 1000
+    assert whole - ramped == pytest.approx(50 * measured.mean_step_s)
+    epochs = ("train.max_epochs=100", "train.eval_every=1000")
+    assert seconds(*epochs, ramp)[0] == seconds(*epochs)[0] + 50
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -1,6 +1,7 @@
 """Tests of `plan`: the answer as a whole, and what it says where something is wrong."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,22 +130,41 @@ class NeedsValues(nn.Module):
         return self.table(tokens) @ self.table.weight.T * (1 + int(tokens[0, 0] > 5))
 
 
-def needs_values() -> Activations:
+def measured(build: Callable[[], nn.Module]) -> Activations:
     sample = {
         "tokens": torch.empty((1, 257), dtype=torch.int64, device="meta"),
         "mask": torch.empty(1, dtype=torch.bool, device="meta"),
     }
-    return activations_of(NeedsValues, LanguageModel(), sample, None, Config().train)
+    return activations_of(build, LanguageModel(), sample, None, Config().train)
 
 
 def test_a_model_that_decides_by_values_is_called_with_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = needs_values()
+    found = measured(NeedsValues)
     assert found.exact
     assert found.kept > 256 * 1024 * 4
     monkeypatch.setattr("hpctrain.plan.inspecting.activations._MOST_FLOPS", 1)
-    assert not needs_values().exact
+    assert not measured(NeedsValues).exact
+
+
+class BuiltWithValues(nn.Module):
+    """A model that reads values of the CPU while it is built, as those of timm do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.linspace(0, 1, 3, device="cpu")[1].item()
+        self.table, self.head = nn.Embedding(1024, 8), nn.Linear(8, 1024, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.head(self.table(tokens) * self.scale)
+
+
+def test_a_model_that_is_built_with_values_of_the_cpu() -> None:
+    found = measured(BuiltWithValues)
+    assert found.exact
+    assert found.outside > 256 * 1024 * 4
 
 
 @pytest.mark.slow
@@ -218,6 +238,7 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
         ([*LM, "parallel.tp=3", "launch.tasks_per_node=3"], "parallel.tp=3 does not divide"),
         ([*LM, "parallel.tp=2"], "the job has 1 nodes x 1 tasks"),
         ([*LM[:1], "--sample-shape", "3by4"], "--sample-shape=3by4: it must be numbers"),
+        ([*LM[:1], "--sample-shape", ""], "--sample-shape=: it must be numbers"),
         ([*LM, "+model.typo=1"], "typo"),
         (
             ["model=convnet", "--sample-shape", "8x8"],

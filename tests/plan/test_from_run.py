@@ -1,6 +1,7 @@
 """`plan --from-run`: measured times take the place of assumed efficiencies."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -88,9 +89,17 @@ SIZES = {
 }
 
 
+def skip_if_busy() -> None:
+    """Leave the test out, and say so, if others need the cores: their work changes the times."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores + 1:  # the runs themselves take a little more than their cores
+        pytest.skip(f"a load of {load:.1f} on {cores} cores: the times of runs say nothing")
+
+
 @pytest.mark.slow
 def test_two_sizes_predict_a_third(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The bound is wide, because other work on the machine changes the times of one run."""
+    """Runs on a quiet machine; one that is busy before or after a run leaves the test out."""
+    skip_if_busy()
     run_module("data_prep", "sample", "stdlib", str(tmp_path / "data"), "--train-bpe", "4096")
     common = ("experiment=stdlib_lm", f"data.path={tmp_path}/data", "train.global_batch_size=8")
     runs = {}
@@ -99,10 +108,11 @@ def test_two_sizes_predict_a_third(capsys: pytest.CaptureFixture[str], tmp_path:
         where = f"output_dir={tmp_path}/{name}"
         run_module("hpctrain", *common, *size, *short, where, cwd=tmp_path, timeout=900)
         (runs[name],) = runs_of(tmp_path / name)
+        skip_if_busy()
     given = ["--from-run", str(runs["small"]), "--from-run", str(runs["large"])]
     assert main([*common, *SIZES["between"], *given, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["layouts"]
     measured = measured_run(runs["between"]).step_s
     print(f"predicted {found['step_s']:.4f} s, measured {measured:.4f} s")
-    assert found["step_s"] == pytest.approx(measured, rel=0.3)
+    assert found["step_s"] == pytest.approx(measured, rel=0.15)
     assert read_json(runs["between"] / "run.json")["state"] == "finished"

@@ -131,14 +131,17 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     text = io.StringIO()
     console = Console()
     console.file = text
-    console.width = 160
+    console.width = 80  # as in a log
     compared.show(console)
     lines = text.getvalue().splitlines()
-    rows = [line.split() for line in lines if line.lstrip().startswith(("ddp ", "zero"))]
+    rows = [
+        line.split() for line in lines if line.lstrip().startswith(("ddp ", "zero1 ", "zero2 "))
+    ]
     assert [row[0] for row in rows] == ["zero1", "ddp", "zero2"]
     assert rows[1][2:7] == [f"{1.1 * own.step_s:.4f}", "s", f"{own.step_s:.4f}", "s", "+10.0%"]
-    assert " ".join(rows[2]).endswith("OutOfMemoryError: CUDA out of memory")
-    assert f"its log: python -m hpctrain logs {tmp_path}/2-zero2" in lines
+    assert rows[2][3] == "failed"
+    assert "zero2: OutOfMemoryError: CUDA out of memory" in lines
+    assert f"  its log: python -m hpctrain logs {tmp_path}/2-zero2" in lines
     command = f"python -m hpctrain -m experiment=digits {shlex.join(fast.layout.overrides)}"
     assert f"  {command}" in lines
     assert f"  --from-run {run} --from-run {run}" in lines

@@ -92,8 +92,8 @@ def activations_of(
     few_rows = min(_TOKENS // tokens if tokens else _ROWS, train.global_batch_size // 2)
     few_rows = max(1 if tokens else 2, few_rows)  # a batch norm needs two
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    model = _without_memory(build, fake).train()
     with fake:
-        model = build().train()
         batches = [
             {name: torch.empty((rows, *t.shape[1:]), dtype=t.dtype) for name, t in sample.items()}
             for rows in (few_rows, 2 * few_rows)
@@ -115,6 +115,34 @@ def activations_of(
     finally:
         gc.unfreeze()
     return _for_each(few, more, few_rows)
+
+
+def _without_memory(build: Build, fake: FakeTensorMode) -> nn.Module:
+    """Return a new model whose parameters and buffers are fake tensors on the CPU.
+
+    Some models compute with values of the CPU while they are built, as those of timm do. They are
+    built on the meta device, where that works, and get fake tensors afterwards.
+    """
+    try:
+        with fake:
+            return build()
+    except Exception:
+        with torch.device("meta"):
+            model = build()
+    made: dict[int, torch.Tensor] = {}  # a parameter that modules share stays one
+    with fake:
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in made:
+                        empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+                        if isinstance(tensor, nn.Parameter):
+                            empty = nn.Parameter(empty, tensor.requires_grad)
+                        made[id(tensor)] = empty
+                    tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+    return model
 
 
 def _with_values(

@@ -16,6 +16,7 @@ from hpctrain.plan.measured.short_run import MOST
 from hpctrain.plan.predicting.estimate import Estimate
 
 _GIB = 2**30
+_MOST = 200  # columns of text that the table may have
 
 
 class Comparison:
@@ -79,10 +80,14 @@ class Comparison:
     def show(self, console: Console) -> None:
         """Print the table, and the commands that follow from it."""
         console.print("\nmeasured beside predicted; an error is that of the prediction")
-        console.print(self._table(), soft_wrap=True)
-        for one in self.ranked:
+        table = self._table()
+        # Nothing of it is cut, also in a log and on a narrow terminal.
+        table.width = console.measure(table, options=console.options.update(width=_MOST)).maximum
+        console.print(table, soft_wrap=True)
+        for one in filter(lambda one: one.cause, self.ranked):
+            console.print(f"{one.estimate.layout.kind}: {one.cause}", soft_wrap=True)
             if one.found is None:
-                console.print(f"its log: python -m hpctrain logs {one.run}", soft_wrap=True)
+                console.print(f"  its log: python -m hpctrain logs {one.run}", soft_wrap=True)
         for one in self.fastest:
             layout = one.estimate.layout
             ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
@@ -99,19 +104,17 @@ class Comparison:
     def _table(self) -> Table:
         tokens = any(one.estimate.tokens for one in self.ranked)
         peaks = any(one.found and one.found.peak_bytes for one in self.ranked)
-        causes = any(one.cause for one in self.ranked)
         speed = "tokens/s/GPU" if tokens else "samples/s"
         names = ["layout", "ranks", "predicted", "step", "error", speed]
         names += ["predicted", "peak", "error"] if peaks else []
-        columns = [Column(name, no_wrap=True) for name in names]
-        table = Table(*columns, *[Column("what happened", overflow="fold")] * causes, box=None)
+        table = Table(*[Column(name, no_wrap=True) for name in names], box=None)
         for one in self.ranked:
             time = one.estimate.time
             predicted = None if time is None else time.step_s
             rate = one.tokens_per_s_per_gpu if tokens else one.samples_per_s
             cells = [
                 *(one.estimate.layout.kind, str(one.estimate.layout.ranks)),
-                *(_text(predicted, "{:.4f} s"), _text(one.step_s, "{:.4f} s")),
+                *(_text(predicted, "{:.4f} s"), _text(one.step_s, "{:.4f} s", "failed")),
                 *(_text(one.step_error, "{:+.1%}"), _text(rate, "{:,.0f}")),
             ]
             if peaks:
@@ -121,7 +124,7 @@ class Comparison:
                     _text(peak and peak / _GIB, "{:.2f} GiB"),
                     _text(one.peak_error, "{:+.1%}"),
                 ]
-            table.add_row(*map(Cell, cells), *[Cell(one.cause)] * causes)
+            table.add_row(*map(Cell, cells))
         return table
 
 
@@ -129,5 +132,5 @@ def _size(one: Measured) -> tuple[int, int]:
     return one.estimate.layout.nodes, one.estimate.layout.ranks
 
 
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _text(value: float | None, form: str, without: str = "-") -> str:
+    return without if value is None else form.format(value)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
 from hpctrain.forecast.optimizer_states import optimizer_states
@@ -28,7 +28,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import ModelSizes, memory_of
+from hpctrain.plan.memory import ModelSizes, memory_of, shards
 
 # Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.
 CONTEXT_BYTES = 2**30
@@ -96,9 +96,12 @@ class MemoryModel:
         """Return the memory of a layout.
 
         Raises:
-            ConfigError: The model has no plan, or no blocks, but the layout needs them.
+            ConfigError: The model has no plan, or no blocks, but the layout needs them; or the
+                ranks cannot divide its experts.
         """
         stages = self._stages(layout.config, layout.degrees)
+        for sizes, _ in stages:
+            _check_experts(sizes, layout.config.parallel, layout.degrees)
         return max(
             (self._stage(layout, hardware, both, i) for i, both in enumerate(stages)),
             key=lambda memory: memory.total,
@@ -239,6 +242,17 @@ class MemoryModel:
             if degrees.ranks > degrees.dp_replicate:  # what is divided is divided by blocks
                 raise
             return []
+
+
+def _check_experts(sizes: ModelSizes, parallel: ParallelConfig, degrees: Degrees) -> None:
+    """Raise the ConfigError of a training whose ranks cannot divide the same experts."""
+    ranks = shards(degrees, parallel) // parallel.ep if degrees.dp_shard > 1 else 1
+    for number, width, *_ in {shape for held in sizes.experts for shape in held}:
+        if number % ranks and width % ranks:
+            raise ConfigError(
+                f"parallel.ep={parallel.ep} leaves {number} experts for {ranks} ranks, which "
+                f"divide neither these nor their width {width}"
+            )
 
 
 def _outside(

@@ -168,7 +168,8 @@ class Scaling:
 
 def _comparable(accounts: Sequence[RunAccount], series: Scaling) -> list[RunAccount]:
     """Return the runs that do the same work as the first; the others are named."""
-    free = (*_FREE, "train.global_batch_size") if series.kind == "weak" else _FREE
+    sizes = ("train.global_batch_size", "train.batch_size_ramp")
+    free = (*_FREE, *sizes) if series.kind == "weak" else _FREE
     first = accounts[0]
     own = flat(first.config)
     found = []
@@ -206,11 +207,14 @@ def _point(ranks: int, group: list[tuple[RunAccount, float]]) -> _Point:
     account = min(group, key=lambda each: abs(each[1] - rate))[0]
     steps, time = account.step, account.time
     known = steps and not time["unknown"]
+    batch = float(account.value("train.global_batch_size", 1))
+    if steps:  # the batches of a ramp are smaller
+        batch = account.samples / steps
     return _Point(
         ranks,
         int(account.spans[-1].facts.get("nodes", 1)),
         rate,
-        float(account.value("train.global_batch_size", 1)) / rate,
+        batch / rate,
         {name: time[name] / steps for name in _PARTS} if known else {},
     )
 

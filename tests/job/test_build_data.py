@@ -264,7 +264,14 @@ def test_samples_of_like_length_and_packed(build: Build, tmp_path: Path) -> None
         padded = sum(batch["text"].numel() for batch in batches)
         waste.append(padded / sum(int(batch["text_length"].sum()) for batch in batches))
     assert waste[1] < 1.15 < 1.5 < waste[0]
-    for batch in epoch(build(*own, "data.collate=pack").training()):
+    packed = epoch(build(*own, "data.collate=pack").training())
+    # With batches that grow, the same samples are in the same order.
+    ramp = "train.batch_size_ramp=[{global_batch_size: 2, steps: 3}]"
+    ramped = epoch(build(*own, "data.collate=pack", ramp).training())
+    assert [len(batch["mask"]) for batch in ramped[:5]] == [2, 2, 2, 8, 8]
+    one, other = (torch.cat([batch["text"] for batch in each]) for each in (packed, ramped))
+    assert torch.equal(one[: len(other)], other)
+    for batch in packed:
         offsets = batch["text_offsets"].tolist()
         assert offsets[-1] == len(batch["text"])
         for start, stop in pairwise(offsets):

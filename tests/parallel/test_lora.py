@@ -23,7 +23,17 @@ from hpctrain.models import Transformer
 from hpctrain.models.lora import Adapted, add_adapters, freeze_base, is_adapter
 from hpctrain.parallel.preparing.blocks import find_blocks
 from tests.conftest import Completed, run_json, runs
-from tests.parallel.parity import TOLERANCE, Cell, Result, build, difference, train, whole
+from tests.parallel.parity import (
+    TOLERANCE,
+    Cell,
+    Result,
+    build,
+    difference,
+    reference,
+    results,
+    train,
+    whole,
+)
 from tests.ranks import run_ranks
 
 Train = Callable[..., Completed]
@@ -110,6 +120,20 @@ def test_every_layout_trains_and_resumes_as_one_process(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_more_layouts_train_and_resume_as_one_process(tmp_path: Path) -> None:
     check(MORE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp", "pp", "zero3"])
+def test_the_average_of_adapters_is_that_of_one_process(layout: str) -> None:
+    """With groups, frozen parts and clipping, too, as the other features are."""
+    single = replace(cell("single"), optimizer="features")
+    expected = reference("untied", "features", keys=single.keys)
+    averaged = [name for name in expected.parameters if name.startswith("ema.")]
+    assert averaged
+    assert all(is_adapter(name) for name in averaged)
+    made = replace(cell(layout), optimizer="features")
+    for result in results((made,))[made]:
+        assert max(difference(result, expected)) < TOLERANCE
 
 
 def saved_after_two(made: Cell, folder: Path) -> None:

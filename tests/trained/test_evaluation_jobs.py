@@ -22,6 +22,7 @@ from hpctrain.commands.observations import Facts
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
+from hpctrain.launch.slurm.queue import Job
 from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.freeze import check
@@ -140,7 +141,8 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     module = "hpctrain.job.building.evaluation_jobs"
     monkeypatch.setattr(f"{module}.sbatch.sbatch", sbatch)
-    monkeypatch.setattr(f"{module}.queued", lambda users: {(path, 0): None for path in queue})
+    running = Job("1_0", "RUNNING", "None", "n1", "N/A")
+    monkeypatch.setattr(f"{module}.queued", lambda users: {(path, 0): running for path in queue})
     return queue
 
 
@@ -180,6 +182,26 @@ def test_checkpoints_wait_for_their_results_and_lost_jobs_are_made_up_for(
     assert [item.path.name[5:] for item in _checkpoints(run.path, 1)] == ["00000002", "00000001"]
     facts = Facts.read(run.path)
     assert (facts.unevaluated, facts.evaluated) == ([1, 3], {"val/loss": 1.0})
+
+
+def test_a_job_that_is_ending_at_the_end_of_the_run_is_made_up_for(
+    scheduler: dict[str, str], digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm shows a cancelled job for a while."""
+    made = config(digits, tmp_path)
+    run = RunDir.of(made, "data")
+    run.freeze(made)
+    checkpoint(run, 1)
+    EvaluationJobs(made, run).finish()
+    (script,) = scheduler
+    shown = [{(script, 0): Job("1_0", "COMPLETING", "None", "n1", "N/A")}] * 3
+    module = "hpctrain.job.building.evaluation_jobs"
+    monkeypatch.setattr(f"{module}._LOOK_S", 0.01)
+    monkeypatch.setattr(f"{module}.queued", lambda users: shown.pop() if shown else {})
+    EvaluationJobs(made, run).finish()
+    assert shown == []
+    (one,) = without_result(run.path)
+    assert one.tries == 2
 
 
 def test_the_best_checkpoint_follows_from_the_results(

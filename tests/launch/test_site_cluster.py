@@ -119,6 +119,7 @@ def test_every_rank_sees_the_right_gpus(
     assert [seen[rank]["SLURM_DISTRIBUTION"] for rank in range(4)] == ["block:block"] * 4
 
 
+@pytest.mark.slow
 def test_submitting_from_inside_an_allocation(
     digits: Path, tmp_path: Path, ranks: Callable[[], dict[int, dict[str, str]]]
 ) -> None:
@@ -236,6 +237,7 @@ def test_paths_that_slurm_cannot_write_to_are_refused(train: Train, tmp_path: Pa
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_failing_setup_stops_the_job_and_teardown_keeps_the_exit_code(
     train: Train, tmp_path: Path
 ) -> None:
@@ -288,6 +290,7 @@ def wait_for_step(run: Path, step: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_container_comes_back_after_a_preemption(
     train: Train, tmp_path: Path, in_apptainer: list[str], paced: Paced
 ) -> None:

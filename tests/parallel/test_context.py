@@ -161,8 +161,13 @@ def attention(
     ]
 
 
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("grouped", "documents"),
+    [
+        *((False, False), (True, True)),
+        *(pytest.param(each, not each, marks=pytest.mark.slow) for each in (False, True)),
+    ],
+)
 def test_attention_alone(grouped: bool, documents: bool) -> None:
     for cp, length in ((2, 4), (2, 24), (4, 24)):
         for differences in run_ranks(attention, cp, length, grouped, documents, torch.float32):

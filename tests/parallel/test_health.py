@@ -119,7 +119,13 @@ def decided(health: Health, problem: str) -> str:
     return str(stopped.value)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# `make test` tries one layout of each kind of group, and the slow tests all.
+BRIEF = ("single", "hsdp", "tp", "pp", "fp16")
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(n, marks=() if n in BRIEF else pytest.mark.slow) for n in LAYOUTS]
+)
 def test_no_update_is_made_on_any_rank(layout: str, tmp_path: Path) -> None:
     ranks = LAYOUTS[layout][0]
     first, *others = run_ranks(judged, ranks, layout, tmp_path)

@@ -116,8 +116,14 @@ def build(name: str, parallel: ParallelConfig, params: str) -> tuple[dict[str, A
     return {name.removeprefix("module."): value for name, value in values.items()}, tied
 
 
-@pytest.mark.parametrize("params", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        *((name, "fp32") for name in MODELS),
+        ("gpt2", "bf16"),
+        *(pytest.param(n, "bf16", marks=pytest.mark.slow) for n in MODELS if n != "gpt2"),
+    ],
+)
 def test_equal_bit_by_bit(name: str, params: str) -> None:
     ((expected, _),) = run_ranks(build, 1, name, ParallelConfig(), params)
     assert any(value.abs().sum() > 0 for value in expected.values())

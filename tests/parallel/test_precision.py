@@ -27,7 +27,6 @@ BRIEF = {
     ("fp16", "conv"),
     ("pure bf16", "conv"),
     ("reduced in bf16", "conv"),
-    ("reduced in fp16", "conv"),
 }
 
 

@@ -158,6 +158,7 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
 
 
 @pytest.mark.slurm
+@pytest.mark.slow
 @pytest.mark.usefixtures("empty_queue")
 def test_ctrl_c_cancels_the_jobs(
     capsys: pytest.CaptureFixture[str],

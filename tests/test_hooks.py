@@ -76,7 +76,9 @@ def test_files_without_a_test_of_the_cluster_are_not_imported_for_them(tmp_path:
     assert outcome(tmp_path, "-m", "not slurm")[0] == {"passed": 2, "deselected": 1}
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2"), ("--all",), ("-m", "slow")])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow), ("--all",), ("-m", "slow")]
+)
 def test_slow_tests_are_left_out_and_counted(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     counts, said = outcome(tmp_path, *options)

@@ -226,6 +226,7 @@ def test_a_run_that_ends_while_we_look_is_not_done_again(
     assert not cluster.queue()
 
 
+@pytest.mark.slow
 def test_a_refusal_leaves_the_finished_run_that_was_to_be_made_again(
     train: Train, tmp_path: Path
 ) -> None:
@@ -270,6 +271,7 @@ def test_a_preemption_before_python_has_begun_loses_nothing(train: Train, tmp_pa
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
 
 
+@pytest.mark.slow
 def test_data_that_was_exchanged_meanwhile_is_refused(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:

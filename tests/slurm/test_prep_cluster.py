@@ -98,6 +98,7 @@ def test_a_part_that_fails_is_named_and_the_same_array_goes_on(here: Path) -> No
     assert "--part" not in Index.load(here / OUT).provenance["command"]
 
 
+@pytest.mark.slow
 def test_arrays_that_are_not_all_the_parts(here: Path) -> None:
     given = ("preprocess.sbatch", "arrays", "x.npy", OUT, *GIVEN)
     for array in ("0-1", "2", "1-5:2"):

@@ -76,7 +76,7 @@ else
     # The cluster tests mostly wait. mypy and the other tests run at the same time, in two processes,
     # and when the cluster tests have ended, a third process runs the tests of `later`. Their output
     # is shown afterwards.
-    later=(tests/config tests/data tests/data_prep tests/launch)
+    later=(tests/config tests/data tests/data_prep)
     said=$(mktemp -d)
     style=(-o console_output_style=classic) # without percentages, which would fill a wide log
     if [[ -t 1 ]]; then style+=(--color=yes); fi

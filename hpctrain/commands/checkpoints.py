@@ -23,7 +23,7 @@ from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
 from hpctrain.console import Cell, Console
 from hpctrain.errors import StorageError
-from hpctrain.runs.chosen_checkpoint import best_of
+from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.terminal import printable
 
 _COLUMNS = ("run", "step", "epoch", "saved", "size", "ranks", "kept", "metric", "files")
@@ -135,7 +135,7 @@ def look(run: Facts, *, verify: bool) -> list[Row]:
         verify: Whether to read all files.
     """
     rows = []
-    best = int((best_of(run.path, run.record) or {}).get("step", 0))
+    best = best_step(run.path, run.record)
     for number, path in enumerate(checkpoints(run.path / "checkpoints")):
         manifest, problem = None, damage(path) if verify else None
         try:

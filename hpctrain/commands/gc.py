@@ -40,7 +40,7 @@ from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import StorageError
 from hpctrain.runs.asked_evaluations import without_result
-from hpctrain.runs.chosen_checkpoint import best_of
+from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.function_call import code_of, is_check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import printable
@@ -229,7 +229,7 @@ def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
         reverse=True,
     )
     kept = 0
-    best = int((best_of(run, RunDir(run).read()) or {}).get("step", 0))
+    best = best_step(run, RunDir(run).read())
     waiting = [one.step for one in without_result(run) if not one.given_up]
     needed = {f"step-{step:08d}" for step in (best, *waiting)}
     for entry in newest_first:

@@ -41,6 +41,11 @@ def best_of(path: Path, record: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"metric": metric, "value": sign * value, "step": step}
 
 
+def best_step(path: Path, record: Mapping[str, Any]) -> int:
+    """Return the step of the best checkpoint; 0 without one. See `best_of`."""
+    return int((best_of(path, record) or {}).get("step", 0))
+
+
 def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = False) -> Path:
     """Return the folder of an intact checkpoint; its digests are verified.
 

@@ -27,7 +27,7 @@ from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import me, queued
 from hpctrain.launch.slurm.script import sbatch_script
 from hpctrain.runs.asked_evaluations import Asked, asked, without_result
-from hpctrain.runs.chosen_checkpoint import best_of
+from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import recorded
@@ -69,8 +69,8 @@ class EvaluationJobs(Readers):
         A result may come between the two looks; in this order its checkpoint is in the first.
         """
         waiting = self._waiting()
-        best = best_of(self._run.path, self._run.read())
-        return waiting | ({int(best["step"])} if best else set())
+        best = best_step(self._run.path, self._run.read())
+        return waiting | ({best} if best else set())
 
     def _waiting(self) -> set[int]:
         return {one.step for one in without_result(self._run.path) if not one.given_up}

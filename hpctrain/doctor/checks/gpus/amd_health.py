@@ -118,22 +118,14 @@ class AmdHealth:
         return good(check, found)
 
     def _throttling(self) -> Finding:
-        check = f"{self.label}: throttling"
         status = self._smi.amdsmi_get_violation_status(self._handle)
         known = {name: status[name] for name in (*_HARD, *_SOFT) if _is_known(status.get(name))}
         if not known:
-            return unknown(check, "amdsmi does not tell it of this kind of GPU")
+            why = "amdsmi does not tell it of this kind of GPU"
+            return unknown(f"{self.label}: throttling", why)
         hard = [text for name, text in _HARD.items() if known.get(name)]
         soft = [text for name, text in _SOFT.items() if known.get(name)]
-        if not hard and not soft:
-            return good(check, "no")
-        return Finding(
-            check,
-            "fail" if hard else "warn",
-            ", ".join(hard + soft),
-            "no, with nothing running",
-            "Ask the administrators to look at cooling and power of the node.",
-        )
+        return gpu_facts.throttling(self.label, hard, soft)
 
     def _temperature(self) -> Finding:
         """Judge the hottest place against the temperature at which the GPU lowers its clock."""

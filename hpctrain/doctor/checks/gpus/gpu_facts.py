@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.filesize import decimal
@@ -50,6 +50,26 @@ def errors_of_memory(gpu: str, corrected: int, uncorrected: int) -> Finding:
         found,
         "none uncorrected",
         "Ask the administrators to reset the GPU, and to replace it if the errors come back.",
+    )
+
+
+def throttling(gpu: str, hard: Sequence[str], soft: Sequence[str]) -> Finding:
+    """Judge what lowers the clock of a GPU on which nothing runs.
+
+    Args:
+        gpu: The name of the GPU for the table.
+        hard: The reasons of its hardware.
+        soft: Those of its driver.
+    """
+    check = f"{gpu}: throttling"
+    if not hard and not soft:
+        return good(check, "no")
+    return Finding(
+        check,
+        "fail" if hard else "warn",
+        ", ".join((*hard, *soft)),
+        "no, with nothing running",
+        "Ask the administrators to look at cooling and power of the node.",
     )
 
 

@@ -122,19 +122,10 @@ class NvidiaHealth:
         return good(check, found)
 
     def _throttling(self) -> Finding:
-        check = f"{self.label}: throttling"
         reasons = self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
         hard = [text for bit, text in _HARD.items() if reasons & bit]
         soft = [text for bit, text in _SOFT.items() if reasons & bit]
-        if not hard and not soft:
-            return good(check, "no")
-        return Finding(
-            check,
-            "fail" if hard else "warn",
-            ", ".join(hard + soft),
-            "no, with nothing running",
-            "Ask the administrators to look at cooling and power of the node.",
-        )
+        return gpu_facts.throttling(self.label, hard, soft)
 
     def _mig(self) -> Finding:
         check = f"{self.label}: MIG"

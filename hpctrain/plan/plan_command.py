@@ -20,7 +20,7 @@ from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.forecast import node_weights, time_limit
 from hpctrain.forecast.cautions import cautions
-from hpctrain.forecast.measured_run import measured_run
+from hpctrain.forecast.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
 from hpctrain.plan.measured import refusals
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         refusals.check(given.overrides, given.sample_shape)
     config = _composed(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
-    runs = [measured_run(Path(os.path.abspath(run))) for run in given.from_run]
+    runs = [_measured(run) for run in given.from_run]
 
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.plan.answer import Asked, answer
@@ -59,6 +59,8 @@ def main(argv: list[str]) -> int:
     from hpctrain.plan.measured.measurement import measure
     from hpctrain.plan.simulating.simulation import simulate
 
+    # What was imported stays, so no collection needs to look at it, which would take seconds.
+    gc.freeze()
     gc.enable()
 
     asked = Asked(
@@ -84,34 +86,39 @@ def main(argv: list[str]) -> int:
             raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
         simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
     command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
-    more: dict[str, Any] = {"warnings": warnings}
-    more |= {} if simulated is None else {"simulation": simulated.as_json()}
     console = Console()
-    if not given.json:
+    body: dict[str, Any] = {}
+    if given.json:
+        body = {**found.as_json(), "warnings": warnings}
+        body |= {} if simulated is None else {"simulation": simulated.as_json()}
+    else:
         found.show(console, command)
         for line in () if simulated is None else simulated.lines():
             console.print(line, soft_wrap=True)
         for text in warnings:
             console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
-    body = {**found.as_json(), **more} if given.json else {}
-    compared = None
+    exit_code = {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
     if given.measure:
         try:
             results = measure(found.layouts, given.overrides, config.output_dir)
         except KeyboardInterrupt:
             return _INTERRUPTED  # it has told what was cancelled
         compared = Comparison(results, command)
+        exit_code = compared.exit_code
         if given.json:
             compared.put_into(body, found.layouts)
         else:
             compared.show(console)
     if given.json:
         print(json.dumps(body, indent=1))
-    if compared is not None:
-        return compared.exit_code
-    if hardware is None:
-        return 0
-    return {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits]
+    return exit_code
+
+
+def _measured(run: str) -> MeasuredRun:
+    try:
+        return measured_run(Path(os.path.abspath(run)))
+    except ConfigError as error:
+        raise ConfigError(f"--from-run {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:

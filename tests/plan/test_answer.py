@@ -256,6 +256,14 @@ def test_bad_input(words: list[str], text: str) -> None:
     assert caught.value.exit_code in (2, 3)
 
 
+def test_a_model_that_is_not_installed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        main([*LM, "model._target_=nosuch.Model"])
+    assert str(caught.value) == (
+        "model._target_=nosuch.Model: ModuleNotFoundError: No module named 'nosuch'"
+    )
+
+
 @pytest.mark.slow
 def test_a_missing_figure_leaves_out_what_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["hardware=h100_sxm", "hardware.memory_gb_per_s=null", "hardware.price=null"]

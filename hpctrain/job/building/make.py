@@ -35,7 +35,7 @@ def make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
         reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         raise ConfigError(
             f"{key}._target_={node.get('_target_')}: {reason}{_frames_of_user(cause)}"
-        ) from error
+        ) from cause
 
 
 def _frames_of_user(error: BaseException) -> str:

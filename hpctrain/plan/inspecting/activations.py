@@ -105,15 +105,12 @@ def activations_of(
         with fake, live:
             return live.step(model, task, batch, compute)
 
-    gc.freeze()  # collections look only at what is made from here on, which saves seconds
     try:
         with used_evenly(model):
             few, more = (measured_by_block(model, partial(measure, batch)) for batch in batches)
     except Exception as error:  # an operation needs values, or the sample does not fit
         del model, batches
         return _with_values(error, build, task, sample, compute, train)
-    finally:
-        gc.unfreeze()
     return _for_each(few, more, few_rows)
 
 

@@ -117,7 +117,8 @@ def build_on_meta(config: Config) -> nn.Module:
         with torch.device("meta"):
             return build_of(config)()
     except HpctrainError as error:
-        if not str(error).startswith("model._target_"):
+        missing = isinstance(error.__cause__, ImportError)
+        if missing or not str(error).startswith("model._target_"):
             raise
         raise ConfigError(
             f"{error}\nplan builds the model without memory, on torch's meta device, where values "

@@ -5,7 +5,7 @@ VENV   ?= .venv
 GPU    ?= cuda
 BIN    := $(VENV)/bin
 
-.PHONY: train test test-all docs gpu lint types format clean help
+.PHONY: train test test-all system-packages docs gpu lint types format clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -22,11 +22,17 @@ train: $(VENV)/.sample data/digits/index.json
 data/digits/index.json: | $(VENV)/.sample
 	@$(BIN)/python -m data_prep sample digits data/digits
 
-test: $(VENV)/.test
+# pip and apt work on one core each, so they work at the same time.
+test:
+	@$(MAKE) --no-print-directory -j 2 system-packages $(VENV)/.test
 	@tests/run.sh $(BIN)
 
-test-all: $(VENV)/.test $(VENV)/.slow-libraries
+test-all:
+	@HPCTRAIN_TESTS=all $(MAKE) --no-print-directory -j 2 system-packages $(VENV)/.slow-libraries
 	@HPCTRAIN_TESTS=all tests/run.sh $(BIN)
+
+system-packages:
+	@tests/system_packages.sh
 
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean
@@ -39,7 +45,7 @@ gpu: $(VENV)/.test
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/run.sh slurm/*.sbatch; \
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh slurm/*.sbatch; \
 	else echo "*** shellcheck is not installed: the shell files are NOT checked"; fi
 
 types: $(VENV)/.test

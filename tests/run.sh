@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# This script is `make test`: it installs the system packages that the tests need, starts a Slurm
-# cluster, and runs lint, types and tests.
+# This script is `make test`, once everything is installed: it starts a Slurm cluster, and runs lint,
+# types and tests.
 #   tests/run.sh BIN [PYTEST ARGUMENTS]      BIN is the bin folder of the environment
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,36 +9,17 @@ shift
 
 loud() { printf '\n*** %s\n\n' "$*" >&2; }
 
-packages=(slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 shellcheck hdf5-tools)
-# The slow tests look at MLflow's pages in a browser, and put MLflow on PostgreSQL.
-if [[ ${HPCTRAIN_TESTS:-} == all ]]; then packages+=(chromium postgresql); fi
-
-# Root installs the missing packages with apt. Without them the cluster tests are skipped, and a
-# loud message says so.
-install_packages() {
-    local missing=()
-    for package in "${packages[@]}"; do
-        dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null |
-            grep --quiet 'install ok installed' || missing+=("$package")
-    done
-    ((${#missing[@]})) || return 0
-    echo "installing ${missing[*]}"
-    apt-get update -qq &&
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-            "${missing[@]}" >/dev/null
-}
-
-if [[ $(id -u) -eq 0 ]] && command -v apt-get dpkg-query >/dev/null; then
-    install_packages || loud "the system packages could not be installed"
-fi
-
 # The tests start hundreds of processes. Without bytecode files each would compile our modules anew.
 unset PYTHONDONTWRITEBYTECODE
+# One process does so for all, while the cluster starts.
+if ! (($#)); then "$bin/python" -m pytest --collect-only -qq >/dev/null 2>&1 & fi
+warm=${!-}
 
 ours=false
 beside=""
 types=""
 stop() {
+    if [[ $warm ]]; then kill "$warm" 2>/dev/null || true; fi
     for group in $beside $types; do kill -INT -- "-$group" 2>/dev/null || true; done
     if $ours; then slurm/dev-cluster down; fi
 }
@@ -64,6 +45,8 @@ if slurm/dev-cluster status >/dev/null 2>&1; then
 fi
 
 make --no-print-directory VENV="$(dirname "$bin")" lint
+if [[ $warm ]]; then wait "$warm" || true; fi # an error is told by the tests
+warm=""
 all=()
 if [[ ${HPCTRAIN_TESTS:-} == all ]]; then all=(--all); fi
 # The order is that of tests/hooks.py, and not that of the number of tests in a file.

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.frozen import plain
+from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config
-from hpctrain.config.validate import fitting_nodes
 from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
 from hpctrain.launch.executor import Executor

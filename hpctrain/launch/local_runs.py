@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config
-from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.executor import LocalExecutor

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.rank_counts import size_problems
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import keys
-from hpctrain.config.validate import size_problems
 
 
 def stage(size: int, **length: int) -> dict[str, int]:

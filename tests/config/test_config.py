@@ -17,8 +17,9 @@ from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
+from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config
-from hpctrain.config.validate import fitting_nodes, validate
+from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.shards.format import write_shards

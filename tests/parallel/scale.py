@@ -24,7 +24,8 @@ from hpctrain.parallel.dividing.stages import block_counts, cut, present
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import skeleton
-from hpctrain.plan.memory import ModelSizes, memory_of
+from hpctrain.plan.memory import memory_of
+from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.simulating.fake_world import enter
 from hpctrain.plan.simulating.rank_part import RankPart, part_of
 

@@ -18,7 +18,8 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.plan.memory import Memory, ModelSizes, memory_of
+from hpctrain.plan.memory import Memory, memory_of
+from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Sums
 from hpctrain.training.step import TrainStep

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpctrain.config.rank_counts import size_problems
 from hpctrain.config.schema import Config
-from hpctrain.config.validate import size_problems
 from hpctrain.data.loading.steps import Steps
 from tests.parallel.parity import TOLERANCE, Cell, Result, difference, reference, results
 

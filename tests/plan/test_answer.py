@@ -20,7 +20,8 @@ from hpctrain.plan.budget import Budget, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.loader_rate import loader_rate
-from hpctrain.plan.memory import ModelSizes, memory_of
+from hpctrain.plan.memory import memory_of
+from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
 from hpctrain.plan.ranking import WHY

@@ -7,7 +7,8 @@ import pytest
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.plan.memory import ModelSizes, memory_of
+from hpctrain.plan.memory import memory_of
+from hpctrain.plan.model_sizes import ModelSizes
 from tests.conftest import ROOT
 from tests.plan.published import RUNS, beginning, of_megatron, row
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig
-from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import ConfigError
 
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
-from hpctrain.config.validate import fitting_nodes
 from hpctrain.errors import LaunchError
 from hpctrain.launch.slurm.job_environment import clean_environment
 from hpctrain.launch.slurm.queue import NO_CONTROLLER, UnreachableError, ask, me, queued

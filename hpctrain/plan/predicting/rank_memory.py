@@ -28,7 +28,8 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import ModelSizes, memory_of, shards
+from hpctrain.plan.memory import memory_of, shards
+from hpctrain.plan.model_sizes import ModelSizes
 
 # Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.
 CONTEXT_BYTES = 2**30

@@ -1,0 +1,117 @@
+"""The numbers of ranks and nodes with which a config can run.
+
+ranks ── degrees ── shares, combinations, divisions, samples, batch sizes ── problems
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpctrain.config.rules import batch_sizes, shares
+from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.division import division_problems
+from hpctrain.config.rules.own_models import own_model_problems
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+
+_SHOWN = 2  # numbers of nodes whose problems an error shows
+_FAR = 1000  # how far from the range of nodes a number that fits is looked for
+
+
+def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
+    """Yield what is wrong with every number of ranks.
+
+    Args:
+        config: Every value by itself is valid.
+        sizes: The numbers of ranks, one for each number of nodes of `launch.nodes`.
+    """
+    wrong = [list(size_problems(config, ranks)) for ranks in sizes]
+    if not all(wrong):
+        return
+    always = [problem for problem in wrong[0] if all(problem in found for found in wrong)]
+    yield from always
+    if not always:
+        nodes = config.launch.node_numbers
+        reasons = [f"{n} nodes: {found[0]}" for n, found in zip(nodes, wrong, strict=True)]
+        more = f"; and so on up to {nodes[-1]} nodes" if len(reasons) > _SHOWN else ""
+        below = (n for n in range(nodes[0] - 1, max(0, nodes[0] - _FAR), -1))
+        above = (n for n in range(nodes[-1] + 1, nodes[-1] + _FAR))
+        near = [next((n for n in numbers if _fits(config, n)), None) for numbers in (below, above)]
+        fitting = " or ".join(f"launch.nodes={n}" for n in near if n is not None)
+        yield (
+            f"launch.nodes={config.launch.nodes}: no number of nodes in this range fits "
+            f"({'; '.join(reasons[:_SHOWN])}{more})" + (f": use {fitting}" if fitting else "")
+        )
+
+
+def fitting_nodes(config: Config) -> list[int]:
+    """Return the numbers of nodes of `launch.nodes` that fit the global batch and the degrees.
+
+    Args:
+        config: Validated, so there is at least one.
+    """
+    nodes = config.launch.node_numbers
+    return list(nodes) if len(nodes) == 1 else [n for n in nodes if _fits(config, n)]
+
+
+def _fits(config: Config, nodes: int) -> bool:
+    return not any(size_problems(config, nodes * config.launch.tasks_per_node))
+
+
+def size_problems(config: Config, ranks: int) -> Iterator[str]:
+    """Yield what is wrong for this number of ranks.
+
+    Args:
+        config: Every value by itself is valid.
+        ranks: The number of ranks of the job.
+    """
+    try:
+        degrees = Degrees.of(config.parallel, ranks, _job(config, ranks))
+    except ConfigError as error:
+        yield str(error)
+        return
+    if wrong := list(shares.problems(config, degrees)):
+        yield from wrong
+        return
+    yield from parallel_problems(config, degrees)
+    yield from division_problems(config, degrees)
+    yield from own_model_problems(config, degrees)
+    yield from _sampling(config, shares.shares(config.parallel, degrees.dp))
+    if config.data.workers and not (config.data.transforms or config.data.val_transforms):
+        yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
+    yield from batch_sizes.problems(config, degrees)
+
+
+def _job(config: Config, ranks: int) -> str:
+    """Return how the number of ranks comes about, for an error."""
+    launch = config.launch
+    if ranks not in config.asked_world_sizes:
+        return f"{ranks} rank{'s' if ranks > 1 else ''}"
+    nodes = ranks // launch.tasks_per_node
+    return f"{nodes} nodes x {launch.tasks_per_node} tasks = {ranks}"
+
+
+def _sampling(config: Config, dp: int) -> Iterator[str]:
+    data, batch = config.data, config.train.global_batch_size
+    if data.balance is not None and data.weights is not None:
+        yield f"data.balance={data.balance} and data.weights={data.weights}: give one of them"
+    drawn = "data.balance" if data.balance is not None else "data.weights"
+    if (data.balance or data.weights) and data.windows.field is not None:
+        yield f"{drawn} draws samples; data.windows.field={data.windows.field} cuts them anew"
+    if (data.balance or data.weights) and data.shuffle == "block":
+        yield f"data.shuffle=block: with {drawn} samples are drawn one by one; use full"
+    if data.windows.field is not None and data.buckets.field is not None:
+        yield "data.windows and data.buckets: windows have one length, there is nothing to sort"
+    if data.lanes > 1 and data.shuffle != "block":
+        yield f"data.lanes={data.lanes}: lanes divide the blocks of data.shuffle=block"
+    if batch % data.lanes or (data.lanes > 1 and data.lanes % dp):
+        yield (
+            f"data.lanes={data.lanes}: it must divide train.global_batch_size={batch} and be a "
+            f"multiple of the {dp} data-parallel ranks"
+        )
+    for url in (path for path in data.paths if "://" in path):
+        if data.stage == "none":
+            yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
+        elif data.stage == "sbcast":
+            yield f"data.stage=sbcast sends files of a folder; {url} is a URL: use node"

@@ -1,0 +1,177 @@
+"""The shapes of a model's parameters, as far as a formula of memory needs them.
+
+    model, blocks, plan of tensor and expert parallel ── shapes of one rank ── elements of a part
+
+This module does not import torch, so that a login node can use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any
+
+from hpctrain.config.rules.division import names_module
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The shapes of a model's parameters, each parameter once.
+
+    Where only a number of elements is known, a shape of one dimension stands for it.
+
+    Attributes:
+        blocks: The shapes of each block.
+        rest: The shapes of what is outside of the blocks, such as embeddings.
+        experts: The shapes of the experts of each block that expert parallel leaves to a rank;
+            `blocks` do not have them. Empty without expert parallel.
+        ep: The ranks that divide the experts.
+    """
+
+    blocks: tuple[tuple[Shape, ...], ...]
+    rest: tuple[Shape, ...]
+    experts: tuple[tuple[Shape, ...], ...] = ()
+    ep: int = 1
+
+    @classmethod
+    def counted(cls, block: int, blocks: int, rest: int) -> ModelSizes:
+        """Return the sizes of a model of equal blocks.
+
+        Args:
+            block: Number of elements of a block's parameters.
+            blocks: Number of blocks.
+            rest: Number of elements outside of the blocks.
+        """
+        return cls((((block,),),) * blocks, ((rest,),))
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        blocks: Iterable[Any],
+        plan: Mapping[str, str] | None = None,
+        tp: int = 1,
+        *,
+        experts: str = "",
+        ep: int = 1,
+        trained: bool = False,
+    ) -> ModelSizes:
+        """Return the sizes of a model; one on the meta device is enough.
+
+        A parameter that several modules share counts once, in the first block that has it.
+
+        Args:
+            model: A torch module; the stage of one rank if a pipeline divides the layers.
+            blocks: Its blocks, from `find_blocks`.
+            plan: The names of modules and their styles of tensor parallel.
+            tp: The ranks that divide each layer; the sizes are those of the part of one rank.
+            experts: The name of the modules that hold experts, from the model's plan.
+            ep: The ranks that divide the experts.
+            trained: Count only the parameters that are trained.
+        """
+        seen = {id(p) for p in model.parameters() if trained and not p.requires_grad}
+        divided: dict[int, tuple[int, int]] = {}  # the axis, and the ranks that divide it
+        of_experts = set()
+        for name, module in model.named_modules():
+            holds = ep > 1 and names_module(experts, name)
+            for key, parameter in module.named_parameters(recurse=False):
+                if holds:
+                    of_experts.add(id(parameter))
+                    divided[id(parameter)] = 0, ep
+                elif tp > 1 and (axis := _divided_axis(name, key, plan or {})) is not None:
+                    divided[id(parameter)] = axis, tp
+
+        def shape(parameter: Any) -> Shape:
+            axis, ranks = divided.get(id(parameter), (None, 1))
+            return tuple(-(-n // ranks) if i == axis else n for i, n in enumerate(parameter.shape))
+
+        def shapes(module: Any) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+            own = [p for p in module.parameters() if id(p) not in seen]
+            seen.update(id(p) for p in own)
+            return (
+                tuple(shape(p) for p in own if id(p) not in of_experts),
+                tuple(shape(p) for p in own if id(p) in of_experts),
+            )
+
+        parts = [shapes(block) for block in blocks]
+        held = tuple(part[1] for part in parts) if of_experts else ()
+        return cls(tuple(part[0] for part in parts), shapes(model)[0], held, ep)
+
+    @property
+    def count(self) -> int:
+        """The number of elements of all parameters."""
+        return self.part(1)
+
+    @property
+    def largest_block(self) -> int:
+        """The number of elements of the largest block."""
+        return max((_part(block + held, 1) for block, held in self._kinds), default=0)
+
+    @property
+    def outside(self) -> int:
+        """The number of elements outside of the blocks."""
+        return _part(self.rest, 1)
+
+    @property
+    def largest_parameter(self) -> int:
+        """The number of elements of the largest parameter."""
+        return max((math.prod(shape) for shape in self._shapes()), default=0)
+
+    def part(self, ranks: int) -> int:
+        """Return the number of elements that each of `ranks` ranks stores.
+
+        FSDP2 divides the first dimension and pads it, so that all ranks store equally much. The
+        rows of some parameters are fewer than the ranks of a large job. Experts that expert
+        parallel has divided are divided once more over the ranks that have the same ones.
+        """
+        others, held = self._parts(ranks)
+        return others + held
+
+    def whole(self, ranks: int) -> int:
+        """Return the number of elements when what `ranks` ranks store is put together."""
+        others, held = self._parts(ranks)
+        return others * ranks + held * max(1, ranks // self.ep)
+
+    def _parts(self, ranks: int) -> tuple[int, int]:
+        same = max(1, ranks // self.ep)
+        kinds = self._kinds.items()
+        others = sum(number * _part(block, ranks) for (block, _), number in kinds)
+        held = sum(number * _part(experts, same) for (_, experts), number in kinds)
+        return _part(self.rest, ranks) + others, held
+
+    def _shapes(self) -> Iterable[Shape]:
+        yield from (shape for block, held in self._kinds for shape in block + held)
+        yield from self.rest
+
+    @cached_property
+    def _kinds(self) -> Counter[tuple[tuple[Shape, ...], tuple[Shape, ...]]]:
+        """The blocks with their experts, and how many of each: those of a model are alike."""
+        return Counter(zip_longest(self.blocks, self.experts, fillvalue=()))
+
+
+def _part(shapes: Iterable[Shape], ranks: int) -> int:
+    return sum(_elements(shape, ranks) for shape in shapes)
+
+
+def _elements(shape: Shape, ranks: int) -> int:
+    if len(shape) == 3 and shape[0] % ranks and shape[1] % ranks == 0:
+        return math.prod(shape) // ranks  # experts are few, so FSDP2 divides their width
+    return -(-shape[0] // ranks) * math.prod(shape[1:])
+
+
+def _divided_axis(module: str, key: str, plan: Mapping[str, str]) -> int | None:
+    """Return the axis along which tensor parallel divides a parameter of a module, or None."""
+    for pattern, style in plan.items():
+        if names_module(pattern, module):
+            if style == "rowwise":
+                return 1 if key in ("weight", "lora_A") else None
+            if key == "lora_A":
+                return None
+            return 0 if "wise" in style else None
+    return None

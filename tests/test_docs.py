@@ -12,6 +12,8 @@ its trials (tests/launch/test_sweepers.py has them).
 
 import ast
 import contextlib
+import copy
+import functools
 import io
 import logging
 import os
@@ -33,6 +35,7 @@ import data_prep.cli as data_prep_cli
 from data_prep.cli import main as data_prep
 from hpctrain.cli import main as hpctrain
 from hpctrain.config.composing.compose import compose
+from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.keys import select
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
@@ -40,7 +43,7 @@ from hpctrain.doctor.settings import settings
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
-from tests.conftest import ROOT, runs
+from tests.conftest import ROOT, make_composer, runs
 from tests.gpu.first_minutes import PARTS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -198,10 +201,19 @@ def call(main: Callable[[], Any], *argv: str, code: int = 0) -> str:
 
 def checked(words: list[str], ranks: int | None) -> Config:
     """Compose and check the config of a training, with its data."""
-    config = compose([re.sub(r"(init_from)=runs/.*", r"\1=pretrained", word) for word in words])
+    words = [re.sub(r"(init_from)=runs/.*", r"\1=pretrained", word) for word in words]
+    if any(word.startswith("-") for word in words):
+        config = compose(words)
+    else:  # the same config as from `compose`, but in a tenth of its time
+        config = copy.deepcopy(_composer().typed(words))
     assert config is not None
     check(config, ranks)
     return config
+
+
+@functools.cache
+def _composer() -> Composer:
+    return make_composer()
 
 
 def accept(words: list[str], run: Path) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import py_compile
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -203,6 +205,39 @@ def test_the_snapshot_holds_the_code_as_it_is_typed(project: Path, tmp_path: Pat
     (project / "pkg/new.py").write_text("X = 1\n")
     assert (other := snapshot.take(config)) is not None
     assert other.digest != taken.digest
+
+
+def test_bytecode_goes_along_if_it_is_that_of_the_copy(project: Path, tmp_path: Path) -> None:
+    net, new = project / "pkg" / "net.py", project / "pkg" / "new.py"
+    net.write_text("def width():\n    return 2\n")
+    net.chmod(0o640)
+    for file in (net, new):
+        py_compile.compile(str(file), doraise=True)
+    new.write_text("edited = True\n")
+    taken = snapshot.take(configured(tmp_path))
+    assert taken is not None
+    assert taken.write()
+    copy = taken.path / "project"
+    (cached,) = (copy / "pkg" / "__pycache__").iterdir()
+    assert stat.S_IMODE(cached.stat().st_mode) == 0o440
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-v",
+            "-c",
+            "from pkg.net import width; print(width.__code__.co_filename)",
+        ],
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"# {cached} matches {copy / 'pkg' / 'net.py'}" in done.stderr
+    assert done.stdout == f"{copy / 'pkg' / 'net.py'}\n"
+    again = snapshot.take(configured(tmp_path))
+    assert again is not None
+    assert again.digest == taken.digest
 
 
 def test_results_around_the_code_are_not_code(project: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ store), data sets, and large files, unless git tracks them. Files that hold secr
 private keys; `hpctrain.runs.code.private_files`) are never copied. A copy has no permission that
 its file does not have.
 
+Bytecode that Python has made of the copied files is copied, too; it is no part of the digest.
+
 In a job these folders are at the front of PYTHONPATH. Installed packages are not copied because
 they have gigabytes. Their versions are recorded, and the job logs when they have changed.
 """
@@ -34,6 +36,7 @@ from hpctrain import secrets
 from hpctrain.config.schema import Config
 from hpctrain.disk import read_json, temporary
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs.code import bytecode
 from hpctrain.runs.code.git import Repo, code_folders, repositories
 from hpctrain.runs.code.private_files import is_private
 
@@ -111,6 +114,7 @@ class _File:
     content: bytes  # of a link: its target
     mode: int  # type of a link; of a file, whether it is executable
     readers: int = 0o044  # who may read the file besides its owner: group and others
+    module: bytecode.Source | None = None  # what a Python file was read from
 
     @property
     def permissions(self) -> int:
@@ -136,6 +140,8 @@ class _File:
             file.write(self.content)
         # Read-only, because other runs use the file too.
         path.chmod(path.stat().st_mode & 0o555)
+        if self.module is not None:
+            bytecode.take_along(self.module, path)
 
 
 def take(config: Config) -> Snapshot | None:
@@ -298,8 +304,8 @@ class _Reader:
             if is_private(full) and full.exists():
                 self._no_code.setdefault((_PRIVATE, full), []).append(full.lstat().st_size)
                 continue
-            if not is_tracked and self._is_no_code(full, root):
-                continue
+            if not is_tracked and (full.suffix == ".pyc" or self._is_no_code(full, root)):
+                continue  # bytecode goes along with its module, see _File.write
             if any(f"{name}/{folder}" in self.files for folder in _parents(path)):
                 continue  # tracked, but its folder is a link now
             try:
@@ -322,8 +328,11 @@ class _Reader:
             self._total += facts.st_size
             # Over the limit, only the sizes are needed for the error message.
             if self._total <= self._limit:
-                mode = facts.st_mode
-                self.files[path] = _File(full.read_bytes(), stat.S_IXUSR & mode, mode & 0o044)
+                mode, module = facts.st_mode, None
+                if full.suffix == ".py":
+                    module = bytecode.Source(full, facts.st_mtime, facts.st_size)
+                content = full.read_bytes()
+                self.files[path] = _File(content, stat.S_IXUSR & mode, mode & 0o044, module)
 
     def check(self) -> None:
         """Raise ConfigError if the files are over the size limit."""

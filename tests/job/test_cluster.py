@@ -108,6 +108,7 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
     assert train("-m", *common, *shape).stderr.count("finished before") == 2
 
 
+@pytest.mark.slow  # launch/test_site_cluster.py waits, and test_api_cluster.py has a job that fails
 def test_waiting_returns_and_a_failure_hides_nothing(train: Train, tmp_path: Path) -> None:
     done = train(
         "-m",

@@ -102,7 +102,7 @@ def test_any_checkpoint_goes_on(to: str, saved: Saved) -> None:
     check(cell(to), [saved(name) for name in STRATEGIES])
 
 
-@pytest.mark.parametrize("to", only_fast(UNTIED, "pp, tp"))
+@pytest.mark.parametrize("to", only_fast(UNTIED))
 def test_degrees_that_divide_the_model_load_each_other(to: str, saved: Saved) -> None:
     names = list(UNTIED)
     check(cell(to, "untied"), [saved(names[names.index(to) - 1], "untied")])

@@ -318,6 +318,7 @@ def odd(ranks: int) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_width_that_cannot_be_divided() -> None:
     assert (
         run_ranks(odd, 4, 4)

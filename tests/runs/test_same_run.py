@@ -38,6 +38,7 @@ def failed(train: Callable[..., Completed], tmp_path: Path) -> Path:
     return run
 
 
+@pytest.mark.slow  # job/test_out_of_memory.py has a fast one, on two ranks
 def test_a_run_out_of_memory_resumes_with_smaller_micro_batches(
     failed: Path, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:

@@ -58,6 +58,22 @@ def proposed(done: Completed, key: str) -> list[str]:
     return re.findall(rf"(?<![\w./]){re.escape(key)}=([^\s│]+)", done.stderr)
 
 
+@pytest.mark.parametrize("more", [[], ["seed=1,2"]])
+def test_a_config_whose_mode_is_multirun_needs_no_m(
+    more: list[str], dry_run: Train, tmp_path: Path
+) -> None:
+    mine = tmp_path / "conf" / "experiment" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(
+        "# @package _global_\ndefaults: [digits, _self_]\n"
+        "hydra: {mode: MULTIRUN, sweeper: {params: {optimizer.lr: '1e-3,1e-2'}}}\n"
+    )
+    done = dry_run("--config-dir", "conf", "experiment=mine", *more, *SMALL)
+    assert proposed(done, "optimizer.lr") == [
+        lr for lr in ("0.001", "0.01") for _ in range(2 if more else 1)
+    ]
+
+
 @pytest.mark.parametrize(
     ("sweep", "values"),
     [

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -46,6 +48,7 @@ def compose(argv: list[str]) -> Config | None:
     # Hydra 1.4 warns if the parameter is given, Hydra 1.3 if it is not.
     base = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
     composed: list[DictConfig] = []
+    is_run = not {"-m", "--multirun"} & {*argv}
     own_argv = sys.argv
     overrides = _overrides(argv)
     given = [quoted(extending(text)) for text in overrides]
@@ -54,8 +57,16 @@ def compose(argv: list[str]) -> Config | None:
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
+        run = hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)
         with our_launchers():
-            hydra.main(config_path=str(conf_dir()), config_name="config", **base)(composed.append)()
+            try:
+                with _one_composition(RunMode.RUN if is_run else None):
+                    run()
+            except (AssertionError, HydraException) as error:
+                several = isinstance(error, AssertionError) or "Ambiguous value" in str(error)
+                if not is_run or not several:
+                    raise
+                run()  # perhaps a config says `hydra: {mode: MULTIRUN}`, and this is a sweep
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except ValueError as error:
@@ -71,7 +82,7 @@ def compose(argv: list[str]) -> Config | None:
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
         sys.argv = own_argv
-    if composed and (len(composed) > 1 or {"-m", "--multirun"} & {*argv}):
+    if composed and (len(composed) > 1 or not is_run):
         raise ConfigError(
             "hydra/launcher: -m needs hpctrain (the default), submitit_slurm or submitit_local; "
             "nothing was started"
@@ -87,6 +98,22 @@ def extending(override: str) -> str:
     name, _, value = override.partition("=")
     free = (key.name for key in keys(Config) if key.type.startswith("dict") and "." in key.name)
     return f"++{override}" if value.lstrip().startswith("{") and name in free else override
+
+
+@contextmanager
+def _one_composition(mode: RunMode | None) -> Iterator[None]:
+    """Keep Hydra from composing the whole config a first time, only to read `hydra.mode` of it.
+
+    Args:
+        mode: What Hydra shall take for it: None with `-m`, which decides alone; otherwise RUN. If
+            the config says another mode, Hydra then raises an error before it does anything.
+    """
+    original = Hydra.get_mode
+    Hydra.get_mode = lambda *args, **kwargs: mode  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = original  # type: ignore[method-assign]
 
 
 def _is_raised_by_hydra(error: ValueError) -> bool:

@@ -66,12 +66,14 @@ class Net(torch.nn.Linear):
 def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Path:
     """Return a file or folder that all test processes share; tests must not change it.
 
-    The first process that needs it calls `make` with its path.
+    The first process that needs it calls `make` with its path. tests/run.sh names a folder that its
+    runs of pytest share.
     """
     from hpctrain.lock import file_lock
 
     folder = factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    folder = Path(os.environ.get("HPCTRAIN_TESTS_SHARED", folder))
     with file_lock(folder / f"{name}.lock", lambda: time.sleep(0.1)):
         if not (folder / f"{name}.made").exists():
             make(folder / name)

@@ -61,6 +61,8 @@ else
     # is shown afterwards.
     later=(tests/config tests/data tests/data_prep)
     said=$(mktemp -d)
+    mkdir "$said/shared"
+    export HPCTRAIN_TESTS_SHARED=$said/shared # tests/conftest.py
     style=(-o console_output_style=classic) # without percentages, which would fill a wide log
     if [[ -t 1 ]]; then style+=(--color=yes); fi
     set -m # each gets a process group, so that `stop` reaches all processes that it starts

@@ -336,6 +336,7 @@ def test_a_thousand_runs_ask_slurm_once(
     assert 0 < seconds < 5  # 0.4 s are usual
 
 
+@pytest.mark.slow  # launch/test_submission.py has a fast one
 def test_a_controller_that_does_not_answer(train: Train, tmp_path: Path, paced: Paced) -> None:
     (run,) = submit(train, tmp_path / "runs", *LONG)
     wait_for_step(run, 20)

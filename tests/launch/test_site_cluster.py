@@ -97,10 +97,10 @@ def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
     ("option", "mask"),
     [
         ("gpus-per-node", "0,1"),
-        ("gres", "0,1"),
-        ("gpus-per-task", "0,1"),
         ("srun", "0,1"),  # an exclusive job, whose GPUs no option of sbatch requests
-        ("none", None),
+        pytest.param("gres", "0,1", marks=pytest.mark.slow),
+        pytest.param("gpus-per-task", "0,1", marks=pytest.mark.slow),
+        pytest.param("none", None, marks=pytest.mark.slow),
     ],
 )
 def test_every_rank_sees_the_right_gpus(

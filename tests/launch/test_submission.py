@@ -206,6 +206,7 @@ def test_a_job_that_is_being_requeued_is_not_doubled(
     assert len(cluster.queue()) == 1
 
 
+@pytest.mark.slow
 def test_what_is_submitted_later_keeps_to_max_running_too(train: Train, tmp_path: Path) -> None:
     limit = ("tracking=off", "launch.max_running=1", HELD)
     train("-m", "seed=1,2", *limit)

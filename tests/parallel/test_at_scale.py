@@ -36,8 +36,6 @@ DEPTHS = {
 # parameters and with the number of ranks that divide the model.
 # All layers are alike: these have the first two only, and all of them among the slow ones.
 SHALLOW: list[Cell] = [
-    ("llama3_8b", 8, "zero1"),
-    ("llama3_70b", 64, "zero2"),
     ("llama3_8b", 4096, "zero3"),
     ("llama3_405b", 4096, "hsdp"),
 ]

@@ -256,6 +256,7 @@ def test_a_missing_right_is_named() -> None:
             assert (done.returncode, "needs root" in done.stderr) == (4, True), command
 
 
+@pytest.mark.slow
 def test_somebody_elses_folder_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     for command in ("up", "down"):
@@ -326,6 +327,7 @@ def test_from_up_to_down_nothing_is_left(
     assert (tmp_path / "second.logs" / "slurmctld-head").exists()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_fails_is_shown_and_all_is_cleaned(
     second: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:

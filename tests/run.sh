@@ -12,14 +12,17 @@ loud() { printf '\n*** %s\n\n' "$*" >&2; }
 # The tests start hundreds of processes. Without bytecode files each would compile our modules anew.
 unset PYTHONDONTWRITEBYTECODE
 # One process does so for all, while the cluster starts.
-if ! (($#)); then "$bin/python" -m pytest --collect-only -qq >/dev/null 2>&1 & fi
-warm=${!-}
+compiling=""
+if ! (($#)); then
+    "$bin/python" -m pytest --collect-only -qq >/dev/null 2>&1 &
+    compiling=$!
+fi
 
 ours=false
 beside=""
 types=""
 stop() {
-    if [[ $warm ]]; then kill "$warm" 2>/dev/null || true; fi
+    if [[ $compiling ]]; then kill "$compiling" 2>/dev/null || true; fi
     for group in $beside $types; do kill -INT -- "-$group" 2>/dev/null || true; done
     if $ours; then slurm/dev-cluster down; fi
 }
@@ -45,8 +48,8 @@ if slurm/dev-cluster status >/dev/null 2>&1; then
 fi
 
 make --no-print-directory VENV="$(dirname "$bin")" lint
-if [[ $warm ]]; then wait "$warm" || true; fi # an error is told by the tests
-warm=""
+if [[ $compiling ]]; then wait "$compiling" || true; fi # an error is told by the tests
+compiling=""
 all=()
 if [[ ${HPCTRAIN_TESTS:-} == all ]]; then all=(--all); fi
 # The order is that of tests/hooks.py, and not that of the number of tests in a file.

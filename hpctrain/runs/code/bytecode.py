@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from contextlib import suppress
 from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 from typing import NamedTuple
@@ -40,19 +39,26 @@ def take_along(source: Source, copy: Path) -> None:
     Args:
         source: Where the copy comes from.
         copy: The copy, which exists.
+
+    Raises:
+        OSError: The bytecode cannot be written.
     """
     if sys.pycache_prefix is not None:  # Python looks elsewhere
         return
-    with suppress(OSError, struct.error):  # without bytecode Python compiles
+    expected = MAGIC_NUMBER, 0, int(source.mtime) & 0xFFFFFFFF, source.size & 0xFFFFFFFF
+    try:
         made = Path(cache_from_source(source.path)).read_bytes()
-        expected = MAGIC_NUMBER, 0, int(source.mtime) & 0xFFFFFFFF, source.size & 0xFFFFFFFF
         if _HEADER.unpack_from(made) != expected:
             return
-        facts = copy.stat()
-        header = _HEADER.pack(*expected[:2], int(facts.st_mtime) & 0xFFFFFFFF, expected[3])
-        cached = Path(cache_from_source(copy))
-        cached.parent.mkdir(exist_ok=True)
-        # Those who may read the copy may read its bytecode.
-        opened = os.open(cached, os.O_WRONLY | os.O_CREAT | os.O_EXCL, facts.st_mode & 0o444)
-        with open(opened, "wb") as file:
-            file.write(header + made[_HEADER.size :])
+    except (OSError, struct.error):  # there is none, and Python compiles
+        return
+    cached = Path(cache_from_source(copy))
+    if cached.exists():  # a file of the repository
+        return
+    facts = copy.stat()
+    header = _HEADER.pack(*expected[:2], int(facts.st_mtime) & 0xFFFFFFFF, expected[3])
+    cached.parent.mkdir(exist_ok=True)
+    # Those who may read the copy may read its bytecode.
+    opened = os.open(cached, os.O_WRONLY | os.O_CREAT | os.O_EXCL, facts.st_mode & 0o444)
+    with open(opened, "wb") as file:
+        file.write(header + made[_HEADER.size :])

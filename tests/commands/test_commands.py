@@ -845,6 +845,7 @@ def training(digits: Path, tmp_path: Path, *arguments: str) -> Iterator[tuple[An
         process.wait()
 
 
+@pytest.mark.slow  # test_commands_cluster.py does both on the cluster
 def test_cancel_and_resume_here(digits: Path, tmp_path: Path, no_slurm: None) -> None:
     with training(digits, tmp_path) as (process, run):
         (row,) = status(tmp_path / "runs")

@@ -146,6 +146,7 @@ def test_code_that_is_gone_is_not_replaced_in_silence(
 
 
 @pytest.mark.usefixtures("store")
+@pytest.mark.slow
 def test_what_a_finished_run_lacks_in_mlflow_is_told_and_completed(
     train: Train, digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:

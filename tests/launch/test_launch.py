@@ -143,6 +143,7 @@ def test_the_login_node_imports_neither_torch_nor_mlflow(digits: Path, tmp_path:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # test_api.py has the Ctrl-C of one run
 def test_ctrl_c_of_a_sweep_here_saves_first(
     digits: Path, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:

@@ -273,6 +273,7 @@ def test_what_does_not_go_together(keys: dict[str, Any], message: str) -> None:
     assert message in "\n".join(starting_weights.problems(config))
 
 
+@pytest.mark.slow
 def test_a_run_trains_adapters_of_another_run(train: Train, tmp_path: Path) -> None:
     quick = ("monitor.enabled=false", "tracking=off", "train.max_steps=6")
     train(*quick)

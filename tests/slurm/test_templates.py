@@ -202,6 +202,7 @@ def test_submitted_from_inside_another_job(digits: Path, here: Path) -> None:
         assert not re.search(r"^SLURM_(CPU_BIND|MEM_|GPUS|ARRAY)|^(RANK|WORLD_SIZE)=", names, re.M)
 
 
+@pytest.mark.slow
 def test_array_trains_a_run_a_line(digits: Path, here: Path) -> None:
     lines = ("seed=1", "seed=2 'model.hidden=[8, 8]' output_dir='\"$(touch oops) `id`\"'")
     wrong = ("seed='3", "optimizer.lrr=1", "")

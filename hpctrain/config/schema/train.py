@@ -288,7 +288,7 @@ class TrainConfig:
         identity=False,
     )
     log_every: int = key(
-        100,
+        200,
         "Metrics are reported every this many steps. A report takes about 0.25 ms, so a run whose "
         "steps take seconds can afford one every 10.",
         unit="steps",

@@ -12,7 +12,6 @@ its trials (tests/launch/test_sweepers.py has them).
 
 import ast
 import contextlib
-import copy
 import functools
 import io
 import logging
@@ -205,7 +204,7 @@ def checked(words: list[str], ranks: int | None) -> Config:
     if any(word.startswith("-") for word in words):
         config = compose(words)
     else:  # the same config as from `compose`, but in a tenth of its time
-        config = copy.deepcopy(_composer().typed(words))
+        config = _composer().typed(words)
     assert config is not None
     check(config, ranks)
     return config

@@ -2,10 +2,10 @@
 
 python -m pytest tests/benchmarks/test_metrics_cost.py --benchmark-only -s
 
-All of them take turns in one process: 100 training steps of some 10 ms with one call for each step,
-then 100 steps with the next one. Ours measures every step and reports into a journal, as often as
-the default of `train.log_every` says; the others write the same values into SQLite at the same
-steps. `nothing` is the same call with a meter and a tracker that do nothing: it shows what the
+All of them take turns in one process: training steps of some 10 ms, with one call for each step, up
+to a report, then as many with the next one. Ours measures every step and reports into a journal, as
+often as the default of `train.log_every` says; the others write the same values into SQLite at the
+same steps. `nothing` is the same call with a meter and a tracker that do nothing: it shows what the
 measurement itself takes. The uploader is another process and not a part of it. Times are those of
 the clock, and of the CPU by this thread: on a busy machine the clock also counts the time of
 others.

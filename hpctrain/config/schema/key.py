@@ -3,7 +3,8 @@
     window: int = key(64, "This many blocks are mixed at a time.", unit="blocks", at_least=1)
 
 Validation, the reference (`python -m hpctrain keys`), `--help` and the identity of a run all read
-these declarations. A rule between several keys is a function in hpctrain/config/validate.py.
+these declarations. Rules between several keys are functions in hpctrain/config/validate.py and
+hpctrain/config/rules.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpctrain.forks import keep_private
+
 log = logging.getLogger(__name__)
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -21,7 +23,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
     """Hold the lock on `path`, which is created if it does not exist; yield the open file.
 
-    A child process that inherits the open file also holds the lock, until it ends.
+    A program that inherits the open file also holds the lock, until it ends; a fork does not.
 
     Args:
         path: The lock file. Only its holder may remove it.
@@ -32,6 +34,7 @@ def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
         try:
             _flock(fd, path, wait)
             if _is_same(fd, path):
+                keep_private(fd)
                 yield fd
                 return
             # The last holder has removed the file during the wait: lock the new one.

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 # Every package may import these.
-EVERYBODY = "__init__ console disk errors lock secrets terminal"
+EVERYBODY = "__init__ console disk errors forks lock secrets terminal"
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
     "hardware": "errors",
@@ -87,7 +87,8 @@ APART = {
     "secrets": "secret_text terminal",
     "secret_text": "",
     "disk": "errors",
-    "lock": "",
+    "forks": "",
+    "lock": "forks",
     "terminal": "",
     "console": "terminal",
     "__init__": "",
@@ -100,7 +101,7 @@ NO_TORCH = (
     "distributed.rendezvous.port distributed.rendezvous.run_secret distributed.report "
     "distributed.variables doctor.against_hardware doctor.checks doctor.command "
     "doctor.comparison doctor.finding doctor.history doctor.login doctor.look doctor.nodes "
-    "doctor.settings doctor.table errors faults.early_signals forecast hardware "
+    "doctor.settings doctor.table errors faults.early_signals forecast forks hardware "
     "job.compile_cache job.here job.requeue job.verdict launch lock monitor plan.memory plot "
     "report runs secret_text secrets shards.format shards.index terminal top tracking "
     "trained.branch"

@@ -11,6 +11,8 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
+from hpctrain import forks
+
 noted: list[int] = []
 
 
@@ -21,9 +23,9 @@ def note() -> None:
     ignored, as by submitit's local controller, it would be lost; so it is noted there, too.
     """
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, _note)
+        forks.handle(number, _note)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _note)
+        forks.handle(signal.SIGINT, _note)
 
 
 def heed_ctrl_c() -> None:

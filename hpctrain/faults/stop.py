@@ -19,9 +19,11 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from types import FrameType
 
 import torch
 
+from hpctrain import forks
 from hpctrain.faults import early_signals as signals
 from hpctrain.faults.copied import Copied
 
@@ -42,6 +44,10 @@ def stop_with_launcher() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGTERM))
 
 
+def _heard(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the thread of `Stop` gets the number of the signal."""
+
+
 class Stop:
     """A context manager that collects stop requests until the ranks have agreed on one.
 
@@ -60,8 +66,9 @@ class Stop:
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
         # In this order no signal is lost: one that arrives in between is noted and written.
-        self._previous_fd = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
-        self._previous = {sig: signal.signal(sig, lambda *_: None) for sig in SIGNALS}
+        self._wakeup = forks.wakeup(self._writing.fileno())
+        self._wakeup.__enter__()
+        self._previous = {number: forks.handle(number, _heard) for number in SIGNALS}
         for number in signals.noted:
             self._ask(signal.Signals(number).name)
         self._listener = threading.Thread(target=self._listen, name="hpctrain-signals", daemon=True)
@@ -69,9 +76,9 @@ class Stop:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        signal.set_wakeup_fd(self._previous_fd)
-        for sig, handler in self._previous.items():
-            signal.signal(sig, handler)
+        self._wakeup.__exit__(None, None, None)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
         self._writing.close()
         # A thread that frees tensors while the interpreter shuts down aborts the process.
         self._listener.join()

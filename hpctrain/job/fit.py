@@ -24,6 +24,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
+from hpctrain.forks import ending_here
 from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.beginning import attempt_began
 from hpctrain.job.building.build import build
@@ -120,6 +121,7 @@ def _fit(
     with (
         LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.host) as late,
         deterministic(config.train.deterministic, device),
+        ending_here(),
     ):
         account = _account(run, ranks)
         while True:

@@ -18,6 +18,7 @@ from pathlib import Path
 from hpctrain.config.schema import MonitorConfig
 from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.forks import keep_private
 from hpctrain.monitor.process import gpu_file
 from hpctrain.tracking import samples
 from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, python_module
@@ -81,7 +82,7 @@ def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> subprocess.
     log_file = samples.folder(run_dir) / f"{socket.gethostname()}.log"
     try:
         with log_file.open("ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 env={**env, "OMP_NUM_THREADS": "1"},
                 cwd=run_dir,
@@ -90,6 +91,9 @@ def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> subprocess.
                 stderr=output,
                 start_new_session=True,
             )
+        assert process.stdin is not None
+        keep_private(process.stdin.fileno())
+        return process
     except OSError as error:
         log.warning("the sensors of this node are not read: %s", error)
         return None

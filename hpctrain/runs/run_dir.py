@@ -41,6 +41,7 @@ from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
 from hpctrain.disk import create, read_json, set_aside, write_atomically
 from hpctrain.errors import StorageError
+from hpctrain.forks import keep_private
 from hpctrain.lock import is_locked, open_lock
 
 _HOLDER = re.compile(r"process (\d+) on (?P<host>\S+)")  # what `RunDir.lock` writes
@@ -213,6 +214,7 @@ class RunDir:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise self._in_use() from error
+            keep_private(file.fileno())
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,6 +30,7 @@ from hpctrain.config.rules.metrics import Asked
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
+from hpctrain.forks import ending_here
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.shards.types import Batch
@@ -116,7 +117,7 @@ class Trainer:
         self.display.start(self.step, self.max_steps)
         saved, epoch = self.step, self.loader.epoch
         self.meter.begin(self.step)
-        try:
+        with self._closing(), ending_here():
             stopped = not self._caught_up()
             self.best.mark(saved)
             for batch in () if stopped or self.patience.is_over else self._batches():
@@ -155,15 +156,20 @@ class Trainer:
                     break
             if self.step != saved and (stopped or self.every.at_end):
                 self._save()
+        early = self.patience.is_over and self.step < self.max_steps
+        reason = self.patience.reason if early and not stopped else ""
+        return Outcome(not stopped, self.step, first_step, self.metrics, reason)
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
         finally:
             self.meter.close()
             self.display.close()
             self.loader.close()
             for feed in self._evaluations.values():
                 feed.close()
-        early = self.patience.is_over and self.step < self.max_steps
-        reason = self.patience.reason if early and not stopped else ""
-        return Outcome(not stopped, self.step, first_step, self.metrics, reason)
 
     def _batches(self) -> Iterator[Batch]:
         if self.step >= self.max_steps:

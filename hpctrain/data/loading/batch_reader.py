@@ -1,5 +1,6 @@
 """The reading of several batches at once."""
 
+import time
 from collections import deque
 from collections.abc import Mapping
 
@@ -46,13 +47,18 @@ class BatchReader:
         self._fixed = {name: f for name, f in source.fields.items() if not f.variable}
         self._varies = len(self._fixed) < len(source.fields)
         self.batch_bytes = share * sum(field.nbytes for field in self._fixed.values())
+        self.batch_s: float | None = None
 
-    def steps_in(self, nbytes: int) -> int:
-        """Return how many steps make about `nbytes`: 1 to MAX_STEPS."""
-        return min(MAX_STEPS, max(1, nbytes // max(1, self.batch_bytes)))
+    def steps_in(self, nbytes: int, seconds: float) -> int:
+        """Return how many steps make about `nbytes`, and take at most `seconds`: 1 to MAX_STEPS."""
+        if self.batch_s is None:
+            return 1
+        most = min(nbytes // max(1, self.batch_bytes), int(seconds / max(1e-9, self.batch_s)))
+        return min(MAX_STEPS, max(1, most))
 
     def read(self, group: Group) -> deque[Batch]:
         """Return one batch for each step of the group."""
+        began = time.monotonic()
         positions, samples, mask = group.plan
         rows: Mapping[str, Array | Ragged]
         if self._workers is not None:
@@ -66,6 +72,7 @@ class BatchReader:
         if self._varies:
             nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
             self.batch_bytes = max(self.batch_bytes, nbytes)
+        self.batch_s = (time.monotonic() - began) / len(batches)
         return batches
 
     def _room(self, count: int) -> dict[str, Array]:

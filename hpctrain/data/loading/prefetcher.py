@@ -5,7 +5,9 @@
     consumer                    └─ batch, batch, … ── batch, batch, …
 
 Batches can be so small that Python's own time for each would exceed that of the copy. So a thread
-reads several batches at once, a *group*, into one buffer, and the consumer gets views of it.
+reads several batches at once, a *group*, into one buffer, and the consumer gets views of it. What
+takes long, such as slow transforms, is read in small groups: the groups that have begun when the
+consumer stops are read for nothing.
 """
 
 import sys
@@ -14,13 +16,14 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Executor, Future
 
-from hpctrain.data.loading.batch_reader import BatchReader
+from hpctrain.data.loading.batch_reader import MAX_STEPS, BatchReader
 from hpctrain.data.loading.reading_plan import Group, Planner
 from hpctrain.data.loading.threads import WhenAsked, pool
 from hpctrain.shards.types import Batch
 
 GROUP = 2**23  # bytes that a thread reads at once: handing them over takes time, too
 GROUP_WHEN_ASKED = 2**21  # bytes that the consumer reads at once: they stay in a core's cache
+_GROUP_S = 0.25  # seconds that the reading of a group of several batches may take
 
 
 class Prefetcher:
@@ -52,7 +55,8 @@ class Prefetcher:
     def read(self, consumed: int) -> Generator[tuple[Group, deque[Batch]], None, None]:
         """Yield the groups after the state `consumed`, each with the batches of its steps.
 
-        The threads end with the generator.
+        When the generator ends, groups that no thread has begun are dropped, and nobody waits for
+        the others: the consumer may have to save before its grace time ends.
         """
         readers, planning = pool(self._threads), pool(min(1, self._threads))
         groups = self._groups(consumed, planning)
@@ -74,21 +78,24 @@ class Prefetcher:
                 yield group, batches
         finally:  # also when the consumer breaks out of its loop, or drops the iterator
             if not ending():  # then Python has joined the threads and taken its modules apart
-                readers.shutdown(cancel_futures=True)
-                planning.shutdown(cancel_futures=True)
+                readers.shutdown(wait=False, cancel_futures=True)
+                planning.shutdown(wait=False, cancel_futures=True)
 
     def _groups(self, consumed: int, planning: Executor) -> Iterator[Group]:
-        """Cut the steps into groups; the first ones are small, so that the first batch is fast."""
+        """Cut the steps into groups; the first ones are small, so that the first batch is fast.
+
+        They stay small until it is known how long a batch takes.
+        """
         nbytes = GROUP if self._threads else GROUP_WHEN_ASKED
         limit = 1
         for stretch in self._planner.stretches(consumed, planning):
             first = 0
             while first < len(stretch.consumed):
-                most = self._reader.steps_in(nbytes)
+                most = self._reader.steps_in(nbytes, _GROUP_S)
                 group = stretch.part(first, first + min(limit, most))
                 self._planner.read_ahead(group, planning)
                 yield group
-                first, limit = first + len(group.consumed), min(2 * limit, most)
+                first, limit = first + len(group.consumed), min(2 * limit, MAX_STEPS)
 
     def _depth(self) -> int:
         """Return how many groups are read, or wait for the consumer, at a time."""

@@ -31,14 +31,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from selectors import EVENT_READ, DefaultSelector
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
 from hpctrain.data.source import Source
 from hpctrain.data.workers.child import Child, PendingBatch, Rows, pickled
 from hpctrain.data.workers.process import JOB_SIGNALS, MESSAGE, VARIABLE, Reply, Task
-from hpctrain.data.workers.samples import SampleRandom, Transform, apply
+from hpctrain.data.workers.samples import Sample, SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Block, Segment, place, view
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.ragged import Ragged
@@ -206,8 +206,13 @@ class Workers:
                 result[name] = np.empty((len(positions), *array.shape), array.dtype)
             return result
 
+        def transform(sample: Sample, random: np.random.Generator) -> Mapping[str, Any]:
+            if self._failure is not None:  # a thread shall not go on after `close`
+                raise DataError(self._failure)
+            return self._transform(sample, random)
+
         try:
-            apply(self._transform, rows, key, positions, indices, allocate, SampleRandom())
+            apply(transform, rows, key, positions, indices, allocate, SampleRandom())
             future.set_result(result)
         except Exception as error:
             future.set_exception(error)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpctrain.forks import keep_private
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Uploaded
 from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, python_module
@@ -65,6 +66,8 @@ class ChildUploader:
                     stderr=output,
                     start_new_session=True,
                 )
+            assert self.process.stdin is not None
+            keep_private(self.process.stdin.fileno())
         except OSError as error:
             log.warning("the uploader cannot be started: %s; `hpctrain sync` uploads later", error)
         finally:

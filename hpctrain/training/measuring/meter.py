@@ -253,11 +253,14 @@ class Meter(NoMeter):
         took, self._before = _Seconds(*map(sub, now, self._before)), now
         self._took = _Seconds(*map(add, self._took, took))
         self._account.move("data_wait", took.waited)
+        # What came after the last step, such as a user's hook, is no part of a step.
+        after = max(0.0, min(self._times.since_step(), took.at - took.waited))
+        self._account.move("other", after)
         if took.compiled:
             self._account.move("compile", took.compiled)
         # A compiler that this thread waits for is no other rank.
         if self._measures_communication and not took.compiled:
-            asleep = max(0.0, took.at - took.worked - took.waited)
+            asleep = max(0.0, took.at - took.worked - took.waited - after)
             self._asleep_s += asleep
             self._account.move("communication", asleep)
 

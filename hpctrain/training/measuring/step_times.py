@@ -50,6 +50,10 @@ class StepTimes:
         else:
             self._ends.append(time.perf_counter())
 
+    def since_step(self) -> float:
+        """Return the seconds since the last step or `begin`; 0 on a GPU, which may compute yet."""
+        return 0.0 if self._on_gpu or not self._ends else time.perf_counter() - self._ends[-1]
+
     def take(self) -> list[float]:
         """Return the seconds of the steps since the last call; on a GPU, wait for the last one."""
         if self._on_gpu:

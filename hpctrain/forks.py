@@ -1,0 +1,132 @@
+"""Forks of the user's own code, which behave as if hpctrain were not there.
+
+    this process   SIGTERM ── the wakeup descriptor ── the thread of `Stop` ── save and stop
+    its fork       SIGTERM ── what it did before hpctrain came: it ends the fork
+
+A fork inherits the handlers of signals and the wakeup descriptor. Without this module,
+`Process.terminate()` of `multiprocessing` would not end the fork, but stop the run. The signals are
+blocked until the fork has its own handlers, because one that arrives earlier would be heard here.
+A fork also inherits open files. One that outlives the run would keep the lock of the run, and the
+pipes whose end tells the uploader and the sensors that the run is over. So it loses those.
+A program that is started by `subprocess` inherits none of this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from types import FrameType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], None]
+
+_ours: set[Any] = set()
+_before: dict[int, Any] = {}  # what a signal did before the first of our handlers
+_wakeups: set[int] = set()
+_private: dict[int, os.stat_result] = {}
+_mask = ctypes.create_string_buffer(128)  # a sigset_t: the signals that were blocked
+
+
+def handle(number: int, handler: Handler) -> Any:
+    """Let a signal call `handler` in this process and not in its forks.
+
+    Returns:
+        What the signal did before, for `signal.signal`.
+    """
+    _watch_forks()
+    previous = signal.signal(number, handler)
+    _ours.add(handler)
+    if previous not in _ours:
+        _before[number] = signal.SIG_DFL if previous is None else previous
+    return previous
+
+
+@contextmanager
+def wakeup(descriptor: int) -> Iterator[None]:
+    """Let the signals of this process, but not of its forks, be written to a descriptor."""
+    previous = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+    _wakeups.add(descriptor)
+    keep_private(descriptor)  # who reads it waits for its end
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous)
+        _wakeups.discard(descriptor)
+
+
+def keep_private(descriptor: int) -> None:
+    """Let forks of this process lose an open file. It may be closed without a word to us."""
+    _private[descriptor] = os.fstat(descriptor)
+
+
+@contextmanager
+def ending_here() -> Iterator[None]:
+    """End a fork that was made in this context and leaves the user's code, by an error or `exit`.
+
+    What follows, such as the record of the end of the run, is for the process that made the fork.
+    The fork ends as it would have without us: with its exit code, or with its traceback.
+    """
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(_exit_code(sys.exception()))
+
+
+def _exit_code(error: BaseException | None) -> int:
+    code: Any = 0
+    if isinstance(error, SystemExit):
+        code = error.code
+        if not isinstance(code, int | None):
+            print(code, file=sys.stderr)
+            code = 1
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code or 0
+
+
+@cache
+def _watch_forks() -> None:
+    """Register what happens at a fork, after nearly all modules have registered theirs."""
+    # This is no Python function: the signals that have waited would call their handlers in it, and
+    # Python drops what is raised there, such as KeyboardInterrupt.
+    unblock = partial(ctypes.CDLL(None).pthread_sigmask, signal.SIG_SETMASK, _mask, None)
+    os.register_at_fork(before=_before_fork, after_in_parent=unblock, after_in_child=_in_fork)
+    os.register_at_fork(after_in_child=unblock)
+
+
+def _before_fork() -> None:
+    ctypes.CDLL(None).pthread_sigmask(signal.SIG_BLOCK, None, _mask)  # it reads the mask
+    signal.pthread_sigmask(signal.SIG_BLOCK, _before.keys())
+
+
+def _in_fork() -> None:
+    for number, handler in _before.items():
+        if signal.getsignal(number) in _ours:
+            signal.signal(number, handler)
+    descriptor = signal.set_wakeup_fd(-1)
+    if descriptor not in _wakeups and descriptor != -1:  # the user's own
+        signal.set_wakeup_fd(descriptor)
+    _drop_private()
+
+
+def _drop_private() -> None:
+    """Put /dev/null in the place of the private files; objects of Python may still close them."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor, known in _private.items():
+        with suppress(OSError):  # closed
+            # The number may be that of another file by now.
+            if os.path.samestat(os.fstat(descriptor), known):
+                os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+    _private.clear()

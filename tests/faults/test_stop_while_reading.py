@@ -1,0 +1,57 @@
+"""A stop request while workers read ahead: nothing that blocks stands between it and the save."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpctrain.checkpoint.manifest import checkpoints, step_of
+from tests.conftest import runs
+
+# After three batches the transform blocks until the file `go` is there, which nobody makes.
+CODE = """\
+import os, signal, time
+from hpctrain.tasks.classification import Classification
+
+class Blocks:
+    random = False
+    samples = 0
+
+    def __call__(self, sample, random):
+        self.samples += 1
+        while self.samples > 3 * 64 and not os.path.exists("go"):
+            time.sleep(0.05)
+        return sample
+
+class Stopped(Classification):
+    steps = 0
+
+    def __call__(self, model, batch):
+        self.steps += 1
+        if self.steps == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)  # the thread of the signals sees it during the step
+        return super().__call__(model, batch)
+"""
+
+
+@pytest.mark.parametrize("stopped", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_blocked_transforms(train, tmp_path: Path, stopped: bool) -> None:  # type: ignore[no-untyped-def]
+    """The run saves and ends, while the batches that were read ahead never come."""
+    (tmp_path / "blocking.py").write_text(CODE)
+    task = ["task._target_=blocking.Stopped"] if stopped else []
+    train(
+        "data.transforms=[{_target_: blocking.Blocks}]",
+        "data.val_transforms=[]",
+        "data.workers=1",
+        "tracking.upload=false",
+        "checkpoint.every_steps=1000",
+        "train.max_epochs=null",
+        f"train.max_steps={3 if not stopped else 100}",
+        *task,
+        code=143 if stopped else 0,
+    )
+    (run,) = runs(tmp_path / "runs")
+    (attempt,) = json.loads((run / "run.json").read_text())["attempts"]
+    assert attempt["state"] == ("interrupted" if stopped else "finished")
+    assert [step_of(path) for path in checkpoints(run / "checkpoints")] == [2 if stopped else 3]

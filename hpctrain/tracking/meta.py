@@ -7,6 +7,7 @@
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ class Uploaded:
     """The position in the samples of each node (`hpctrain.monitor`)."""
     evaluations: list[int] = dataclasses.field(default_factory=list)
     """The steps of the recorded evaluations (`hpctrain.tracking.recorded`)."""
+    waiting: list[int] = dataclasses.field(default_factory=list)
+    """The positions of records whose artifacts could not be stored; they are tried again."""
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""
@@ -94,6 +97,11 @@ class Uploaded:
             return cls(**_read(_uploaded_path(run_dir))[0])
         except (OSError, ValueError, TypeError):
             return None
+
+
+def files_left(waiting: Sequence[int]) -> str:
+    """Return how many records have files that are not in the store, with a verb."""
+    return f"the files of {len(waiting)} record{'s' * (len(waiting) > 1)} of the journal are"
 
 
 def _meta_path(run_dir: Path) -> Path:

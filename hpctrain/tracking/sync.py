@@ -203,7 +203,10 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool, uri: str | None) -> str
         if isinstance(error, OSError) or hasattr(error, "error_code"):
             raise TrackingError(f"{meta.uri}: {explain(error, meta.uri)}") from error
         raise
-    return f"{upload.points} points uploaded to {meta.uri}{note}"
+    done = f"{upload.points} points uploaded to {meta.uri}{note}"
+    if upload.left:
+        raise TrackingError(f"{done}; {upload.left}")
+    return done
 
 
 class _Busy(Exception):

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.launch.slurm.queue import ask
-from hpctrain.launch.slurm.sbatch import nodes_that_fit
+from hpctrain.launch.slurm.sbatch import nodes_that_fit, sbatch
 
 
 @pytest.fixture
@@ -33,6 +33,19 @@ def test_a_killed_command_is_run_again(
         assert ask("squeue", "--jobs", "1") == answer
     assert len((squeue / "calls").read_text().splitlines()) == min(kills + 1, 5)
     assert ("died with <Signals.SIGTERM: 15>" in caplog.text) == (answer is None)
+
+
+@pytest.mark.parametrize(
+    "answer", ["12", "12;main", "Welcome to node 3 of 40\n2026\n12\nBalance: 7 SU\n\n"]
+)
+def test_the_job_id_in_an_answer_of_sbatch(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert sbatch(tmp_path / "script", Config()) == "12"
 
 
 @pytest.mark.parametrize(

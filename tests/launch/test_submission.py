@@ -131,6 +131,22 @@ def test_a_submitter_killed_in_the_middle_neither_loses_nor_doubles(
     assert len(cluster.queue()) == 3
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        'echo "Welcome to node 12 of 40"; "$real" "$@"; echo "Balance: 12345 SU"; echo',
+        '"$real" "$@" >/dev/null; echo Submitted',
+    ],
+)
+@pytest.mark.slow
+def test_the_sbatch_of_a_site_may_print_more_than_the_job_id(
+    train: Train, tmp_path: Path, wrapper: Callable[[str, str], str], answer: str
+) -> None:
+    train("-m", "train.max_steps=2", "tracking=off", HELD, PATH=wrapper("sbatch", answer))
+    (known,) = (tmp_path / "runs").rglob("job_id")
+    assert cluster.queue() == [f"{known.read_text().strip()}_0"]
+
+
 def test_two_terminals_at_the_same_moment(digits: Path, tmp_path: Path) -> None:
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking=off", HELD]
     command = [sys.executable, "-m", "hpctrain", "-m", "experiment=digits", "seed=range(0,6)"]

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpctrain.errors import TrackingError
 from hpctrain.tracking import JournalTracker, samples
+from hpctrain.tracking.left import is_uploaded
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.page import links, nodes
 from hpctrain.tracking.page.cause import with_cause
 from hpctrain.tracking.page.images import save_image
+from hpctrain.tracking.sync import main
 
 Rows = Callable[..., list[tuple[Any, ...]]]
 SECRET = "correct-horse-battery"
@@ -91,7 +94,7 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     )
 
     assert done.returncode == 0, done.stderr
-    assert f"{vanished.relative_to(run)} is not in MLflow: [Errno 2] it has vanished" in done.stderr
+    assert f"{vanished.relative_to(run)} is not in MLflow: it has vanished" in done.stderr
     assert "../mlflow.db is not in MLflow: it is not in the run directory" in done.stderr
     assert rows("SELECT name, status FROM runs") == [("n", "FAILED")]
     assert rows("SELECT key, value FROM metrics") == [("loss", 1.0)]
@@ -135,6 +138,41 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
         "step": 20, "path": where, "bytes": 5, "digest": "xxh3_128:ab", "healthy": True,
     }  # fmt: skip
     assert links.known_pages(run) is not None
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/x", "file://{}/blocked/x"])
+def test_metrics_and_status_do_not_wait_for_the_place_of_the_artifacts(
+    database: Path, tmp_path: Path, rows: Rows, place: str
+) -> None:
+    """The place needs a library that is not installed, or a folder that is not there yet."""
+    blocked = tmp_path / "blocked"
+    blocked.touch()
+    with closing(sqlite3.connect(database)) as store, store:
+        place = place.format(tmp_path)
+        store.execute("UPDATE experiments SET artifact_location=? WHERE name='exp'", (place,))
+    run = tmp_path / "r"
+    write_run(run)
+    tracker = JournalTracker(
+        run, uri=f"sqlite:///{database}", experiment="exp", run_name="n", uid="r", upload=False
+    )
+    tracker.start({"lr": 0.1}, {})
+    tracker.log_image("picture/one", np.eye(30, dtype=np.float32), step=3)
+    tracker.log_metrics({"loss": 1.0}, step=3)
+    tracker.finish("FINISHED")
+
+    with pytest.raises(TrackingError, match="not everything is uploaded"):
+        main([str(run)])
+    assert rows("SELECT name, status FROM runs") == [("n", "FINISHED")]
+    assert rows("SELECT key, value FROM metrics") == [("loss", 1.0)]
+    assert rows("SELECT key, value FROM params") == [("lr", "0.1")]
+    assert not is_uploaded(run, Meta.read(run))
+
+    if place.startswith("file:"):  # now the folder is there
+        blocked.unlink()
+        assert main([str(run)]) == 0
+        stored = {path.name for path in blocked.rglob("*.*")}
+        assert {"config.yaml", "checkpoints.json", "7.rank0.log"} < stored
+        assert is_uploaded(run, Meta.read(run))
 
 
 def test_the_cause_of_an_end_is_above_what_people_write() -> None:

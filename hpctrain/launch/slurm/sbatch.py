@@ -54,7 +54,7 @@ def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
         # In a session of its own, where Ctrl-C does not interrupt it in the middle.
         done = _run_sbatch("--parsable", str(script), pass_fds=inherit, start_new_session=True)
         if not done.returncode:
-            return done.stdout.strip().partition(";")[0]
+            return _job_id(done.stdout) or _find_job(script, "its answer has no job id")
         words = " ".join(done.stderr.split())
         timed_out |= _UNREACHABLE.search(words) is not None
         # After a timeout the job may be queued all the same, and may be the one over the limit.
@@ -65,6 +65,16 @@ def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
         if not _UNREACHABLE.search(words):
             raise LaunchError(_refusal(words, config))
     raise _unreachable(words)
+
+
+def _job_id(answer: str) -> str:
+    """Return the job id in an answer of `sbatch --parsable`; "" if there is none.
+
+    The commands of some sites print a welcome, notes or the balance of the account before or after.
+    """
+    return next(
+        (m[1] for line in answer.splitlines()[::-1] if (m := _ID.fullmatch(line.strip()))), ""
+    )
 
 
 def _find_job(script: Path, words: str) -> str:
@@ -90,6 +100,7 @@ def _unreachable(words: str) -> UnreachableError:
 
 
 _PAUSES_S = (1, 5, 15)
+_ID = re.compile(r"(\d+)(;\S+)?")  # with the name of the cluster where there are several
 # "job submit limit" is part of a general message about all QOS and association limits. The name of
 # the particular limit, if there is one, comes before it.
 _LIMIT = re.compile(r"Submit\w*Limit|^(?!.*\b(QOS|Assoc)\w+).*job submit limit", re.I)

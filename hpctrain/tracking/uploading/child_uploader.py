@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpctrain.forks import keep_private
 from hpctrain.tracking.journal import journal_path, read_all
-from hpctrain.tracking.meta import Uploaded
+from hpctrain.tracking.meta import Uploaded, files_left
 from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, python_module
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,9 @@ class ChildUploader:
         ours = note is not None and note.uri == self._uri
         records = read_all(self._journal, note.offset if note and ours else 0)
         points = sum(len(r.body["metrics"]) for r in records if r.body["kind"] == "metrics")
-        return f"{points:,} points are" if points else "the end of the run is"
+        if points or not ours or note is None or not note.waiting:
+            return f"{points:,} points are" if points else "the end of the run is"
+        return files_left(note.waiting)
 
     @property
     def _log_path(self) -> Path:

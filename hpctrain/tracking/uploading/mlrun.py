@@ -154,18 +154,25 @@ class MlflowRun:
             self._log_batch(tags=batch)
         self._log_batch(tags=last + self._tags({_POSITION: str(position)}))
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of MLflow's client with the id of this run, as all other methods do."""
-        return self._call(getattr(self._client, method), self.run_id, *args, **kwargs)
+    def call_once(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of MLflow's client with the id of this run; an error is the caller's."""
+        return self._try(getattr(self._client, method), self.run_id, *args, **kwargs)
 
-    def call_parent(self, method: str, *args: Any, **kwargs: Any) -> bool:
+    def call_parent(self, method: str, *args: Any, once: bool = False, **kwargs: Any) -> bool:
         """Call a method of MLflow's client with the id of the sweep's run.
+
+        Args:
+            method: The name of the method.
+            args: Its arguments after the id.
+            once: Whether an error is the caller's, also one that may pass.
+            kwargs: More arguments.
 
         Returns:
             False if that run is deleted; without it, this run is still complete.
         """
+        call = self._try if once else self._call
         try:
-            self._call(getattr(self._client, method), self.parent_id, *args, **kwargs)
+            call(getattr(self._client, method), self.parent_id, *args, **kwargs)
         except DeletedError:
             return False
         return True
@@ -247,22 +254,28 @@ class MlflowRun:
                     self._log_batch(**{kind: half})
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call `function` under the store's write lock, again and again after transient errors."""
+        """Call `function` again and again after transient errors."""
         delay = FIRST_PAUSE
         while True:
             try:
-                with store.write_lock(self._meta.uri, _LOCK_SECONDS):
-                    return function(*args, **kwargs)
+                return self._try(function, *args, **kwargs)
             except Exception as error:
-                kind = nature(error)
-                if kind == "deleted":
-                    raise DeletedError(self.run_id, self._meta.uri) from error
-                if kind != "transient":
+                if isinstance(error, DeletedError) or nature(error) != "transient":
                     raise
                 log.warning("%s; trying again in %.1f s", " ".join(str(error).split())[:500], delay)
                 # Inside the handler, so that an exception of `pause` carries this one as context.
                 self._pause(delay * random.uniform(0.7, 1.0))
             delay = min(2 * delay, LONGEST_PAUSE)
+
+    def _try(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `function` under the store's write lock."""
+        try:
+            with store.write_lock(self._meta.uri, _LOCK_SECONDS):
+                return function(*args, **kwargs)
+        except Exception as error:
+            if nature(error) == "deleted":
+                raise DeletedError(self.run_id, self._meta.uri) from error
+            raise
 
     @staticmethod
     def _tags(tags: dict[str, str]) -> list[Any]:

@@ -6,7 +6,9 @@
     status     the texts of `run_files`: config, logs, checkpoints
 
 All of this can be sent twice without a trace: a file replaces itself, and MLflow knows an input
-by its name and digest. What MLflow refuses is named in the log and costs only itself.
+by its name and digest. Metrics, params, tags and the status do not wait for it: the store of the
+artifacts may be elsewhere, and not be there. What could not be sent is named in the log, and is
+tried again later.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from hpctrain.tracking.page import run_files
 from hpctrain.tracking.uploader_process import run_python_module
 from hpctrain.tracking.uploading.client import nature
-from hpctrain.tracking.uploading.mlrun import MlflowRun
+from hpctrain.tracking.uploading.mlrun import DeletedError, MlflowRun
 
 log = logging.getLogger(__name__)
 
@@ -31,64 +33,75 @@ _MODEL_S = 600.0
 KINDS = ("artifact", "dataset", "model", "status")
 
 
-def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
+class _HopelessError(Exception):
+    """What is to be published cannot be: another try would not help."""
+
+
+def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
     """Publish what belongs to one record of the journal.
 
     Args:
         run: The run in MLflow.
         run_dir: The run directory.
         body: The record, of one of the `KINDS`.
+
+    Returns:
+        False if another try may succeed later.
+
+    Raises:
+        DeletedError: The run is deleted in MLflow.
     """
     match body["kind"]:
         case "artifact":
-            tolerant(body["file"], lambda: _artifact(run, run_dir, body))
+            return tolerant(body["file"], lambda: _artifact(run, run_dir, body))
         case "dataset":
-            tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
+            return tolerant(f"the data set {body['name']}", lambda: _dataset(run, body))
         case "model":
-            tolerant("the model", lambda: _model(run, run_dir))
-        case "status":
-            status = body["status"]
-            texts = (
-                run_files.at_start(run_dir)
-                if status == "RUNNING"
-                else run_files.at_end(run_dir, failed=status != "FINISHED")
-            )
-            for name, content in texts:
-                tolerant(name, lambda: run.call("log_text", content, name))  # noqa: B023
+            return tolerant("the model", lambda: _model(run, run_dir))
+    status = body["status"]
+    texts = (
+        run_files.at_start(run_dir)
+        if status == "RUNNING"
+        else run_files.at_end(run_dir, failed=status != "FINISHED")
+    )
+    # The first one that cannot be sent says what is wrong with the place of all of them.
+    return all(
+        tolerant(name, lambda: run.call_once("log_text", content, name))  # noqa: B023
+        for name, content in texts
+    )
 
 
-def tolerant(what: str, send: Callable[[], Any]) -> None:
-    """Call `send`; log what is wrong with this artifact alone, as everything else goes on."""
+def tolerant(what: str, send: Callable[[], Any]) -> bool:
+    """Call `send`; log what is wrong with this artifact, as everything else goes on.
+
+    Any error of these calls is the artifact's: of its file, of its place, or of a library that the
+    place needs and that is not installed here.
+
+    Returns:
+        False if another try may succeed later.
+    """
     try:
         send()
+    except DeletedError:
+        raise
     except Exception as error:
-        if not _is_of_the_artifact(error):
-            raise
-        log.error("%s is not in MLflow: %s", what, " ".join(str(error).split())[:500])
-
-
-def _is_of_the_artifact(error: Exception) -> bool:
-    """Return whether an error is of the file or its place: other calls can still succeed."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status is not None:
-        return 400 <= int(status) < 500
-    if isinstance(error, OSError):  # of the file, or a store of artifacts that is not mounted here
-        return error.errno is not None
-    return isinstance(error, (ValueError, LookupError, TypeError)) or (
-        hasattr(error, "error_code") and nature(error) == "rejected"
-    )
+        reason = " ".join(str(error).split())[:500] or type(error).__name__
+        log.error("%s is not in MLflow: %s", what, reason)
+        rejected = hasattr(error, "error_code") and nature(error) == "rejected"
+        return rejected or isinstance(error, _HopelessError)
+    return True
 
 
 def _artifact(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
     root = run_dir.resolve()
     file = (root / str(body["file"])).resolve()
     if not file.is_relative_to(root):  # the journal of somebody else could name any file
-        raise ValueError("it is not in the run directory")
+        raise _HopelessError("it is not in the run directory")
     if not file.is_file():
-        raise FileNotFoundError(2, "it has vanished from the run directory", str(file))
-    run.call("log_artifact", str(file), str(body["to"]))
+        raise _HopelessError(f"it has vanished from the run directory: {file}")
+    run.call_once("log_artifact", str(file), str(body["to"]))
     if body["to"] == "images":
-        run.call("set_tag", "mlflow.loggedImages", "true")
+        run.call_once("set_tag", "mlflow.loggedImages", "true")
 
 
 def _dataset(run: MlflowRun, body: Mapping[str, Any]) -> None:
@@ -111,7 +124,7 @@ def _dataset(run: MlflowRun, body: Mapping[str, Any]) -> None:
         profile=json.dumps(dict(body["samples"])),
     )
     context = InputTag("mlflow.data.context", str(body["context"]))
-    run.call("log_inputs", datasets=[DatasetInput(data, [context])])
+    run.call_once("log_inputs", datasets=[DatasetInput(data, [context])])
 
 
 def _model(run: MlflowRun, run_dir: Path) -> None:
@@ -122,7 +135,7 @@ def _model(run: MlflowRun, run_dir: Path) -> None:
         try:
             code, said = run_python_module(*given, cwd=Path(folder), timeout=_MODEL_S)
         except subprocess.TimeoutExpired as error:
-            raise ValueError(f"not written within {_MODEL_S:g} s") from error
+            raise _HopelessError(f"not written within {_MODEL_S:g} s") from error
         if code:
-            raise ValueError(said)
-        run.call("log_artifacts", str(out), "model")
+            raise _HopelessError(said)
+        run.call_once("log_artifacts", str(out), "model")

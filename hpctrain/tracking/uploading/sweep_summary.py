@@ -82,7 +82,8 @@ class SweepSummary:
 
     def _send(self, run: MlflowRun, before: dict[str, str], rows: list[Row], asked: int) -> None:
         content = sweep_table.table(rows)
-        tolerant(sweep_table.FILE, lambda: run.call_parent("log_text", content, sweep_table.FILE))
+        given = "log_text", content, sweep_table.FILE
+        tolerant(sweep_table.FILE, lambda: run.call_parent(*given, once=True))
         tags = sweep_table.tags(rows, asked)
         tags[_TABLES] = json.dumps([{"path": sweep_table.FILE, "type": "table"}])
         note = sweep_table.description(before.get(_NOTE, ""), rows, asked, run.experiment_id)

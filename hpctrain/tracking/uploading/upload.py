@@ -21,7 +21,7 @@ from hpctrain.lock import file_lock
 from hpctrain.secrets import mask
 from hpctrain.tracking.ending import UNRECORDED
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
-from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.meta import Meta, Uploaded, files_left
 from hpctrain.tracking.page.cause import with_cause
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.uploader_process import Process
@@ -34,6 +34,7 @@ from hpctrain.tracking.uploading.system_metrics import SystemMetrics
 log = logging.getLogger(__name__)
 
 _NOTE = "mlflow.note.content"
+_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 600.0  # seconds between two tries to store an artifact
 
 
 class GaveUp(Exception):
@@ -77,6 +78,8 @@ class Upload:
         self.ended = False
         self.writer: Process | None = None
         self.points = 0
+        self._waiting: list[int] = []  # positions of records whose artifacts are not stored yet
+        self._next_artifacts = self._artifacts_pause = 0.0  # on the monotonic clock; seconds
         self._next_note = 0.0  # on the monotonic clock
         self._scanned = 0  # the position up to which `scan` has read
         self._last_time = 0.0
@@ -126,7 +129,7 @@ class Upload:
     def _drain(self) -> int:
         self._batch = []  # what a call that was interrupted has left is after `position`
         end = self.scan()
-        beside = self._system.is_new or self._evaluations.is_new
+        beside = self._system.is_new or self._evaluations.is_new or self._artifacts_are_due
         if end == self.position and self._run and not beside:
             return 0
         meta = self._read_meta()
@@ -147,7 +150,35 @@ class Upload:
             run.log_tags(tags, end)
         self._tell_sweep(run)
         self._write_uploaded(run.run_id)
+        if self._artifacts_are_due:
+            self._send_artifacts(run)
         return end - begin
+
+    @property
+    def left(self) -> str:
+        """Say that the place of the artifacts has not taken all files; "" if it has."""
+        return f"{files_left(self._waiting)} not in MLflow yet" if self._waiting else ""
+
+    @property
+    def _artifacts_are_due(self) -> bool:
+        return bool(self._waiting) and (self.ended or time.monotonic() >= self._next_artifacts)
+
+    def _send_artifacts(self, run: MlflowRun) -> None:
+        """Publish what waits, from the oldest record on; after a failure, wait before the next try.
+
+        One failure is enough, because a place that is not there can take minutes to say so.
+        """
+        while self._waiting:
+            records, _ = read(self._path, self._waiting[0], limit=1)
+            if records and not publish(run, self.run_dir, records[0].body):
+                self._artifacts_pause = min(
+                    2 * self._artifacts_pause or _FIRST_PAUSE, _LONGEST_PAUSE
+                )
+                self._next_artifacts = time.monotonic() + self._artifacts_pause
+                return
+            del self._waiting[0]
+            self._write_uploaded(run.run_id)
+        self._artifacts_pause = 0.0
 
     def fill_in(self) -> None:
         """Upload what MLflow lacks of the part of the journal before `position`."""
@@ -211,6 +242,7 @@ class Upload:
                 self._run.run_id,
             )
             self._evaluations.begin(note.evaluations if note is not None and known else ())
+            self._waiting = list(note.waiting) if note is not None and known else []
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
@@ -272,11 +304,11 @@ class Upload:
                     tags.pop(_NOTE, None)
                 run.log_tags(tags, record.end)
             case "artifact" | "dataset" | "model":
-                publish(run, self.run_dir, body)
+                self._wait_for_artifacts(run, record)
                 run.log_tags({}, record.end)
             case "status":
                 status = body["status"]
-                publish(run, self.run_dir, body)
+                self._wait_for_artifacts(run, record)
                 if status == "RUNNING":
                     run.set_running()
                 else:
@@ -285,6 +317,12 @@ class Upload:
             case kind:
                 # A newer version of hpctrain has written it; this version cannot know it.
                 log.warning("no use for a %r record at byte %d", kind, record.start)
+
+    def _wait_for_artifacts(self, run: MlflowRun, record: Record) -> None:
+        """Send what belongs to the record after all metrics. It is noted before the position is."""
+        if record.start not in self._waiting:
+            self._waiting.append(record.start)
+        self._write_uploaded(run.run_id)
 
     def _tags(self, record: Record) -> dict[str, str]:
         """Return the tags for a record."""
@@ -317,6 +355,7 @@ class Upload:
             *(uri, uid, experiment_id, run_id, self.position, parent, problem),
             samples=self._system.positions,
             evaluations=evaluated,
+            waiting=self._waiting,
         )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0

@@ -48,7 +48,7 @@ class _Uploader:
         self._alerts = Alerts(run_dir)
 
     def run(self) -> None:
-        """Return when everything is uploaded and the training process has ended."""
+        """Return when all but artifacts is uploaded and the training process has ended."""
         delay = 0.0
         with upload_lock(self._run_dir, lambda: self._pause(0.2)):
             while True:
@@ -75,6 +75,11 @@ class _Uploader:
                 delay = 0.0
                 if not died:
                     self._nap(self._poll)
+
+    @property
+    def left(self) -> str:
+        """See `Upload.left`."""
+        return self._upload.left
 
     def _pause(self, seconds: float) -> None:
         self._alerts.look()
@@ -116,7 +121,8 @@ def main(argv: list[str]) -> int:
     mask_logging()
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
-        _Uploader(options.run_dir, options.poll, options.drain, options.uri).run()
+        uploader = _Uploader(options.run_dir, options.poll, options.drain, options.uri)
+        uploader.run()
     except GaveUp as end:
         why = f" ({end.__context__})" if isinstance(end.__context__, DeletedError) else ""
         log.error("gave up%s; `python -m hpctrain sync %s` uploads the rest", why, options.run_dir)
@@ -126,6 +132,9 @@ def main(argv: list[str]) -> int:
         return error.exit_code
     except Exception:
         log.exception("the uploader failed")
+        return 1
+    if uploader.left:
+        log.error("%s; `python -m hpctrain sync %s` tries again", uploader.left, options.run_dir)
         return 1
     log.info("done")
     return 0

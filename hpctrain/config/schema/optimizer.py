@@ -19,7 +19,7 @@ def _check_plateau_factor(factor: float) -> str:
 
 @dataclass
 class OptimizerConfig:
-    """Any torch optimizer."""
+    """The optimizer (any of torch or of your own), its learning rate, and rules for single parameters."""
 
     _target_: str = key(
         "torch.optim.AdamW",

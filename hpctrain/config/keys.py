@@ -1,4 +1,4 @@
-"""`python -m hpctrain keys`: print the sections of the config, or what the schema says about keys.
+"""`python -m hpctrain keys`: the sections of the config, and what the schema says about keys.
 
 keys              the sections, each with its number of keys and its meaning
 keys optimizer    the keys of a section; keys optimizer.lr: one key

@@ -19,7 +19,7 @@ def _check_plateau_factor(factor: float) -> str:
 
 @dataclass
 class OptimizerConfig:
-    """The optimizer (any of torch or of your own), its learning rate, and rules for single parameters."""
+    """The optimizer (torch's or your own), its learning rate, and rules for some parameters."""
 
     _target_: str = key(
         "torch.optim.AdamW",

@@ -84,6 +84,11 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     assert "samples/s" in done.stdout
     assert "mlflow" in done.stdout
     assert "-m experiment=digits" in done.stdout
+    # The summary of the model is in the log, and in a file that MLflow gets.
+    summary = (run / "artifacts" / "model.txt").read_text()
+    assert summary.startswith("model MLP: 85,002 parameters, 0.32 MiB in float32\n")
+    assert summary in done.stderr
+    assert "artifacts/model.txt" in (run / "journal" / "events.jsonl").read_text()
     # The same command does not train again.
     before = (run / "run.json").read_bytes()
     assert "is finished already" in train().stdout

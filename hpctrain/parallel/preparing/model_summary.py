@@ -30,7 +30,7 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 @dataclass(frozen=True)
-class Line:
+class _Line:
     """A layer, or some that look the same.
 
     Attributes:
@@ -72,7 +72,7 @@ class ModelSummary:
     bytes: int
     buffer_bytes: int
     dtypes: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[_Line, ...]
 
     @classmethod
     def of(
@@ -124,7 +124,7 @@ class _Counter:
 
     def lines(
         self, module: nn.Module, name: str, holders: tuple[set[str], set[str]]
-    ) -> Iterator[Line]:
+    ) -> Iterator[_Line]:
         """Yield the lines of what a module holds.
 
         Args:
@@ -138,7 +138,7 @@ class _Counter:
             yield self._line(_joined(name, key), "Parameter", [parameter], tuple(parameter.shape))
         children = [(k, m) for k, m in module.named_children() if any(True for _ in m.parameters())]
         alone = len(children) == 1 and not own
-        found: list[tuple[str, list[Line]]] = []
+        found: list[tuple[str, list[_Line]]] = []
         for key, child in children:
             path = _joined(name, key)
             is_list = isinstance(child, _LISTS) or path in around
@@ -151,7 +151,7 @@ class _Counter:
         else:
             yield from (line for _, lines in found for line in lines)
 
-    def _layer(self, name: str, module: nn.Module) -> Line:
+    def _layer(self, name: str, module: nn.Module) -> _Line:
         parameters = list(module.parameters())
         own = list(module.parameters(recurse=False))
         is_leaf = len(own) == len(parameters)
@@ -160,12 +160,12 @@ class _Counter:
 
     def _line(
         self, name: str, kind: str, parameters: Sequence[nn.Parameter], shape: tuple[int, ...]
-    ) -> Line:
+    ) -> _Line:
         new = [parameter for parameter in parameters if id(parameter) not in self._counted]
         self._counted |= {*map(id, new)}
         trained = sum(p.numel() for p in new if id(p) in self._trained)
         count = sum(parameter.numel() for parameter in new)
-        return Line(name, kind, shape, 1, count, trained, sum(map(_size, new)))
+        return _Line(name, kind, shape, 1, count, trained, sum(map(_size, new)))
 
 
 def _holders(model: nn.Module, classes: list[str]) -> tuple[set[str], set[str]]:
@@ -178,9 +178,9 @@ def _holders(model: nn.Module, classes: list[str]) -> tuple[set[str], set[str]]:
     return blocks, {".".join(part[:end]) for part in parts for end in range(1, len(part))}
 
 
-def _folded(name: str, members: Sequence[tuple[str, list[Line]]]) -> Iterator[Line]:
+def _folded(name: str, members: Sequence[tuple[str, list[_Line]]]) -> Iterator[_Line]:
     """Yield the lines of the members of a list; members with the same lines are put together."""
-    alike: dict[tuple[Line, ...], list[str]] = {}
+    alike: dict[tuple[_Line, ...], list[str]] = {}
     for key, lines in members:
         start = len(_joined(name, key))
         look = tuple(replace(line, name=line.name[start:]) for line in lines)
@@ -208,7 +208,7 @@ def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _table(lines: Sequence[Line], *, with_trained: bool) -> list[str]:
+def _table(lines: Sequence[_Line], *, with_trained: bool) -> list[str]:
     """Return the table, at most 80 characters wide where the names of classes allow it."""
     if len(lines) > _MOST:
         lines = [*lines[: _MOST - 1], _rest(lines[_MOST - 1 :])]
@@ -240,17 +240,17 @@ def _end_of(name: str, width: int) -> str:
     return name if len(name) <= width else f"...{name[3 - width :]}"
 
 
-def _rest(lines: Sequence[Line]) -> Line:
+def _rest(lines: Sequence[_Line]) -> _Line:
     """Return one line for all of these."""
     every = sum(line.count for line in lines)
     sums = {
         name: sum(line.count * getattr(line, name) for line in lines)
         for name in ("parameters", "trained", "bytes")
     }
-    return Line(f"{every} more", "", **sums)
+    return _Line(f"{every} more", "", **sums)
 
 
-def _cells(line: Line) -> list[str]:
+def _cells(line: _Line) -> list[str]:
     each = f"{line.count} x " if line.count > 1 else ""
     trained = {0: "no", line.parameters: "yes"}.get(line.trained, each + _count(line.trained))
     return [

@@ -86,8 +86,9 @@ def _artifact(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
         raise ValueError("it is not in the run directory")
     if not file.is_file():
         raise FileNotFoundError(2, "it has vanished from the run directory", str(file))
-    run.call("log_artifact", str(file), str(body["to"]))
-    if body["to"] == "images":
+    folder = str(body["to"])
+    run.call("log_artifact", str(file), None if folder == "." else folder)  # MLflow refuses "."
+    if folder == "images":
         run.call("set_tag", "mlflow.loggedImages", "true")
 
 

@@ -15,6 +15,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Member, keys, members
 from hpctrain.errors import ConfigError
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
         nargs="*",
         metavar="SECTION|KEY|WORD",
         help="a WORD is searched in the names and meanings of all keys; with several words a key "
-        "must have each of them",
+        "must have each of them; the names that other tools have for a key find it, too",
     )
     parser.add_argument("--all", action="store_true", help="print every key")
     given = parser.parse_args(argv)
@@ -59,22 +60,26 @@ def select(names: Sequence[str] = ()) -> list[Member]:
 
     Args:
         names: Names of keys and sections. The others are words: a key that has all of them, in its
-            name or meaning, is chosen, too. Without any names all keys are.
+            name or meaning, is chosen, too. If none has, a word may be the name that another tool
+            has for a key. Without any names all keys are chosen.
 
     Raises:
         ConfigError: No key has the words.
     """
     known = {member.name for member in members(Config)}
     words = [name for name in names if name not in known]
-    named = tuple(name for name in names if name in known)
-    found = [key for key in keys(Config) if words and all(_has(key, word) for word in words)]
+    chosen = {name for name in names if name in known}
+    found = {key.name for key in keys(Config) if words and all(_has(key, word) for word in words)}
     if words and not found:
-        raise ConfigError(_unknown(words, sorted(known)))
-    within = tuple(f"{name}." for name in named)
+        found = {OTHER_NAMES.get(word, "") for word in words}
+        if not found <= known:
+            raise ConfigError(_unknown(words, sorted(known)))
+    chosen |= found
+    within = tuple(f"{name}." for name in chosen)
     return [
         key
         for key in keys(Config)
-        if not names or key in found or key.name in named or key.name.startswith(within)
+        if not names or key.name in chosen or key.name.startswith(within)
     ]
 
 
@@ -88,7 +93,8 @@ def _plain(text: str) -> str:
 
 
 def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
-    near = [n for word in words for n in difflib.get_close_matches(word, known, n=1)]
+    near = [OTHER_NAMES[word] for word in words if word in OTHER_NAMES]
+    near = near or [n for word in words for n in difflib.get_close_matches(word, known, n=1)]
     hint = f"did you mean {' '.join(near)}? " if near else ""
     top = ", ".join(member.name for member in members(Config) if "." not in member.name)
     return (

@@ -12,6 +12,7 @@ import pytest
 
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.keys import COLUMNS, main
+from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Rule, keys, members
 from hpctrain.errors import ConfigError
@@ -63,10 +64,12 @@ def test_the_sections_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "some", "others"),
     [
         (["warmup"], ["scheduler.warmup_steps", "scheduler.warmup_epochs"], ["optimizer.lr"]),
-        (["Learning", "rate"], ["optimizer.lr", "scheduler.warmup_steps"], ["data.seed"]),
+        (["Learning", "rate"], ["optimizer.lr", "scheduler.warmup_steps"], ["data.path"]),
         (["global batch size"], ["train.global_batch_size"], ["train.clip_norm"]),
         (["early-stopping"], ["train.early_stopping.patience"], ["train.max_steps"]),
         (["pyxis"], ["site.container.runtime"], ["site.partition"]),  # an allowed value
+        (["gradient_clip_val"], ["train.clip_norm"], ["train.max_steps"]),  # Lightning's name
+        (["lr_scheduler_type"], ["scheduler.kind"], ["optimizer.lr"]),  # Hugging Face's
         (["seed", "warmup"], ["seed", "scheduler.warmup_steps"], ["optimizer.lr"]),
     ],
 )
@@ -76,6 +79,13 @@ def test_words_find_keys(
     found = lines(capsys, *words)
     assert {*some} <= {*found}
     assert not {*others} & {*found}
+
+
+def test_names_of_other_tools_are_those_of_keys() -> None:
+    known = {member.name for member in members(Config)}
+    for name, ours in OTHER_NAMES.items():
+        assert ours in known or ours in ("debug=fast", "task.label_smoothing"), name
+        assert name not in known
 
 
 def test_all_keys_or_some(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +138,7 @@ def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
         ("data.blocksize", "did you mean data.block_size?"),
         ("trian", "did you mean train?"),
         ("xyz", "xyz: no such key or section, and no key has this word in its meaning; the top "),
+        ("fast_dev_run", "did you mean debug=fast?"),
         ("warmup xyz", "warmup xyz: no such key or section, and no key has these words in its"),
     ],
 )

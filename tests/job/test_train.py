@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -165,8 +166,10 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     paced.go()
     if kill != signal.SIGKILL:
         assert run_json(run)["state"] == "interrupted"
-    train(*common, new=kill == signal.SIGTERM)
+    done = train(*common, new=kill == signal.SIGTERM)
+    (first,) = re.findall(r" going on from the checkpoint of step (\d+)\n", done.stderr)
     attempts = run_json(run)["attempts"]
+    assert attempts[1]["first_step"] == int(first) > 0
     assert run_json(run)["state"] == "finished"
     assert len(attempts) == 2
     assert journal_metrics(run) == journal_metrics(reference(*common))

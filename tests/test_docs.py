@@ -466,6 +466,7 @@ def _glob(word: str) -> list[str]:
 
 TRAINED = {
     "README.md": {"digits", "mine"},
+    "docs/migrate.md": {"debug", "digits"},
     "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},

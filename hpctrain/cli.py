@@ -60,7 +60,7 @@ Commands
   doctor               check versions, Slurm, storage and tracking; --nodes N: the nodes, in a job
   plan OVERRIDES       tell memory, time and cost of a run and its layouts, before it is queued
   plot RUN...          draw the curves of runs in the terminal, or --out FILE.png|.html
-  keys [SECTION|KEY]   print the type, default, unit, allowed values and meaning of config keys
+  keys [SECTION|WORD]  list the sections of the config; show or search its keys
   metrics [GROUP|NAME] print the unit and meaning of everything that a run measures
   from-deepspeed FILE  translate a config of DeepSpeed into one for conf/experiment
   from-accelerate FILE translate a config of Hugging Face Accelerate into one for conf/experiment
@@ -69,7 +69,7 @@ Choices (NAME=CHOICE)
 {groups}
 Values (KEY=VALUE)
   {keys}
-  python -m hpctrain keys                          explains each of them
+  python -m hpctrain keys                          lists the sections; keys train: one of them
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
   --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own options; --version.
 

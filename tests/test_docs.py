@@ -38,6 +38,7 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.keys import select
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
+from hpctrain.config.schema.key import members
 from hpctrain.doctor.settings import settings
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
@@ -51,6 +52,9 @@ PROGRAMS = ("make", "python", "torchrun", "sbatch", "slurm/", "eval", "mlflow", 
 SHELL = ("git clone ", "cd ", "source ", "export ", "mkdir ", "chgrp ", "chmod ", "grep ")
 TRANSLATE = ("from-deepspeed", "from-accelerate")
 OF_TRAINED = ("branch", "export", "evaluate", "predict")
+FILES = (".py", ".md", ".sbatch", ".yaml", ".json")
+# Groups of configs that have no other choices than ours.
+GROUPS = ("parallel", "precision", "scheduler", "optimizer", "tracking", "hardware", "debug")
 LANGUAGES = {"bash", "python", "yaml", "text"}
 _CLUSTER = re.compile(r"launch\.nodes|site[.=]|sweeper=optuna")  # need a cluster
 # What pages name without showing it.
@@ -367,6 +371,52 @@ def test_a_page_shows_every_function_of_the_python_interface() -> None:
     assert names == {"submit", "train", "load_run", "submit_function"}
 
 
+def test_keys_and_choices_in_the_text_exist() -> None:
+    """What is within a sentence or a table is not run, so at least its names must be right."""
+    known = {member.name: member for member in members(Config)}
+    free = tuple(f"{m.name}." for m in known.values() if m.type.startswith("dict"))
+    top = "|".join(name for name in known if "." not in name)
+    groups = {group: {file.stem for file in (ROOT / "conf" / group).iterdir()} for group in GROUPS}
+    named, wrong = 0, []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+        for code in re.findall(r"`([^`]+)`", text):
+            for name in re.findall(rf"(?<![\w./-])((?:{top})\.[a-z_][\w.]*)(?=[=\s,)}}]|$)", code):
+                named += 1
+                if not (name in known or name.startswith(free) or name.endswith(FILES)):
+                    wrong.append((page.name, code, name))
+            for group, choice in re.findall(rf"(?<![\w.])({'|'.join(GROUPS)})=([a-z]\w*)", code):
+                named += 1
+                if choice not in groups[group]:
+                    wrong.append((page.name, code, f"{group}={choice}"))
+    assert named > 400
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", ["plain", "lightning", "ddp", "trainer"])
+def test_checkpoints_of_other_programs_are_converted(kind: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    page = ROOT / "docs" / "migrate.md"
+    (block,) = [block for block in blocks(page) if block.title == "convert.py"]
+    exec(block.text, program := {"__name__": "convert"})
+    table = torch.arange(6.0).view(2, 3)
+    weights = {"embed.weight": table, "head.weight": table, "half": table.T.bfloat16()}
+    stored: dict[str, Any] = {
+        "plain": weights,
+        "lightning": {"state_dict": {f"model.{k}": v for k, v in weights.items()}, "epoch": 3},
+        "ddp": {"model": {f"module.{k}": v for k, v in weights.items()}, "optimizer": {"lr": 0.1}},
+        "trainer": {"model_state_dict": {**weights, "version": 2}},
+    }[kind]
+    torch.save(stored, tmp_path / "old.pt")
+    program["convert"](tmp_path / "old.pt", tmp_path / "new.safetensors")
+    found = load_file(tmp_path / "new.safetensors")
+    prefix = {"lightning": "model.", "ddp": "module."}.get(kind, "")
+    assert found.keys() == {prefix + name for name in weights}
+    assert all(torch.equal(found[prefix + name], value) for name, value in weights.items())
+
+
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir"]
     done = subprocess.run(
@@ -416,6 +466,7 @@ def _glob(word: str) -> list[str]:
 
 TRAINED = {
     "README.md": {"digits", "mine"},
+    "docs/migrate.md": {"debug", "digits"},
     "docs/start.md": {"debug", "digits", "mine"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},

@@ -114,7 +114,7 @@ def _no_weights(files: Sequence[Path]) -> str:
     if pickles:
         return (
             f"{pickles[0]} is a pickle, which can run code when it is loaded; convert it once, "
-            "where you trust it: safetensors.torch.save_file(torch.load(FILE), OUT)"
+            "where you trust it, by the program in docs/migrate.md (Checkpoints of other programs)"
         )
     return (
         "no weights; there must be a run directory, a checkpoint (manifest.json), a .safetensors "

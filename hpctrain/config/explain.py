@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
+from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.rules.arguments import signature
 
 
@@ -82,7 +83,8 @@ def unknown_key(key: str, keys: list[str]) -> str:
     """Return a text with the most similar key and with the keys of the section."""
     section, _, name = key.rpartition(".")
     others = [known for known in keys if not key.startswith(f"{known}.")]
-    near = same_name(name, others) or difflib.get_close_matches(key, others, n=1, cutoff=0.7)
+    near = same_name(name, others) or [*filter(None, [OTHER_NAMES.get(name)])]
+    near = near or difflib.get_close_matches(key, others, n=1, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     if key in ("experiment", "debug"):
         return f"unknown key {key}: if it comes from a file in {key}/, {_GLOBAL}"

@@ -1,4 +1,10 @@
-"""`python -m hpctrain keys [SECTION|KEY...]`: print what the schema says about each config key."""
+"""`python -m hpctrain keys`: the sections of the config, and what the schema says about keys.
+
+keys              the sections, each with its number of keys and its meaning
+keys optimizer    the keys of a section; keys optimizer.lr: one key
+keys warmup       the keys that have this word in their name or meaning
+keys --all        every key
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,10 @@ import argparse
 import difflib
 import json
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 
+from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Member, keys, members
 from hpctrain.errors import ConfigError
@@ -16,16 +24,29 @@ COLUMNS = ("key", "type", "default", "unit", "allowed", "identity", "meaning")
 
 
 def main(argv: list[str]) -> int:
-    """Print the named keys, or all of them: as a table on a terminal, otherwise line by line."""
+    """Print the sections or the chosen keys; keys are a table on a terminal, otherwise lines."""
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain keys",
-        description="Print every config key with its type, default, unit, allowed values and "
-        "meaning. A key with the mark `identity` decides the result: another value makes another "
-        "run. Into a pipe or a file there is one line per key, with tabs between "
-        f"{', '.join(COLUMNS)}.",
+        description="Print the sections of the config, or the keys of the named sections with "
+        "their type, default, unit, allowed values and meaning. A key with the mark `identity` "
+        "decides the result: another value makes another run. Into a pipe or a file there is one "
+        f"line per key, with tabs between {', '.join(COLUMNS)}.",
     )
-    parser.add_argument("names", nargs="*", metavar="SECTION|KEY", help="none: all keys")
-    chosen = select(parser.parse_args(argv).names)
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="SECTION|KEY|WORD",
+        help="a WORD is searched in the names and meanings of all keys; with several words a key "
+        "must have each of them; the names that other tools have for a key find it, too",
+    )
+    parser.add_argument("--all", action="store_true", help="print every key")
+    given = parser.parse_args(argv)
+    if given.all and given.names:
+        parser.error(f"--all prints every key: leave out {' '.join(given.names)}")
+    if not given.all and not given.names:
+        print(*_sections(), sep="\n")
+        return 0
+    chosen = select(given.names)
     if sys.stdout.isatty():
         _print_table(chosen)
     else:
@@ -34,23 +55,75 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def select(names: Sequence[str]) -> list[Member]:
-    """Return the keys that have one of the names, or are in a section of that name.
+def select(names: Sequence[str] = ()) -> list[Member]:
+    """Return the keys that have one of the names, are in a section of that name, or have the words.
+
+    Args:
+        names: Names of keys and sections. The others are words: a key that has all of them, in its
+            name or meaning, is chosen, too. If none has, a word may be the name that another tool
+            has for a key. Without any names all keys are chosen.
 
     Raises:
-        ConfigError: There is no key or section of a name.
+        ConfigError: No key has the words.
     """
-    known = [member.name for member in members(Config)]
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            top = ", ".join(member for member in known if "." not in member)
-            raise ConfigError(f"{name}: no such key or section; {hint}the top level has {top}")
-    within = tuple(f"{name}." for name in names)
+    known = {member.name for member in members(Config)}
+    words = [name for name in names if name not in known]
+    chosen = {name for name in names if name in known}
+    found = {key.name for key in keys(Config) if words and all(_has(key, word) for word in words)}
+    if words and not found:
+        found = {OTHER_NAMES.get(word, "") for word in words}
+        if not found <= known:
+            raise ConfigError(_unknown(words, sorted(known)))
+    chosen |= found
+    within = tuple(f"{name}." for name in chosen)
     return [
-        key for key in keys(Config) if not names or key.name in names or key.name.startswith(within)
+        key
+        for key in keys(Config)
+        if not names or key.name in chosen or key.name.startswith(within)
     ]
+
+
+def _has(key: Member, word: str) -> bool:
+    """Return whether the key has the word, in which blanks, `_` and `-` are the same."""
+    return _plain(word) in _plain(f"{key.name} {key.rule.text} {key.rule.allowed}")
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("_", " ").replace("-", " ")
+
+
+def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
+    near = [OTHER_NAMES[word] for word in words if word in OTHER_NAMES]
+    near = near or [n for word in words for n in difflib.get_close_matches(word, known, n=1)]
+    hint = f"did you mean {' '.join(near)}? " if near else ""
+    top = ", ".join(member.name for member in members(Config) if "." not in member.name)
+    return (
+        f"{' '.join(words)}: no such key or section, and no key has "
+        f"{'these words' if len(words) > 1 else 'this word'} in its meaning; {hint}the top level "
+        f"has {top}"
+    )
+
+
+def _sections() -> Iterator[str]:
+    """Yield the lines that `keys` prints without arguments."""
+    top = [member for member in members(Config) if "." not in member.name]
+    indent = " " * 16
+    for member in (member for member in top if member.is_section):
+        count = len(select([member.name]))
+        lines = textwrap.wrap(member.rule.text, 80 - len(indent))
+        yield f"{member.name:<12}{count:>3} {lines[0]}"
+        yield from (indent + line for line in lines[1:])
+    yield ""
+    outside = ", ".join(member.name for member in top if not member.is_section)
+    yield from textwrap.wrap(f"Keys outside of sections: {outside}", 80)
+    yield ""
+    for arguments, meaning in (
+        ("optimizer", "the keys of a section"),
+        ("optimizer.lr", "one key"),
+        ("warmup", "the keys with this word in name or meaning"),
+        ("--all", f"all {len(keys(Config))} keys"),
+    ):
+        yield f"python -m hpctrain keys {arguments:<14}{meaning}"
 
 
 def row(key: Member) -> tuple[str, ...]:

@@ -112,6 +112,11 @@ def check_trained(model: nn.Module, also: Sequence[str]) -> None:
             )
 
 
+def stays_trained(name: str, also: Sequence[str]) -> bool:
+    """Return whether `freeze_base` leaves a parameter of this name trained."""
+    return is_adapter(name) or any(fnmatchcase(name, pattern) for pattern in also)
+
+
 def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
     """Let no gradient be computed but for adapters and parameters whose names fit a pattern.
 
@@ -123,8 +128,7 @@ def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
         ConfigError: Nothing is left to be trained, which a stage of a pipeline cannot have.
     """
     for name, parameter in model.named_parameters():
-        trained = is_adapter(name) or any(fnmatchcase(name, pattern) for pattern in also)
-        parameter.requires_grad_(trained)
+        parameter.requires_grad_(stays_trained(name, also))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "train.lora.match: a stage of the pipeline has no adapter: use fewer stages "

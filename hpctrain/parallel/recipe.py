@@ -24,7 +24,7 @@ from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import add_adapters, check_trained, freeze_base
+from hpctrain.models.lora import add_adapters, check_trained, freeze_base, stays_trained
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
@@ -37,6 +37,7 @@ from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill, share
+from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
 from hpctrain.parallel.wrappers.ddp import DDPModel
@@ -57,6 +58,7 @@ class _Stage(NamedTuple):
         counts: The blocks of each stage; empty without a pipeline.
         loads: The sizes of the loads of experts in the whole model.
         settings: What the config says about each parameter of the whole model.
+        summary: The summary of the whole model.
     """
 
     module: nn.Module
@@ -64,6 +66,7 @@ class _Stage(NamedTuple):
     counts: list[int]
     loads: dict[str, int]
     settings: dict[str, Setting]
+    summary: ModelSummary
 
 
 def parallelize(
@@ -91,7 +94,7 @@ def parallelize(
         for i, number in enumerate(numbers)
     ]
     wrapped = _wrapped(stages, config, mesh, precision, divided_loss=divided_loss)
-    wrapped.settings = stages[0].settings
+    wrapped.settings, wrapped.summary = stages[0].settings, stages[0].summary
     return wrapped
 
 
@@ -138,6 +141,7 @@ def _stage(
         names = [name for name, _ in find_blocks(model, parallel.blocks)]
     layers = float8_layers(model, parallel.blocks) if precision.compute == "fp8" else []
     chosen = settings(model, config.optimizer, parallel.blocks)
+    summary = ModelSummary.of(model, _trained(model, train.lora, chosen), parallel.blocks)
     inputs, loads = list(inspect.signature(model.forward).parameters), load_sizes(model)
     counts: list[int] = []
     if degrees.pp > 1:
@@ -167,7 +171,17 @@ def _stage(
     if not whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
         shard(model, blocks, mesh, precision, parallel, experts)
     fill(model, values, build, config.seed, device, storage, mesh.stage_group)
-    return _Stage(model, inputs, counts, loads, chosen)
+    return _Stage(model, inputs, counts, loads, chosen, summary)
+
+
+def _trained(model: nn.Module, lora: LoRAConfig, chosen: dict[str, Setting]) -> set[str]:
+    """Return the names of the parameters of the whole model that will be trained."""
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if (stays_trained(name, lora.also) if lora.patterns else parameter.requires_grad)
+        and not (name in chosen and chosen[name].freeze)
+    }
 
 
 def _is_whole(config: Config, mesh: Mesh) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from hpctrain.config.chosen import override_key
 from hpctrain.config.schema import Config
 from hpctrain.console import Cell, Console
 from hpctrain.errors import TrackingError
@@ -66,7 +67,8 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         run_path = shlex.quote(_short(run.path))
         print(f"  {_tool('python')} -m hpctrain generate {run_path} 'def '")
     if arguments:
-        command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, arguments))}"
+        kept = [text for text in arguments if override_key(text) != "optimizer.lr"]
+        command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, kept))}"
         # Both values differ from that of this run, which would be "finished before".
         rates = f"{config.optimizer.lr / 3:.1g},{config.optimizer.lr * 3:.1g}"
         where = "on SLURM" if shutil.which("sbatch") else "here, one run after the other"

@@ -355,6 +355,8 @@ class Trainer:
             self.best.load_state_dict(progress["best"])
             self.meter.load_state_dict(progress.get("meter", {}))
             self.train_step.timer.load_state_dict(progress.get("timer", {}))
+            if dist.get_rank() == 0:
+                log.info("going on from the checkpoint of step %d", self.step)
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         dist.barrier()

@@ -79,6 +79,10 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("launch.partition=a", "unknown key launch.partition: did you mean site.partition? launch"),
         ("+train.stepz=1", "unknown key train.stepz: did you mean train.max_steps"),
         ("trainn=1", "unknown key trainn: did you mean train?"),
+        # The names of other tools.
+        ("accumulate_grad_batches=4", "accumulate_grad_batches: did you mean train.accumulate?"),
+        ("+train.learning_rate=1", "unknown key train.learning_rate: did you mean optimizer.lr?"),
+        ("fast_dev_run=true", "unknown key fast_dev_run: did you mean debug=fast?"),
         ("optimizer.lr=abc", "optimizer.lr=abc: it must be of type float"),
         ("launch.nodes=two", "launch.nodes='two': it must be a number of nodes, such as 4, or a"),
         ("launch.nodes=1.5", "launch.nodes=1.5: it must be of type integer or text"),

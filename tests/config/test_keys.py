@@ -12,6 +12,7 @@ import pytest
 
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.keys import COLUMNS, main
+from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Rule, keys, members
 from hpctrain.errors import ConfigError
@@ -33,13 +34,64 @@ def dotted(section: Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_every_key_is_there_with_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
-    found = lines(capsys)
+    found = lines(capsys, "--all")
     assert list(found) == list(dotted(Config()))
     for name, row in found.items():
         assert row["type"], name
         assert row["meaning"].endswith("."), name
         assert len(row["meaning"].split()) >= 3, name
         assert "\n" not in row["meaning"], name
+
+
+def test_the_sections_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) < 40
+    assert max(map(len, said.splitlines())) <= 80
+    counts = {name: int(n) for name, n in re.findall(r"^(\w+) +(\d+) [A-Z]", said, re.M)}
+    top = [member for member in members(Config) if "." not in member.name]
+    within = {m.name: sum(k.name.startswith(f"{m.name}.") for k in keys(Config)) for m in top}
+    assert counts == {name: count for name, count in within.items() if count}
+    texts = " ".join(said.split())
+    for member in top:
+        assert (member.rule.text if member.is_section else member.name) in texts
+    # What the last lines name can be typed.
+    named = re.findall(r"^python -m hpctrain keys (\S+)  ", said, re.M)
+    assert [len(lines(capsys, name)) for name in named] == [8, 1, 3, len(keys(Config))]
+
+
+@pytest.mark.parametrize(
+    ("words", "some", "others"),
+    [
+        (["warmup"], ["scheduler.warmup_steps", "scheduler.warmup_epochs"], ["optimizer.lr"]),
+        (["Learning", "rate"], ["optimizer.lr", "scheduler.warmup_steps"], ["data.path"]),
+        (["global batch size"], ["train.global_batch_size"], ["train.clip_norm"]),
+        (["early-stopping"], ["train.early_stopping.patience"], ["train.max_steps"]),
+        (["pyxis"], ["site.container.runtime"], ["site.partition"]),  # an allowed value
+        (["gradient_clip_val"], ["train.clip_norm"], ["train.max_steps"]),  # Lightning's name
+        (["lr_scheduler_type"], ["scheduler.kind"], ["optimizer.lr"]),  # Hugging Face's
+        (["seed", "warmup"], ["seed", "scheduler.warmup_steps"], ["optimizer.lr"]),
+    ],
+)
+def test_words_find_keys(
+    capsys: pytest.CaptureFixture[str], words: list[str], some: list[str], others: list[str]
+) -> None:
+    found = lines(capsys, *words)
+    assert {*some} <= {*found}
+    assert not {*others} & {*found}
+
+
+def test_names_of_other_tools_are_those_of_keys() -> None:
+    known = {member.name for member in members(Config)}
+    for name, ours in OTHER_NAMES.items():
+        assert ours in known or ours in ("debug=fast", "task.label_smoothing"), name
+        assert name not in known
+
+
+def test_all_keys_or_some(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--all", "train"])
+    assert "--all prints every key: leave out train" in capsys.readouterr().err
 
 
 def test_every_section_describes_itself() -> None:
@@ -85,18 +137,22 @@ def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("data.blocksize", "did you mean data.block_size?"),
         ("trian", "did you mean train?"),
-        ("xyz", "xyz: no such key or section; the top level has name, seed"),
+        ("xyz", "xyz: no such key or section, and no key has this word in its meaning; the top "),
+        ("fast_dev_run", "did you mean debug=fast?"),
+        ("warmup xyz", "warmup xyz: no such key or section, and no key has these words in its"),
     ],
 )
 def test_an_unknown_name(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(hint)):
-        main([name])
+        main(name.split())
 
 
 def test_the_command_line_has_it() -> None:
-    assert "keys [SECTION|KEY]" in run_module("hpctrain", "--help").stdout
+    assert "keys [SECTION|WORD]" in run_module("hpctrain", "--help").stdout
     assert run_module("hpctrain", "keys", "seed").stdout.startswith("seed\tint\t0\t\tfrom 0 to")
-    assert "did you mean data.window" in run_module("hpctrain", "keys", "data.windo", code=2).stderr
+    assert (
+        "did you mean data.window" in run_module("hpctrain", "keys", "data.widnow", code=2).stderr
+    )
 
 
 def test_a_required_key_is_one_for_omegaconf() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -84,6 +85,11 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     assert "samples/s" in done.stdout
     assert "mlflow" in done.stdout
     assert "-m experiment=digits" in done.stdout
+    # The summary of the model is in the log, and in a file that MLflow gets.
+    summary = (run / "artifacts" / "model.txt").read_text()
+    assert summary.startswith("model MLP: 85,002 parameters, 0.32 MiB in float32\n")
+    assert summary in done.stderr
+    assert "artifacts/model.txt" in (run / "journal" / "events.jsonl").read_text()
     # The same command does not train again.
     before = (run / "run.json").read_bytes()
     assert "is finished already" in train().stdout
@@ -160,8 +166,10 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_by_bit(
     paced.go()
     if kill != signal.SIGKILL:
         assert run_json(run)["state"] == "interrupted"
-    train(*common, new=kill == signal.SIGTERM)
+    done = train(*common, new=kill == signal.SIGTERM)
+    (first,) = re.findall(r" going on from the checkpoint of step (\d+)\n", done.stderr)
     attempts = run_json(run)["attempts"]
+    assert attempts[1]["first_step"] == int(first) > 0
     assert run_json(run)["state"] == "finished"
     assert len(attempts) == 2
     assert journal_metrics(run) == journal_metrics(reference(*common))

@@ -21,7 +21,8 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
     (tmp_path / "run-00000001" / "run.json").write_text(json.dumps({"result": RESULT}))
 
     def call(metric: str) -> str:
-        show(Config(metric=metric), RunDir(tmp_path / "run-00000001"), ["experiment=digits"])
+        given = ["experiment=digits", "optimizer.lr=1e-3"]
+        show(Config(metric=metric), RunDir(tmp_path / "run-00000001"), given)
         return str(capsys.readouterr().out)
 
     return call
@@ -33,6 +34,11 @@ def test_the_main_metric_comes_first_and_is_not_rounded_to_zero(said: Any) -> No
     assert names == ["val/mse", "val/loss", "train/loss"]
     assert "1.234e-05" in said("val/mse")
     assert "val/mse" not in said("val/accuracy")
+
+
+def test_the_proposed_sweep_names_the_learning_rate_once(said: Any) -> None:
+    (line,) = [line for line in said("val/loss").splitlines() if "# a sweep" in line]
+    assert line.split(" -m ")[-1].split()[:2] == ["experiment=digits", "optimizer.lr=0.0003,0.003"]
 
 
 def test_slurm_is_proposed_where_it_is(said: Any, tmp_path: Path) -> None:

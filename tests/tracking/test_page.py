@@ -80,6 +80,9 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     plot.parent.mkdir()
     plot.write_text("<b>plot</b>")
     tracker.log_file(plot)
+    summary = run / "artifacts" / "model.txt"  # directly in the folder of artifacts
+    summary.write_text("model")
+    tracker.log_file(summary)
     vanished = run / "artifacts" / "data" / "gone.png"
     tracker.log_file(vanished)
     tracker.log_metrics({"loss": 1.0}, step=3)
@@ -125,6 +128,7 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
         "data/plot.html",
         "logs/7.rank0.log",
         "logs/7.rank1.log",
+        "model.txt",
         "provenance/git.json",
     ]
     for name, path in content.items():

@@ -61,7 +61,7 @@ REASONS = {
     ),
     "comms_logger": "network.debug=INFO shows what NCCL does",
     "log_level": ALWAYS + "there is one level of messages",
-    "dump_state": "`python -m hpctrain keys` and the frozen config show every value",
+    "dump_state": "`python -m hpctrain keys --all` and the frozen config show every value",
     "prescale_gradients": "gradients are divided by the global number of samples",
     "gradient_predivide_factor": ALWAYS + "gradients are divided by the global number of samples",
     "gradient_allreduce_op": ALWAYS + "gradients are divided by the global number of samples",

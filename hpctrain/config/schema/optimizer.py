@@ -19,7 +19,7 @@ def _check_plateau_factor(factor: float) -> str:
 
 @dataclass
 class OptimizerConfig:
-    """Any torch optimizer."""
+    """The optimizer (torch's or your own), its learning rate, and rules for some parameters."""
 
     _target_: str = key(
         "torch.optim.AdamW",

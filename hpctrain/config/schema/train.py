@@ -181,7 +181,7 @@ def _check_profile(steps: str | None) -> str:
 
 @dataclass
 class TrainConfig:
-    """The length of a run, its batches, and when it reports."""
+    """The length of a run, its batches, its reports, and what happens in a step."""
 
     global_batch_size: int = key(
         64, "A step processes this many samples, over all ranks.", unit="samples", at_least=1

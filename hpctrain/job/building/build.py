@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import Asked
 from hpctrain.config.schema import CheckpointConfig, Config, EarlyStoppingConfig, TrainConfig
 from hpctrain.data.feed import Feed
+from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
@@ -98,6 +100,8 @@ def build(
         loss_parallel=getattr(task, "loss_parallel", False),
     )
     tracker.log_params({"effective": _facts(model, device)})
+    if ranks.is_main:
+        _show_summary(model, run, tracker)
     load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)
     # Ranks with other samples draw other dropout masks.
@@ -185,13 +189,22 @@ def _check_hosts(config: Config, ranks: RankInfo) -> None:
 
 
 def _facts(model: ParallelModel, device: torch.device) -> dict[str, Any]:
-    """Return what forecasts of other runs need; a stage of a pipeline knows only its layers."""
-    facts: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    """Return what forecasts of other runs need."""
+    assert model.summary is not None
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "parameters": model.summary.parameters,
     }
-    if model.mesh.degrees.pp == 1:
-        facts["parameters"] = sum(p.numel() for p in model.module.parameters())
-    return facts
+
+
+def _show_summary(model: ParallelModel, run: RunDir, tracker: Tracker) -> None:
+    """Show the summary of the model in the log, in the run directory and in MLflow."""
+    log.info("%s", model.summary)
+    file = run.path / "artifacts" / "model.txt"
+    with suppress(OSError):  # the log has it, too
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, f"{model.summary}\n")
+        tracker.log_file(file)
 
 
 def _histograms(every: int | None, run: RunDir, tracker: Tracker) -> NoHistograms:

@@ -25,6 +25,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.reducing.expert_loads import Loads
 from hpctrain.parallel.reducing.scalars import Scalar, Scalars, added, at_most, scalars
@@ -49,6 +50,7 @@ class ParallelModel:
             because FSDP2 exchanges those of the module during a pass.
         names: The names of these parameters in the plain model.
         settings: What the config says about parameters, by name; empty if it says nothing.
+        summary: The summary of the whole model; None if it was not made by the recipe.
         can_repeat: Whether a step can be made again after an error in the middle: other ranks do
             not wait in a collective operation then.
     """
@@ -71,6 +73,7 @@ class ParallelModel:
         self.names = [name.removeprefix(prefix) for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
         self.settings: Mapping[str, Setting] = {}
+        self.summary: ModelSummary | None = None
         self.loads = Loads(module)
         self._loss = loss_parallel if divided_loss else nullcontext
 

@@ -19,6 +19,7 @@ from hpctrain.job.building.make import make
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
+from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import freeze, settings
 from hpctrain.parallel.preparing.parameters import ties
 from hpctrain.shards.types import Batch
@@ -138,7 +139,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
         ConfigError: The task and the sample do not fit.
     """
     parameters = list(model.parameters())
-    total = sum(p.numel() for p in parameters)
+    summary = ModelSummary.of(model)
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     experts = [found for module in model.modules() if (found := _experts(module))]
     matrices = [
@@ -147,10 +148,10 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
         if p.ndim > 1 and (id(p) not in tables or _is_tied(model, p))
     ]
     return ModelFacts(
-        parameters=total,
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        parameters=summary.parameters,
+        trainable=summary.trained,
         embedding=sum(table.numel() for table in tables.values()),
-        active=total - sum(held // n * (n - used) for n, used, held in experts),
+        active=summary.parameters - sum(held // n * (n - used) for n, used, held in experts),
         flops=count_flops(model, task, meta_batch(sample)),
         matrices=tuple(matrices),
         width=_width(model),

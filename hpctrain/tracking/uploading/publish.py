@@ -99,8 +99,9 @@ def _artifact(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:
         raise _HopelessError("it is not in the run directory")
     if not file.is_file():
         raise _HopelessError(f"it has vanished from the run directory: {file}")
-    run.call_once("log_artifact", str(file), str(body["to"]))
-    if body["to"] == "images":
+    folder = str(body["to"])
+    run.call_once("log_artifact", str(file), None if folder == "." else folder)  # it refuses "."
+    if folder == "images":
         run.call_once("set_tag", "mlflow.loggedImages", "true")
 
 

@@ -1,0 +1,274 @@
+"""The summary of a model: its layers, and the number and the size of their parameters.
+
+    model Transformer: 8,030,261,248 parameters, 15,316.51 MiB in bfloat16
+      layer        class      shape          parameters        MiB
+      embedding    Embedding  128256 x 4096     525.3 M   1,002.00
+      layers.0-31  Block                   32 x 218.1 M  13,312.50
+      norm         RMSNorm    4096                4,096       0.01
+      head         Linear     128256 x 4096     525.3 M   1,002.00
+
+Lists of layers are opened, and so is what holds the blocks of the model. Members of a list that
+look the same are one line. Only names, shapes and dtypes are read: a model without memory (on the
+meta device) has the same summary, and nothing is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from hpctrain.errors import ConfigError
+from hpctrain.models.lora import plain_class
+from hpctrain.parallel.preparing.blocks import find_blocks
+
+_WIDTH = 80
+_MOST = 40  # lines; the last of them stands for all that are left
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A layer, or some that look the same.
+
+    Attributes:
+        name: Its name in the model, such as `layers.0-31`.
+        kind: Its class.
+        shape: The shape of its largest parameter; empty if it has layers within it.
+        count: How many layers it stands for.
+        parameters: The elements of the parameters of each that no line before has counted.
+        trained: Those that are trained.
+        bytes: Their size.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...] = ()
+    count: int = 1
+    parameters: int = 0
+    trained: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """What a model consists of.
+
+    Attributes:
+        kind: The class of the model.
+        parameters: The elements of all parameters, each counted once.
+        trained: Those that are trained.
+        bytes: The size of the parameters.
+        buffer_bytes: The size of the buffers, such as the statistics of batch norms.
+        dtypes: The number formats of the parameters.
+        lines: The table of layers.
+    """
+
+    kind: str
+    parameters: int
+    trained: int
+    bytes: int
+    buffer_bytes: int
+    dtypes: tuple[str, ...]
+    lines: tuple[_Line, ...]
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, trained: Collection[str] | None = None, blocks: Sequence[str] = ()
+    ) -> ModelSummary:
+        """Return the summary of a model.
+
+        Args:
+            model: The whole model, possibly on the meta device.
+            trained: The names of the parameters that are trained; None: those with a gradient.
+            blocks: The class names of the blocks, from `parallel.blocks`.
+        """
+        named = list(model.named_parameters())
+        if trained is None:
+            trained = {name for name, parameter in named if parameter.requires_grad}
+        counter = _Counter({id(p) for name, p in named if name in trained})
+        lines = tuple(counter.lines(model, "", _holders(model, list(blocks))))
+        return cls(
+            kind=type(model).__name__,
+            parameters=sum(p.numel() for _, p in named),
+            trained=sum(p.numel() for name, p in named if name in trained),
+            bytes=sum(map(_size, model.parameters())),
+            buffer_bytes=sum(map(_size, model.buffers())),
+            dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for _, p in named})),
+            lines=lines,
+        )
+
+    def __str__(self) -> str:
+        frozen = self.parameters - self.trained
+        size = f"{_mib(self.bytes)} MiB in {', '.join(self.dtypes)}"
+        lines = [f"model {self.kind}: {self.parameters:,} parameters, {size}"]
+        if frozen:
+            lines.append(f"  {self.trained:,} are trained, {frozen:,} are frozen")
+        if self.buffer_bytes >= 2**20 / 100:
+            lines.append(f"  its buffers have {_mib(self.buffer_bytes)} MiB")
+        return "\n".join((*lines, *_table(self.lines, with_trained=bool(frozen))))
+
+
+class _Counter:
+    """Counts each parameter for the first layer that has it.
+
+    Args:
+        trained: The ids of the parameters that are trained.
+    """
+
+    def __init__(self, trained: set[int]) -> None:
+        self._trained = trained
+        self._counted: set[int] = set()
+
+    def lines(
+        self, module: nn.Module, name: str, holders: tuple[set[str], set[str]]
+    ) -> Iterator[_Line]:
+        """Yield the lines of what a module holds.
+
+        Args:
+            module: The module.
+            name: Its name; "" is the model.
+            holders: The names of the blocks, and of the modules that hold some.
+        """
+        blocks, around = holders
+        own = list(module.named_parameters(recurse=False))
+        for key, parameter in own:
+            yield self._line(_joined(name, key), "Parameter", [parameter], tuple(parameter.shape))
+        children = [(k, m) for k, m in module.named_children() if any(True for _ in m.parameters())]
+        alone = len(children) == 1 and not own
+        found: list[tuple[str, list[_Line]]] = []
+        for key, child in children:
+            path = _joined(name, key)
+            is_list = isinstance(child, _LISTS) or path in around
+            if path not in blocks and (is_list or (alone and any(True for _ in child.children()))):
+                found.append((key, list(self.lines(child, path, holders))))
+            else:
+                found.append((key, [self._layer(path, child)]))
+        if isinstance(module, _LISTS):
+            yield from _folded(name, found)
+        else:
+            yield from (line for _, lines in found for line in lines)
+
+    def _layer(self, name: str, module: nn.Module) -> _Line:
+        parameters = list(module.parameters())
+        own = list(module.parameters(recurse=False))
+        is_leaf = len(own) == len(parameters)
+        shape = tuple(max(own, key=torch.Tensor.numel).shape) if is_leaf else ()
+        return self._line(name, plain_class(module).__name__, parameters, shape)
+
+    def _line(
+        self, name: str, kind: str, parameters: Sequence[nn.Parameter], shape: tuple[int, ...]
+    ) -> _Line:
+        new = [parameter for parameter in parameters if id(parameter) not in self._counted]
+        self._counted |= {*map(id, new)}
+        trained = sum(p.numel() for p in new if id(p) in self._trained)
+        count = sum(parameter.numel() for parameter in new)
+        return _Line(name, kind, shape, 1, count, trained, sum(map(_size, new)))
+
+
+def _holders(model: nn.Module, classes: list[str]) -> tuple[set[str], set[str]]:
+    """Return the names of the blocks, and of all modules that hold some of them."""
+    try:
+        blocks = {name for name, _ in find_blocks(model, classes)}
+    except ConfigError:  # a model without blocks
+        return set(), set()
+    parts = [name.split(".") for name in blocks]
+    return blocks, {".".join(part[:end]) for part in parts for end in range(1, len(part))}
+
+
+def _folded(name: str, members: Sequence[tuple[str, list[_Line]]]) -> Iterator[_Line]:
+    """Yield the lines of the members of a list; members with the same lines are put together."""
+    alike: dict[tuple[_Line, ...], list[str]] = {}
+    for key, lines in members:
+        start = len(_joined(name, key))
+        look = tuple(replace(line, name=line.name[start:]) for line in lines)
+        alike.setdefault(look, []).append(key)
+    for look, keys in alike.items():
+        path = _joined(name, _together(keys))
+        for line in look:
+            yield replace(line, name=path + line.name, count=line.count * len(keys))
+
+
+def _together(keys: Sequence[str]) -> str:
+    """Return the names of members of a list as one: `0-31`, or `0,2,...,62`."""
+    if len(keys) > 1 and all(key.isdecimal() for key in keys):
+        numbers = [*map(int, keys)]
+        if numbers == [*range(numbers[0], numbers[-1] + 1)]:
+            return f"{keys[0]}-{keys[-1]}"
+    return ",".join(keys if len(keys) <= 3 else (*keys[:2], "...", keys[-1]))
+
+
+def _joined(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _table(lines: Sequence[_Line], *, with_trained: bool) -> list[str]:
+    """Return the table, at most 80 characters wide where the names of classes allow it."""
+    if len(lines) > _MOST:
+        lines = [*lines[: _MOST - 1], _rest(lines[_MOST - 1 :])]
+    rows = [["layer", "class", "shape", "parameters", "trained", "MiB"], *map(_cells, lines)]
+    columns = [*zip(*rows, strict=True)]
+    if not with_trained:
+        del columns[4]
+    if _width(columns) > _WIDTH:
+        del columns[2]
+    if (room := _WIDTH - _width(columns[1:]) - 2) < _width(columns[:1]):
+        columns[0] = tuple(_end_of(name, max(room - 2, 16)) for name in columns[0])
+    widths = [max(map(len, column)) for column in columns]
+    left = 2 if len(columns) < 5 + with_trained else 3  # further columns are numbers
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if n < left else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    return sum(2 + max(map(len, column)) for column in columns)
+
+
+def _end_of(name: str, width: int) -> str:
+    return name if len(name) <= width else f"...{name[3 - width :]}"
+
+
+def _rest(lines: Sequence[_Line]) -> _Line:
+    """Return one line for all of these."""
+    every = sum(line.count for line in lines)
+    sums = {
+        name: sum(line.count * getattr(line, name) for line in lines)
+        for name in ("parameters", "trained", "bytes")
+    }
+    return _Line(f"{every} more", "", **sums)
+
+
+def _cells(line: _Line) -> list[str]:
+    each = f"{line.count} x " if line.count > 1 else ""
+    trained = {0: "no", line.parameters: "yes"}.get(line.trained, each + _count(line.trained))
+    return [
+        line.name,
+        line.kind,
+        " x ".join(map(str, line.shape)),
+        each + _count(line.parameters) if line.parameters else "shared",
+        trained if line.parameters else "",
+        _mib(line.count * line.bytes),
+    ]
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if number >= size:
+            return f"{number / size:.4g} {unit}"
+    return f"{number:,}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.2f}"

@@ -1,0 +1,159 @@
+"""The summary of a model is that of the whole model in every layout, and costs no memory."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.models import MLP, Transformer
+from hpctrain.models.lora import add_adapters, freeze_base
+from hpctrain.parallel.preparing.model_summary import ModelSummary
+from tests.parallel.parity import Cell, build
+from tests.ranks import run_ranks
+
+
+def test_blocks_are_one_line_and_shared_weights_count_once() -> None:
+    with torch.device("meta"):
+        model = Transformer(1000, 256, layers=6, heads=4, tied=True, experts=8, dense_layers=1)
+    model.layers[0].requires_grad_(False)
+    model.to(torch.bfloat16)
+    assert str(ModelSummary.of(model)) == (
+        "model Transformer: 24,009,984 parameters, 45.80 MiB in bfloat16\n"
+        "  23,206,656 are trained, 803,328 are frozen\n"
+        "  layer       class      shape       parameters  trained    MiB\n"
+        "  embed       Embedding  1000 x 256     256,000      yes   0.49\n"
+        "  layers.0    Layer                     803,328       no   1.53\n"
+        "  layers.1-5  Layer                  5 x 4.59 M      yes  43.77\n"
+        "  norm        RMSNorm    256                256      yes   0.00\n"
+        "  head        Linear     1000 x 256      shared            0.00"
+    )
+
+
+def test_a_model_of_8_billion_parameters_needs_no_memory() -> None:
+    with torch.device("meta"):
+        model = Transformer(128256, 4096, layers=32, heads=32, kv_heads=8, hidden=14336)
+    summary = ModelSummary.of(model)
+    assert summary.parameters == summary.trained == 8_030_261_248
+    assert summary.bytes == 4 * summary.parameters
+    assert [line.name for line in summary.lines] == ["embed", "layers.0-31", "norm", "head"]
+    assert "  layers.0-31  Layer                     32 x 218.1 M  26,625.00" in str(summary)
+
+
+class Nested(nn.Module):
+    """Lists in lists, a list of two kinds in turn, own parameters, a shared layer, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.pairs = nn.ModuleList([nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 5)])] * 2)
+        self.turns = nn.ModuleList(nn.Linear(6, 6 + i % 2) for i in range(8))
+        self.maps = nn.ModuleDict({name: nn.Linear(7, 7) for name in "abcde"})
+        self.again = self.turns[0]
+        self.register_buffer("table", torch.zeros(1 << 20))
+
+
+class Inner(nn.Module):
+    """A model that a class wraps, as those of Hugging Face; its layers have long names."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        for i in range(layers):
+            self.inner.add_module(
+                f"a_layer_with_a_name_that_is_much_too_long_{i}", MLP(4, [i + 1], 2)
+            )
+
+
+def lora() -> nn.Module:
+    model = Transformer(64, 32, 4, 4)
+    add_adapters(model, ["*.query", "*.down"], 4, 8.0)
+    freeze_base(model, ["norm.*"])
+    return model
+
+
+MODELS = {
+    "one layer": lambda: nn.Linear(3, 4),
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)),
+    "nested": Nested,
+    "inner": lambda: Inner(9),
+    "many layers": lambda: Inner(60),
+    "lora": lora,
+    "nothing": nn.ReLU,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lines_add_up_and_fit_the_terminal(name: str) -> None:
+    model: nn.Module = MODELS[name]()
+    summary = ModelSummary.of(model)
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for figure, found in (("parameters", parameters), ("trained", trained)):
+        total = sum(parameter.numel() for parameter in found)
+        assert getattr(summary, figure) == total
+        assert sum(line.count * getattr(line, figure) for line in summary.lines) == total
+    assert sum(line.count * line.bytes for line in summary.lines) == summary.bytes
+    text = str(summary).splitlines()
+    assert max(map(len, text)) <= 80
+    assert len(text) <= 44
+
+
+def test_names_of_lines() -> None:
+    summary = ModelSummary.of(Nested())
+    assert [line.name for line in summary.lines] == [
+        "scale",
+        *("stem.0", "stem.1"),
+        *("pairs.0.0", "pairs.0.1"),  # the second member is the same object
+        *("turns.0,2,...,6", "turns.1,3,...,7"),
+        "maps.a,b,...,e",
+        "again",  # a layer that was counted before
+    ]
+    assert "\n  its buffers have 4.00 MiB\n" in str(summary)
+    assert str(ModelSummary.of(Inner(60))).splitlines()[-1].startswith("  81 more  ")
+    assert str(ModelSummary.of(Inner(9))).splitlines()[-1].startswith("  ...")
+
+
+KEYS: dict[str, dict[str, Any]] = {
+    "zero3": {"parallel.dp_replicate": 1, "parallel.dp_shard": -1},
+    "tp": {"parallel.tp": 2},
+    "pp": {"parallel.pp": 2, "train.accumulate": 2},
+}
+FROZEN = {
+    "all": {},
+    "frozen": {"optimizer.groups": ({"match": "layers.0.*", "freeze": True},)},
+    "lora": {
+        "train.lora.match": ("*.query",),
+        "train.lora.rank": 4,
+        "train.lora.also": ("norm.*",),
+    },
+}
+
+
+def summaries(ranks: int, layouts: list[str]) -> list[tuple[str, int]]:
+    """Return the summaries of all layouts, and the parameters that this rank really trains."""
+    found = []
+    for layout in layouts:
+        for frozen in FROZEN.values():
+            model = build(
+                Cell("untied", ranks, tuple((KEYS.get(layout, {}) | frozen).items()))
+            ).model
+            found.append((str(model.summary), sum(p.numel() for p in model.parameters)))
+    return found
+
+
+def test_every_layout_has_the_summary_of_one_process() -> None:
+    (expected,) = run_ranks(summaries, 1, 1, ["alone"])
+    assert len({text for text, _ in expected}) == 3
+    by_rank = run_ranks(summaries, 2, 2, [*KEYS])
+    for found in by_rank:
+        assert [text for text, _ in found] == [text for text, _ in expected] * len(KEYS)
+    # The numbers of trained parameters are those that are trained; stages of a pipeline add up.
+    trained = [count for _, count in expected]
+    assert [count for _, count in by_rank[0]][:6] == trained * 2
+    stages = zip(by_rank[0][6:], by_rank[1][6:], strict=True)
+    assert [first + second for (_, first), (_, second) in stages] == trained
+    for (text, count), frozen in zip(expected, FROZEN, strict=True):
+        line = f"  {count:,} are trained, "
+        assert (line in text) == (frozen != "all")

@@ -28,12 +28,12 @@ from data_prep import processes
 from data_prep.formats.hdf5.foreign import FieldSource, datasets, look, same
 from data_prep.formats.hdf5.survey import Found, Survey
 from data_prep.options import add_repeated
-from data_prep.progress_bar import Progress
 from data_prep.source import SourceFile
 from data_prep.writing.finalize import SHOWN, summary
 from data_prep.writing.provenance import made_by
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.progress_bar import Progress
 from hpctrain.shards import index as index_file
 from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.field import Field, check_name

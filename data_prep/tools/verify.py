@@ -22,10 +22,10 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.shards import OpenShard
 from data_prep.options import positive
-from data_prep.progress_bar import Progress
 from data_prep.show import console
 from data_prep.writing.finalize import summary
 from hpctrain.errors import DataError
+from hpctrain.progress_bar import Progress
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import Index, Shard
 from hpctrain.shards.moments import Moments

@@ -23,7 +23,6 @@ from pathlib import Path
 from data_prep import processes
 from data_prep.formats.opening import naming
 from data_prep.options import Options
-from data_prep.progress_bar import Progress as ProgressBar
 from data_prep.show.console import size
 from data_prep.source import Source, SourceFile
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, summary
@@ -34,6 +33,7 @@ from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.provenance import made_by
 from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.progress_bar import Progress as ProgressBar
 from hpctrain.shards import commit
 from hpctrain.shards import index as index_file
 from hpctrain.shards.compression import Compression

@@ -8,6 +8,7 @@ from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.errors import ConfigError
+from hpctrain.job.afterwards.progress import progress
 from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.tasks import derived
@@ -59,10 +60,13 @@ def evaluate_all(config: Config, checkpoint: Path, folder: Path) -> dict[str, fl
 
 def _means(trained: Restored, feed: Feed) -> dict[str, float]:
     totals, measured = Totals(), Measured(trained.task, trained.model.mesh)
+    count = feed.loader.count
     try:
-        for batch in first_in_long_work("the first batch of the evaluation", feed):
-            totals.add(*trained.model.evaluate(measured.task, batch))
-            measured.update()
+        with progress(trained.ranks, count, "evaluated ") as shown:
+            for batch in first_in_long_work("the first batch of the evaluation", feed):
+                totals.add(*trained.model.evaluate(measured.task, batch))
+                measured.update()
+                shown.advance(min(feed.batch_size, count - shown.samples), 0)
     finally:
         feed.close()
     totals.reduce(trained.model.mesh)

@@ -206,7 +206,7 @@ class LoadedRun:
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
             ema: As `evaluate`.
-            shard_samples: The samples of a shard, about.
+            shard_samples: The largest number of samples of a shard, about.
             overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
 
         Returns:

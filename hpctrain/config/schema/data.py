@@ -178,12 +178,12 @@ class DataConfig:
     val_transforms: list[dict[str, Any]] | None = key(
         None,
         "Evaluation uses these in place of `transforms`. Null means those of training that are "
-        "not random.",
+        "not random; a random one that does more than augment needs this key.",
     )
     val_batch_transforms: list[dict[str, Any]] | None = key(
         None,
         "Evaluation uses these in place of `batch_transforms`. Null means those of training that "
-        "are not random.",
+        "are not random; a random one that does more than augment needs this key.",
     )
     threads: int = key(
         1,

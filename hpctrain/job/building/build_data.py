@@ -44,8 +44,9 @@ from hpctrain.data.workers.samples import OneByOne
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.job.building.evaluation_transforms import EvaluationTransforms
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.shards.index import Index
+from hpctrain.shards.index import Index, Statistics
 
 Make = Callable[[str, Mapping[str, Any]], Any]
 
@@ -72,6 +73,12 @@ class DataBuilder:
     _indices: dict[str, Index] = field(default_factory=dict)
     _closes: list[Callable[[], None]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Prepare what the feeds of evaluations share."""
+        self._of_evaluation = EvaluationTransforms(
+            self.config.data, self._made, self.device, shown=self.ranks.is_main
+        )
+
     def training(self) -> Feed:
         """Return the feed of the training split, or of the mixture.
 
@@ -85,6 +92,8 @@ class DataBuilder:
         else:
             source, reader = self._source(data.path, data.train_split)
             sampler = self._sampler(source, reader, self.config.seed)
+        if self.config.evaluation.job:  # otherwise its jobs would find out what is wrong
+            self._of_evaluation.of(source, self._statistics())
         return self._feed(
             source,
             sampler,
@@ -121,9 +130,8 @@ class DataBuilder:
             global_batch_size=2 * sizes.share * self.mesh.dp_size,
             shares=(self.mesh.dp_rank, self.mesh.dp_size, 1),
             tail="pad",
-            transforms=self._for_evaluation("transforms"),
-            batch_transforms=self._for_evaluation("batch_transforms"),
             max_epochs=1,
+            **self._of_evaluation.of(source, self._statistics()),
         )
 
     def in_order(self, rows: int) -> Feed:
@@ -146,9 +154,8 @@ class DataBuilder:
             global_batch_size=rows,
             shares=(0, 1, 1),
             tail="pad",
-            transforms=self._for_evaluation("transforms"),
-            batch_transforms=self._for_evaluation("batch_transforms"),
             max_epochs=1,
+            **self._of_evaluation.of(source, self._statistics()),
         )
 
     def _mixture(self) -> tuple[Source, Sampler]:
@@ -285,10 +292,15 @@ class DataBuilder:
             pin_memory=self.device.type == "cuda",
             workers=workers,
         )
-        statistics = self._index(data.path).statistics.get(data.train_split, {})
-        transform = bind(Compose(batch_transforms), statistics) if batch_transforms else None
+        transform = (
+            bind(Compose(batch_transforms), self._statistics()) if batch_transforms else None
+        )
         closes, self._closes = self._closes, []
         return Feed(loader, self.device, transform, seed=seed, closes=closes)
+
+    def _statistics(self) -> Mapping[str, Statistics]:
+        data = self.config.data
+        return self._index(data.path).statistics.get(data.train_split, {})
 
     def _index(self, path: str) -> Index:
         if path not in self._indices:
@@ -304,11 +316,3 @@ class DataBuilder:
                     "{_target_: ...} of something that can be called"
                 )
         return made
-
-    def _for_evaluation(self, key: str) -> list[Any]:
-        """Return the transforms `data.val_KEY`, or else the training transforms without random."""
-        own = getattr(self.config.data, f"val_{key}")
-        if own is not None:
-            return self._made(f"data.val_{key}", own)
-        made = self._made(f"data.{key}", getattr(self.config.data, key))
-        return [transform for transform in made if not getattr(transform, "random", False)]

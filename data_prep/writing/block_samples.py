@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.source import BadRecords, Block, Source
-from data_prep.writing.split import ByColumn, ByFile, Split, hash_keys
+from data_prep.writing.split import ByColumn, ByFile, Split
 from hpctrain.errors import DataError
 from hpctrain.shards.field import check_name
 from hpctrain.shards.ragged import Ragged, offsets_of
+from hpctrain.shards.row_bytes import hash_keys, row_bytes
 from hpctrain.shards.sample_schema import check_batch
 from hpctrain.shards.types import Array, Int64s
 
@@ -63,10 +64,7 @@ class BlockSamples:
 
     def contents(self) -> list[bytes]:
         """Return the bytes of each sample's fields, with the length of each sequence."""
-        parts = [
-            _ragged_bytes(value) if isinstance(value, Ragged) else _bytes(value)
-            for value in self.rows.values()
-        ]
+        parts = [row_bytes(value) for value in self.rows.values()]
         return parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
 
     def split_keys(self) -> Sequence[bytes]:
@@ -136,20 +134,6 @@ def _native(value: Array | Ragged) -> Array | Ragged:
         return value
     array = array.astype(array.dtype.newbyteorder("="))
     return Ragged(array, value.offsets) if isinstance(value, Ragged) else array
-
-
-def _bytes(array: Array) -> list[bytes]:
-    """Return the bytes of each row; all in one call, because a loop over many rows is slow."""
-    rows = np.ascontiguousarray(array).reshape(len(array), -1)
-    width = rows.itemsize * rows.shape[1]
-    if width >= 2**31:
-        return [row.tobytes() for row in rows]
-    bytes_: list[bytes] = rows.view(f"V{width}").reshape(-1).tolist()
-    return bytes_
-
-
-def _ragged_bytes(value: Ragged) -> list[bytes]:
-    return [len(sample).to_bytes(8, "little") + sample.tobytes() for sample in value]
 
 
 def _only(rows: Rows, mask: NDArray[np.bool_]) -> Rows:

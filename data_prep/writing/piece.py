@@ -17,11 +17,12 @@ from data_prep.processes import Progress
 from data_prep.source import Source
 from data_prep.writing.block_samples import BlockSamples, Rows, by_split, nbytes_of
 from data_prep.writing.job import Choice, JobFolder, Problem, Result
-from data_prep.writing.split import ByColumn, hash_keys
+from data_prep.writing.split import ByColumn
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.format import ShardFiles
 from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.row_bytes import hash_keys
 from hpctrain.shards.types import Array
 
 SHOWN = 3  # files that a message lists

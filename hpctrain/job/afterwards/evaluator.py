@@ -16,7 +16,9 @@ from hpctrain.training.step import Totals
 
 
 def evaluate(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]:
-    """Return the mean of each metric over `data.val_split`, whose samples all count once.
+    """Return the mean of each metric over the evaluation split, whose samples all count once.
+
+    It is `data.val_split`, or the fold that `data.fold` holds out.
 
     All ranks that were started call this together, and get the same numbers.
 
@@ -30,7 +32,7 @@ def evaluate(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]
         DataError: The data set or the split is missing or damaged.
         StorageError: The checkpoint cannot be read.
     """
-    if config.data.val_split is None:
+    if config.data.evaluated is None:
         raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")
     with restored(config, checkpoint, folder) as trained:
         feed = trained.data.evaluation()
@@ -44,9 +46,11 @@ def evaluate_all(config: Config, checkpoint: Path, folder: Path) -> dict[str, fl
     All ranks call this together. The arguments and errors are those of `evaluate`.
     """
     data = config.data
-    if data.val_split is None and not data.other_sets:
+    if data.evaluated is None and not data.other_sets:
         raise ConfigError("data.val_split=null: the run has no evaluation")
-    sets = {} if data.val_split is None else {"val": (data.path, data.val_split)}
+    sets: dict[str, tuple[str | None, str | None]] = {}
+    if data.evaluated is not None:
+        sets["val"] = None, None
     sets |= {f"val/{name}": one for name, one in data.other_sets.items()}
     values: dict[str, float] = {}
     with restored(config, checkpoint, folder) as trained:

@@ -48,7 +48,7 @@ def predict(
     facts: dict[str, Any],
     shard_samples: int = 65536,
 ) -> Index:
-    """Write the predictions for `data.val_split`; all ranks that were started call this together.
+    """Write the predictions for the evaluation split; all ranks that were started call it together.
 
     Args:
         config: The config of the run, with the split and the data that are meant.
@@ -113,7 +113,7 @@ class _Prediction:
         self._count = trained.data.samples
         share = -(-self._count // (self._mesh.dp_size * self._rows))
         self._size = max(1, min(shard_samples // self._rows, share)) * self._rows
-        self._split = str(trained.config.data.val_split)
+        self._split = str(trained.config.data.evaluated)
 
     def run(self) -> Index:
         self._begin()

@@ -112,7 +112,7 @@ NO_HYDRA = (
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
 # shuffle of `repack` and the pictures of `show` are those of a training.
 FORMAT = (
-    "errors disk terminal console progress_bar shards data.samplers.order "
+    "errors disk terminal console progress_bar shards data.samplers.groups data.samplers.order "
     "data.samplers.permutation data.sources.images data.places.filesystem"
 )
 WITH_MLFLOW = (

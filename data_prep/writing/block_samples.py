@@ -11,7 +11,7 @@ from data_prep.writing.split import ByColumn, ByFile, Split
 from hpctrain.errors import DataError
 from hpctrain.shards.field import check_name
 from hpctrain.shards.ragged import Ragged, offsets_of
-from hpctrain.shards.row_bytes import hash_keys, row_bytes
+from hpctrain.shards.row_bytes import hash_keys, hash_rows, row_bytes
 from hpctrain.shards.sample_schema import check_batch
 from hpctrain.shards.types import Array, Int64s
 
@@ -87,6 +87,14 @@ class BlockSamples:
         if len(split.fractions) == 1:
             return list(split.fractions), np.zeros(len(self), np.intp)
         return list(split.fractions), split.numbers(hash_keys(self.split_keys()))
+
+    def groups(self, name: str) -> NDArray[np.uint64]:
+        """Return the key of each sample's group, by a field or by the column of the block, (n,)."""
+        if name in self.rows:
+            return hash_rows(self.rows[name])
+        column = self.block.column
+        assert column is not None  # `convert` has checked that the source has it
+        return hash_keys(str(column[i]).encode() for i in self.which.tolist())
 
     def finite(self, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose values are all finite; report the others."""

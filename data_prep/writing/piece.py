@@ -126,15 +126,19 @@ class Converter:
 
     def look(self, job: JobFolder, number: int, progress: Progress) -> None:
         """Write down what `passes` needs to know about each sample of a piece."""
-        stratify, dedup = self.options.stratify, self.options.dedup != "none"
+        stratify, group = self.options.stratify, self.options.group
+        dedup = self.options.dedup != "none"
         count, numbering = 0, dict[str, int]()
         contents: list[bytes] = []
-        keys, strata, splits = [NO_KEYS], [NO_NUMBERS], [NO_NUMBERS]
+        keys, groups, strata, splits = [NO_KEYS], [NO_KEYS], [NO_NUMBERS], [NO_NUMBERS]
         # Records that cannot be used are reported when the piece is written, except with "stop".
         for samples in self._samples(number, Problems(self.options.on_error)):
             count += len(samples)
             if dedup:
                 contents.append(b"".join(map(xxhash.xxh3_128_digest, samples.contents())))
+            if group:
+                groups.append(samples.groups(group))
+            if dedup or group:
                 names, numbers = samples.splits(self.options.split)
                 renumbered = [numbering.setdefault(name, len(numbering)) for name in names]
                 splits.append(np.array(renumbered, np.int64)[numbers])
@@ -150,6 +154,7 @@ class Converter:
                 names=np.array(list(numbering), str),
                 splits=np.concatenate(splits),
                 keys=np.concatenate(keys),
+                groups=np.concatenate(groups),
                 strata=np.concatenate(strata),
             )
 

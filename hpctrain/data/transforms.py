@@ -77,7 +77,9 @@ class Watched:
         before = draws.drawn
         result = self._transform(batch, draws)
         if draws.drawn != before:
-            raise ConfigError(asked_for(self._key, "it draws random numbers for this batch"))
+            raise ConfigError(
+                asked_for(self._key, "draws random numbers in an evaluation, for this batch")
+            )
         return result
 
     def bind(self, statistics: Mapping[str, Statistics]) -> "Watched":

@@ -216,7 +216,7 @@ def test_an_evaluation_is_without_ones_own_augmentation(
 
 
 def test_an_evaluation_asks_what_it_uses(build: Build, augment: Callable[..., str]) -> None:
-    wrong = r"data.transforms\[0\] \(flip_and_scale\) in an evaluation: .*data.val_transforms=\[\]"
+    wrong = r"data.transforms\[0\] \(flip_and_scale\) is random, .*data.val_transforms=\[\]"
     with pytest.raises(ConfigError, match=wrong):
         build(augment("flip_and_scale")).evaluation()
     with pytest.raises(ConfigError, match=wrong):  # before jobs of their own are submitted
@@ -224,7 +224,9 @@ def test_an_evaluation_asks_what_it_uses(build: Build, augment: Callable[..., st
     given = build(augment("flip_and_scale"), augment("scale", key="val_transforms"), *FEW)
     assert same(epoch(given.evaluation()), epoch(build(augment("scale"), *FEW).evaluation()))
     # It draws for one class only, which the first samples do not have.
-    with pytest.raises(ConfigError, match="draws random numbers for this sample") as error:
+    with pytest.raises(
+        ConfigError, match="draws random numbers in an evaluation, for this sample"
+    ) as error:
         epoch(build("data.val_split=train", augment("nines"), *FEW).evaluation())
     assert "in the transform of sample" in error.value.__notes__[0]
     # Whoever gives random ones for the evaluation gets them: test-time augmentation.
@@ -272,7 +274,7 @@ def test_samples_are_transformed_alike_by_any_number_of_workers(
     # An evaluation watches them in the workers, too.
     scale, one = augment("flip", "scale"), "data.workers=1"
     assert same(*(epoch(build(scale, *more).evaluation()) for more in ((), (one,))))
-    with pytest.raises(ConfigError, match="draws random numbers for this sample"):
+    with pytest.raises(ConfigError, match="draws random numbers in an evaluation, for this sample"):
         epoch(build("data.val_split=train", augment("nines"), one).evaluation())
 
 

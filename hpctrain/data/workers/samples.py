@@ -77,7 +77,9 @@ class Watched:
         """
         result = self._transform(sample, random)
         if has_drawn(random):
-            raise ConfigError(asked_for(self._key, "it draws random numbers for this sample"))
+            raise ConfigError(
+                asked_for(self._key, "draws random numbers in an evaluation, for this sample")
+            )
         return result
 
     def __repr__(self) -> str:
@@ -89,13 +91,13 @@ def asked_for(key: str, why: str) -> str:
 
     Args:
         key: The place of the transform in the config, such as `data.transforms[0]`.
-        why: What is wrong with using it, or with leaving it out.
+        why: What is wrong with it.
     """
     name = key.partition(".")[2].partition("[")[0]
     return (
-        f"{key} in an evaluation: {why}. Say what an evaluation uses: data.val_{name}=[] for "
-        f"nothing, or a list as in data.{name}; or give the transform an attribute `random`: True "
-        "leaves it out"
+        f"{key} {why}. Say what an evaluation uses: data.val_{name}=[] for nothing, or a list as "
+        f"in data.{name}; or give the function or class an attribute `random`: True leaves it out "
+        "of evaluations, False says that it never draws"
     )
 
 

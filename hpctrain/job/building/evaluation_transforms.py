@@ -93,7 +93,7 @@ class EvaluationTransforms:
             transform = transform.func
         what = f"{key} ({getattr(transform, '__name__', type(transform).__name__)})"
         if verdict == "unclear":
-            why = "it is random, or may be, and to leave it out may leave out a conversion, too"
+            why = "is random, or refers to random numbers, and may convert the samples as well"
             raise ConfigError(asked_for(what, why))
         if verdict == "augments" and self._shown:
             log.warning(

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from data_prep.writing.split import Fractions, Split, parse_split
+from data_prep.writing.split import ByColumn, Fractions, Split, parse_split
 from hpctrain.errors import ConfigError
 from hpctrain.shards.compression import CHUNK_BYTES, LEVELS, Compression
 
@@ -45,6 +45,7 @@ class Options:
         auto: Whether `data_prep.writing.codec` chooses the codec; `compression` has the chunk size.
         split: The rule that assigns each sample to a split.
         stratify: The field whose classes are all split in the same proportions, or "".
+        group: The field or column of which no value may be in two splits, or "".
         dedup: "exact" leaves out samples that are equal to an earlier one; or "none".
         on_error: What to do with records that cannot be used: "stop", "skip" or "collect".
         nan: "refuse" if samples with values that are not finite cannot be used, or "allow".
@@ -61,6 +62,7 @@ class Options:
     auto: bool = False
     split: Split = field(default_factory=lambda: Fractions({"train": 1.0}))
     stratify: str = ""
+    group: str = ""
     dedup: str = "none"
     on_error: str = "stop"
     nan: str = "allow"
@@ -79,8 +81,13 @@ class Options:
             ConfigError: A value is not allowed.
         """
         part = _part(args.part)
-        if part and (args.dedup != "none" or args.stratify):
-            option = "--dedup" if args.dedup != "none" else "--stratify"
+        all_samples = {
+            "--dedup": args.dedup != "none",
+            "--stratify": args.stratify,
+            "--group": args.group,
+        }
+        if part and any(all_samples.values()):
+            option = next(name for name, given in all_samples.items() if given)
             raise ConfigError(
                 f"{option} has to see all samples, --part only some: leave it out here, and "
                 f"after `finalize` run `python -m data_prep repack OUT NEW {option} …`"
@@ -91,6 +98,7 @@ class Options:
             auto=args.codec == "auto",
             split=parse_split(args.split),
             stratify=args.stratify,
+            group=args.group or "",
             dedup=args.dedup,
             on_error=args.on_error,
             nan=args.nan,
@@ -113,6 +121,8 @@ class Options:
             **self._of_compression,
             "split": str(self.split),
             "stratify": self.stratify,
+            # Left out where there is none, so that earlier data sets are known again.
+            **({"group": self.group} if self.group else {}),
             "dedup": self.dedup,
             "nan": self.nan,
         }
@@ -120,7 +130,12 @@ class Options:
     @property
     def two_passes(self) -> bool:
         """Return whether all samples must be read once before the first one is written."""
-        return self.dedup != "none" or bool(self.stratify)
+        return self.dedup != "none" or bool(self.stratify or self.group)
+
+    @property
+    def column(self) -> str:
+        """Return the column of the source that decides the split, "" for none."""
+        return self.split.column if isinstance(self.split, ByColumn) else self.group
 
     @property
     def _of_compression(self) -> dict[str, Any]:
@@ -187,6 +202,12 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
         default="",
         metavar="FIELD",
         help="split each class of this field in the same proportions (reads the source twice)",
+    )
+    group.add_argument(
+        "--group",
+        metavar="FIELD",
+        help="keep samples with the same value of this field or column, such as a patient, in one "
+        "split, with the fractions met as well as possible (reads the source twice)",
     )
     group.add_argument(
         "--dedup",

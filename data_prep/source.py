@@ -76,7 +76,7 @@ class Block:
         values: The values of each field: an array (n, *shape), or for a variable-length field a
             `Ragged` or n arrays. The source must not write into them again.
         keys: The keys that decide each sample's split; None: the content of all fields.
-        column: The values of the column NAME when `--split column:NAME` is given.
+        column: The values of `Options.column`, for `--split column:NAME` or `--group NAME`.
         file: The file that the samples come from, for `--split file:…`.
         records: The name of each sample in messages, such as "line 17"; None: its number.
     """
@@ -133,10 +133,11 @@ class Source(ABC):
             common options; JSON.
         about: Entries for the provenance; JSON.
         categories: For each field with named values, the names of the values 0, 1, ….
-        columns: The columns that `--split column:NAME` may name.
+        columns: The columns that `--split column:NAME` and `--group NAME` may name.
         folders: The folders that were searched for files: OUT must not be inside of them.
         beside: File name to content of text files that are written beside the shards because a
             reader of the data needs them, such as a tokenizer.
+        group: The field of which no value is in two splits, if that is known beforehand.
         unpacks: Whether all samples come out of the pieces' files, whose sizes then bound them.
     """
 
@@ -150,6 +151,7 @@ class Source(ABC):
     columns: Sequence[str] = ()
     folders: Sequence[str] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
+    group: str = ""
 
     def split_files(self) -> Iterable[str]:
         """Return all possible values of `Block.file`, to check `--split file:…` early."""

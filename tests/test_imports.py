@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 # Every package may import these.
-EVERYBODY = "__init__ console disk errors forks lock secrets terminal"
+EVERYBODY = "__init__ console disk errors forks lock progress_bar secrets terminal"
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
     "hardware": "errors",
@@ -91,6 +91,7 @@ APART = {
     "lock": "forks",
     "terminal": "",
     "console": "terminal",
+    "progress_bar": "console",
     "__init__": "",
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
@@ -103,7 +104,7 @@ NO_TORCH = (
     "doctor.comparison doctor.finding doctor.history doctor.login doctor.look doctor.nodes "
     "doctor.settings doctor.table errors faults.early_signals forecast forks hardware "
     "job.compile_cache job.here job.requeue job.verdict launch lock monitor plan.memory plot "
-    "report runs secret_text secrets shards.format shards.index terminal top tracking "
+    "progress_bar report runs secret_text secrets shards.format shards.index terminal top tracking "
     "trained.branch"
 )
 NO_HYDRA = (
@@ -112,8 +113,8 @@ NO_HYDRA = (
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
 # shuffle of `repack` and the pictures of `show` are those of a training.
 FORMAT = (
-    "errors disk terminal console shards data.samplers.order data.samplers.permutation "
-    "data.sources.images data.places.filesystem"
+    "errors disk terminal console progress_bar shards data.samplers.groups data.samplers.order "
+    "data.samplers.permutation data.sources.images data.places.filesystem"
 )
 WITH_MLFLOW = (
     "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish "

@@ -37,7 +37,6 @@ from data_prep.formats.tables.saved_dataset import Saved, column_of, kind_of, lo
 from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.show import console
 from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
-from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -100,7 +99,9 @@ class _HuggingFace(Source):
             if self.column and not named:
                 null = batch[self.column].is_null().to_numpy(zero_copy_only=False)
                 for row in np.flatnonzero(null).tolist():
-                    bad.setdefault(row, f"column {self.column!r} is null; --split goes by it")
+                    bad.setdefault(
+                        row, f"column {self.column!r} is null; --split or --group goes by it"
+                    )
             for row, why in sorted(bad.items()):
                 reading.bad(path, f"row {first + row + 1}", why)
             kept = [row for row in range(batch.num_rows) if row not in bad]
@@ -185,7 +186,7 @@ def huggingface(
         for path in paths:
             file = SourceFile.of(path)
             pieces.append(Piece((split, path), (file,), bytes=file.size))
-    column = options.split.column if isinstance(options.split, ByColumn) else ""
+    column = options.column if options.column in (*saved.features, SPLIT) else ""
     extra = [] if "" in saved.splits or SPLIT in saved.features else [SPLIT]
     return _HuggingFace(
         name="huggingface",

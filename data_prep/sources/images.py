@@ -150,13 +150,14 @@ def images(
     if classes and not labels:
         raise ConfigError("--classes and --no-labels: one of them")
     fixed = read_classes(classes) if classes else None
-    split = options.split.column if isinstance(options.split, ByColumn) else ""
+    split, by_column = options.column, isinstance(options.split, ByColumn)
     problems, ignored = Problems(options.on_error), Ignored()
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir():
         if split and split != FOLDER:
-            raise ConfigError(f"--split column:{split}: a folder of images has column:{FOLDER}")
+            given = f"--split column:{split}" if by_column else f"--group {split}"
+            raise ConfigError(f"{given}: a folder of images has column:{FOLDER}")
         found = by_folder(
             *(path, SUFFIXES, problems, ignored, fixed),
             labels=labels,
@@ -174,7 +175,7 @@ def images(
     names: list[str] | None = None
     if labels:
         names, found.labels = numbers(path, found, fixed)
-    for name in set(found.column):
+    for name in set(found.column) if by_column else ():
         check_name(name, "split")
     spec = pixels.field or _first(pixels, found, Problems(options.on_error), path)
     fields = {"image": spec} | ({"label": Field("int64")} if labels else {})

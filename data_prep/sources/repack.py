@@ -9,7 +9,8 @@ are compared with the index. Their digests are compared too, unless --fields lea
 
 Without options, splits and order stay as they are. --shuffle puts the samples of each split in a
 random order (or all samples, if --split makes other splits). The same SEED gives the same order.
-Any number of samples can be shuffled.
+Any number of samples can be shuffled. A data set that was split by --group keeps its groups whole
+with another --split, too; --group '' divides them.
 """
 
 import argparse
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> None:
     keep = args.split == _KEEP
     if keep:
         args.split = "column:split"
+    elif args.group is None:  # `--group ''` divides the groups all the same
+        args.group = Index.load(args.src).group
     options = Options.of(args)
     names = args.fields.split(",") if args.fields is not None else None
     source = repack(args.src, args.out, options, fields=names, seed=args.shuffle, keep=keep)
@@ -252,6 +255,7 @@ def repack(
         },
         categories={n: names for n, names in index.categories.items() if n in stored},
         columns=("split",),
+        group=index.group if keep and index.group in stored else "",
         folder=str(src),
         stored=tuple(stored.items()),
         shards=shards,

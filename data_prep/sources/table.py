@@ -48,7 +48,6 @@ from data_prep.formats.tables.matrices import numbers_of
 from data_prep.formats.tables.tables import without
 from data_prep.options import Options, add_arguments, add_repeated, pairs, parse_size
 from data_prep.source import BadRecords, Block, Names, Source
-from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.sample_schema import check_fields
@@ -166,7 +165,9 @@ class Table(Source):
             if self.column:
                 null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
                 for row in np.flatnonzero(null).tolist():
-                    bad.setdefault(row, f"column {self.column!r} is null; --split goes by it")
+                    bad.setdefault(
+                        row, f"column {self.column!r} is null; --split or --group goes by it"
+                    )
         problems = [*rows.missing, *((rows.number(row), why) for row, why in bad.items())]
         for number, why in sorted(problems):
             reading.bad(path, f"row {number}", why)
@@ -221,10 +222,10 @@ def table(
     first, *others = paths = [file.path for file in found.files]
     with naming(paths):
         schema, csv = _schema(first, choice, csv or Csv())
-        column = options.split.column if isinstance(options.split, ByColumn) else ""
+        column = options.column if options.column in schema.names else ""
         chosen = choice.choose(schema.names)
         outputs = choice.outputs(chosen)
-        needed = [*chosen, *([column] if column in schema.names else [])]
+        needed = [*chosen, *([column] if column else [])]
         for path in others:
             some = needed if choice.columns or choice.drop else None
             _check_same(first, schema, path, csv, some)

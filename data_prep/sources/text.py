@@ -35,7 +35,7 @@ from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from data_prep.writing.split import ByColumn, ByFile
+from data_prep.writing.split import ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.field import Field
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
     corpus = Corpus.of(
         args.sources,
         args.glob or documents.PATTERNS,
-        documents.Reader(args.documents == "lines", args.text_column, _column(options)),
+        documents.Reader(args.documents == "lines", args.text_column, options.column),
         args.allow_outside,
     )
     if args.train_bpe is not None:
@@ -313,7 +313,3 @@ def _earlier(out: Path, name: str) -> str:
         if tokens.digest_of(earlier) == about["digest"]:
             return earlier
     return ""
-
-
-def _column(options: Options) -> str:
-    return options.split.column if isinstance(options.split, ByColumn) else ""

@@ -22,18 +22,21 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from data_prep import processes
+from data_prep.datasets.groups import Groups
+from data_prep.datasets.shards import OpenShard
 from data_prep.formats.hdf5.foreign import FieldSource, datasets, look, same
 from data_prep.formats.hdf5.survey import Found, Survey
 from data_prep.options import add_repeated
-from data_prep.progress_bar import Progress
 from data_prep.source import SourceFile
 from data_prep.writing.finalize import SHOWN, summary
 from data_prep.writing.provenance import made_by
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.progress_bar import Progress
 from hpctrain.shards import index as index_file
 from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.field import Field, check_name
@@ -64,6 +67,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument(
+        "--group",
+        default="",
+        metavar="FIELD",
+        help="no value of this field, such as a patient, may be in two splits; the index notes it",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
@@ -91,6 +100,7 @@ def run(args: argparse.Namespace) -> None:
         _parse_fields(args.field, args.axis, args.files),
         args.split,
         args.out,
+        group=args.group,
         statistics=not args.no_statistics,
         workers=len(os.sched_getaffinity(0)) if args.workers is None else args.workers,
         overwrite=args.overwrite,
@@ -105,6 +115,7 @@ def adopt(
     split: str,
     out: Path | None = None,
     *,
+    group: str = "",
     statistics: bool = True,
     workers: int = 1,
     overwrite: bool = False,
@@ -118,6 +129,7 @@ def adopt(
         fields: The datasets of each field.
         split: One split for all files, or "NAME=PATTERN,…".
         out: The folder of the index; None: the innermost folder that contains all files.
+        group: The field of which no value may be in two splits, or "".
         statistics: Whether to compute the statistics of the fields.
         workers: The number of worker processes.
         overwrite: Whether another index in the folder may be replaced.
@@ -131,11 +143,13 @@ def adopt(
     """
     if workers < 1:
         raise ConfigError(f"--workers {workers}: it is 1 or more")
+    if group and group not in fields:
+        raise ConfigError(f"--group {group}: it is one of the fields, {', '.join(fields)}")
     folder, paths = _located(files, out)
     splits = _splits(split, paths)
     schema, counts = _schema(folder, paths, fields)
     sources = [SourceFile.of(folder / path) for path in paths]
-    fingerprint = _fingerprint(paths, sources, splits, schema, statistics)
+    fingerprint = _fingerprint(paths, sources, splits, schema, statistics, group)
     if existing := _existing(folder, fingerprint, overwrite=overwrite):
         if not quiet:
             print(f"{folder} already holds this index: {existing.digest}")
@@ -147,7 +161,9 @@ def adopt(
         )
     work = Survey(folder, paths, sources, counts, splits, schema, statistics)
     found = _read(work, workers, quiet=quiet)
-    index = _index(found, schema, splits, statistics, command, fingerprint)
+    index = replace(_index(found, schema, splits, statistics, command, fingerprint), group=group)
+    if group:
+        _check_groups(folder, index)
     try:
         index.save(folder)  # atomically: readers see the old index or the new one
     except OSError as error:
@@ -288,10 +304,12 @@ def _fingerprint(
     splits: Sequence[str],
     schema: Mapping[str, Field],
     statistics: bool,
+    group: str,
 ) -> str:
     files = [(path, file.size, file.mtime_ns) for path, file in zip(paths, sources, strict=True)]
     fields = {name: field.as_json() for name, field in schema.items()}
-    content = json.dumps(["index", files, list(splits), fields, statistics])
+    own = [group] if group else []  # an index without a group is known as before
+    content = json.dumps(["index", files, list(splits), fields, statistics, *own])
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
@@ -319,6 +337,26 @@ def _read(work: Survey, workers: int, *, quiet: bool) -> list[Found]:
     with Progress(samples=None, nbytes=size, quiet=quiet) as progress:
         found = dict(processes.run(work.look, range(len(work.paths)), workers, progress.advance))
     return [found[number] for number in range(len(work.paths))]
+
+
+def _check_groups(folder: Path, index: Index) -> None:
+    """Check that no group is in two splits.
+
+    Raises:
+        DataError: One is.
+    """
+    groups = Groups(index.group)
+    for shard in index.shards:
+        fields = {index.group: index.fields[index.group]}
+        with OpenShard(folder / shard.path, shard, fields) as opened:
+            for rows in opened.blocks(shard.count):
+                groups.add(shard.split, rows[index.group])
+    if problems := list(groups.problems()):
+        raise DataError(
+            f"--group {index.group}: {'; '.join(problems)}. The splits go by whole files here; "
+            "`index` without --split and --group, then `repack --split NAME=FRACTION,… --group "
+            f"{index.group}` divides the samples"
+        )
 
 
 def _index(

@@ -23,10 +23,10 @@ from data_prep.exports.images import Images
 from data_prep.exports.npz import Npz
 from data_prep.exports.parquet import Parquet
 from data_prep.options import positive
-from data_prep.progress_bar import Progress
 from data_prep.show import console
 from hpctrain.disk import TEMPORARY, temporary
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.progress_bar import Progress
 from hpctrain.shards.commit import storage_error
 
 KINDS = ("npz", "images", "parquet")

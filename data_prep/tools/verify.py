@@ -1,9 +1,10 @@
 """Compare the shards of a data set with its index, and print every problem.
 
 --quick opens each file and compares its size, its schema and its number of samples. --full, the
-default, also reads everything: it compares the digests and the statistics, and checks the offsets
-of variable-length fields. The exit code is 3 when there is a problem. Files that the index does
-not list are printed, but are no problem.
+default, also reads everything: it compares the digests and the statistics, checks the offsets of
+variable-length fields, and that no group (--group of the commands that write) is in two splits. The
+exit code is 3 when there is a problem. Files that the index does not list are printed, but are no
+problem.
 """
 
 import argparse
@@ -20,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet
+from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.options import positive
-from data_prep.progress_bar import Progress
 from data_prep.show import console
 from data_prep.writing.finalize import summary
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.progress_bar import Progress
 from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.index import Index, Shard
 from hpctrain.shards.moments import Moments
@@ -47,6 +49,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     depth.add_argument("--full", action="store_true", help="read everything (the default)")
     parser.add_argument(
         "--workers", type=positive, metavar="N", help="number of threads (default: the cores)"
+    )
+    parser.add_argument(
+        "--group",
+        metavar="FIELD",
+        help="no value of this field may be in two splits (default: the field that the data set "
+        "was split by, if it has one)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="print problems only")
@@ -83,7 +91,12 @@ def run(args: argparse.Namespace) -> None:
     data = DataSet(args.folder)
     quiet = args.quiet or args.json
     workers = args.workers or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-    report = verify(data, full=not args.quick, workers=workers, quiet=quiet)
+    group = data.index.group if args.group is None else args.group
+    if args.group and args.quick:
+        raise ConfigError(f"--group {group} with --quick: it reads no samples; leave one out")
+    if group and group not in data.index.fields:
+        raise ConfigError(f"--group {group}: the fields are {', '.join(data.index.fields)}")
+    report = verify(data, group, full=not args.quick, workers=workers, quiet=quiet)
     shards = len(data.index.shards)
     if args.json:
         content = {
@@ -106,6 +119,7 @@ def run(args: argparse.Namespace) -> None:
         raise DataError(f"{args.folder}: {count}, in {where}")
     if not quiet:
         what = ["sizes", "schema", *([] if args.quick else ["offsets", "digests"])]
+        what += [f"groups of {group}"] if group and not args.quick else []
         what += ["statistics"] if data.index.statistics and not args.quick else []
         checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
         first, *more = summary(data.index).splitlines()
@@ -114,11 +128,14 @@ def run(args: argparse.Namespace) -> None:
             console.say(line)
 
 
-def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = True) -> Report:
+def verify(
+    data: DataSet, group: str = "", *, full: bool = True, workers: int = 1, quiet: bool = True
+) -> Report:
     """Compare the shards of a `DataSet` with its index.
 
     Args:
         data: The data set.
+        group: The field of which no value may be in two splits, or "".
         full: Whether everything is read, or only the files' metadata.
         workers: The number of threads.
         quiet: Whether no progress is shown.
@@ -138,7 +155,9 @@ def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = 
 
         with ThreadPoolExecutor(workers, "verify") as pool:
             try:
-                looks = list(pool.map(lambda shard: _look(data, shard, full, advance), shards))
+                looks = list(
+                    pool.map(lambda shard: _look(data, shard, group, full, advance), shards)
+                )
             except BaseException:
                 stop.set()
                 pool.shutdown(cancel_futures=True)
@@ -147,6 +166,10 @@ def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = 
         problems += look.problems
     if full:
         problems += _wrong_statistics(data.index, looks)
+        groups = Groups(group)
+        for look in looks:
+            groups.merge(look.groups)
+        problems += [Problem("", problem) for problem in groups.problems()]
     return Report(problems, _unlisted(data))
 
 
@@ -155,12 +178,13 @@ class _Look:
     """The problems and the statistics of one shard."""
 
     split: str
+    groups: Groups
     problems: list[Problem] = field(default_factory=list)
     moments: dict[str, Moments] = field(default_factory=dict)
 
 
-def _look(data: DataSet, shard: Shard, full: bool, advance: _Advance) -> _Look:
-    look = _Look(shard.split)
+def _look(data: DataSet, shard: Shard, group: str, full: bool, advance: _Advance) -> _Look:
+    look = _Look(shard.split, Groups(group))
     try:
         for problem in _problems(data, shard, full, advance, look):
             look.problems.append(Problem(shard.path, problem))
@@ -192,6 +216,8 @@ def _problems(
         if ragged or digest != shard.digest:
             return
         for rows in opened.blocks(shard.count):
+            if look.groups.field:
+                look.groups.add(shard.split, rows[look.groups.field])
             values: Any
             for name, values in rows.items():
                 moments = look.moments.setdefault(name, Moments(len(rows)))

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.source import BadRecords, Block, Source
-from data_prep.writing.split import ByColumn, ByFile, Split, hash_keys
+from data_prep.writing.split import ByColumn, ByFile, Split
 from hpctrain.errors import DataError
 from hpctrain.shards.field import check_name
 from hpctrain.shards.ragged import Ragged, offsets_of
+from hpctrain.shards.row_bytes import hash_keys, hash_rows, row_bytes
 from hpctrain.shards.sample_schema import check_batch
 from hpctrain.shards.types import Array, Int64s
 
@@ -63,10 +64,7 @@ class BlockSamples:
 
     def contents(self) -> list[bytes]:
         """Return the bytes of each sample's fields, with the length of each sequence."""
-        parts = [
-            _ragged_bytes(value) if isinstance(value, Ragged) else _bytes(value)
-            for value in self.rows.values()
-        ]
+        parts = [row_bytes(value) for value in self.rows.values()]
         return parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
 
     def split_keys(self) -> Sequence[bytes]:
@@ -89,6 +87,14 @@ class BlockSamples:
         if len(split.fractions) == 1:
             return list(split.fractions), np.zeros(len(self), np.intp)
         return list(split.fractions), split.numbers(hash_keys(self.split_keys()))
+
+    def groups(self, name: str) -> NDArray[np.uint64]:
+        """Return the key of each sample's group, by a field or by the column of the block, (n,)."""
+        if name in self.rows:
+            return hash_rows(self.rows[name])
+        column = self.block.column
+        assert column is not None  # `convert` has checked that the source has it
+        return hash_keys(str(column[i]).encode() for i in self.which.tolist())
 
     def finite(self, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose values are all finite; report the others."""
@@ -136,20 +142,6 @@ def _native(value: Array | Ragged) -> Array | Ragged:
         return value
     array = array.astype(array.dtype.newbyteorder("="))
     return Ragged(array, value.offsets) if isinstance(value, Ragged) else array
-
-
-def _bytes(array: Array) -> list[bytes]:
-    """Return the bytes of each row; all in one call, because a loop over many rows is slow."""
-    rows = np.ascontiguousarray(array).reshape(len(array), -1)
-    width = rows.itemsize * rows.shape[1]
-    if width >= 2**31:
-        return [row.tobytes() for row in rows]
-    bytes_: list[bytes] = rows.view(f"V{width}").reshape(-1).tolist()
-    return bytes_
-
-
-def _ragged_bytes(value: Ragged) -> list[bytes]:
-    return [len(sample).to_bytes(8, "little") + sample.tobytes() for sample in value]
 
 
 def _only(rows: Rows, mask: NDArray[np.bool_]) -> Rows:

@@ -23,17 +23,17 @@ from pathlib import Path
 from data_prep import processes
 from data_prep.formats.opening import naming
 from data_prep.options import Options
-from data_prep.progress_bar import Progress as ProgressBar
 from data_prep.show.console import size
 from data_prep.source import Source, SourceFile
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, summary
 from data_prep.writing.job import WAIT_S, Job, Plan
 from data_prep.writing.limit import OutputLimit
-from data_prep.writing.passes import choose
+from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.provenance import made_by
 from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.progress_bar import Progress as ProgressBar
 from hpctrain.shards import commit
 from hpctrain.shards import index as index_file
 from hpctrain.shards.compression import Compression
@@ -108,7 +108,11 @@ def _do(converter: Converter, job: Job) -> None:
         _check_room(source, todo, job.out)
     if options.two_passes and todo:
         with _progress(source, range(total), options, "first pass: ") as progress:
-            choose(converter, job, _limited(progress.advance, source, options))
+            try:
+                choose(converter, job, _limited(progress.advance, source, options))
+            except GroupError:  # what was seen is of no use for another --group or --split
+                commit.clear_leftovers(job.out)
+                raise
     task, finish = partial(converter.write, job.pieces), partial(converter.finish, job.pieces)
     with _progress(source, todo, options) as progress:
         advance = _limited(progress.advance, source, options)
@@ -201,7 +205,7 @@ def _check(source: Source, options: Options, out: Path) -> None:
 
 
 def _check_split(source: Source, options: Options) -> None:
-    """Check that the source has what --split and --stratify need.
+    """Check that the source has what --split, --group and --stratify need.
 
     Raises:
         ConfigError: It does not have it.
@@ -215,6 +219,7 @@ def _check_split(source: Source, options: Options) -> None:
         )
     if isinstance(split, ByFile) and (files := [*source.split_files()]):
         split.of_files(files)
+    _check_group(source, options)
     if not options.stratify:
         return
     field = source.fields.get(options.stratify)
@@ -226,6 +231,28 @@ def _check_split(source: Source, options: Options) -> None:
         )
     if not isinstance(split, Fractions) or len(split.fractions) < 2:
         raise ConfigError(f"--stratify needs fractions to split by; --split is {split}")
+
+
+def _check_group(source: Source, options: Options) -> None:
+    """Check that the source has what --group needs.
+
+    Raises:
+        ConfigError: It does not have it.
+    """
+    group = options.group
+    if not group or group in source.fields:
+        return
+    if group not in source.columns:
+        columns = f", and the columns {', '.join(source.columns)}" if source.columns else ""
+        raise ConfigError(
+            f"--group {group}: {source.name} has no such field or column to go by; it has the "
+            f"fields {', '.join(source.fields)}{columns}"
+        )
+    if isinstance(options.split, ByColumn) and options.split.column != group:
+        raise ConfigError(
+            f"--group {group} with --split {options.split}: of two columns, one has to be a field "
+            "that is written"
+        )
 
 
 def _check_apart(source: Source, out: Path) -> None:
@@ -282,6 +309,7 @@ def _plan(source: Source, options: Options) -> Plan:
         on_error=options.on_error,
         parts=options.part[1] if options.part else 0,
         beside=source.beside,
+        group=(options.group if options.group in source.fields else "") or source.group,
     )
 
 

@@ -2,13 +2,14 @@
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import xxhash
 
 from data_prep.show.console import size
 from data_prep.writing.job import JOB, Job, Plan, Problem, Result
-from data_prep.writing.split import left_empty, parse_split
+from data_prep.writing.split import Fractions, left_empty, parse_split
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL, commit, discard, settle, storage_error
@@ -87,6 +88,7 @@ def finalize(job: Job) -> Index:
             **({BESIDE: beside} if beside else {}),
         },
         categories=plan.categories,
+        group=plan.group,
     )
     commit(out, index, moves)
     return index
@@ -118,6 +120,7 @@ def summary(index: Index) -> str:
     shards = _counted(len(index.shards), "shard")
     splits = ", ".join(f"{name} {count}" for name, count in counts.items())
     lines = [f"{_counted(count, 'sample')} ({splits}) in {shards}, {size(nbytes)}, {index.digest}"]
+    lines += _of_groups(index, counts)
     if empty := _left_empty(index, count):
         lines.append(empty)
     left_out = index.provenance.get("left_out", {})
@@ -136,6 +139,26 @@ def summary(index: Index) -> str:
         if bad := sum(values.nonfinite for values in statistics):
             lines.append(f"{name} has {bad} NaN or infinite values; --nan refuse would say where")
     return "\n".join(lines)
+
+
+def _of_groups(index: Index, counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield a line on the fractions that splits of whole groups have reached."""
+    options = index.provenance.get("options") or {}
+    group = options.get("group") or index.group
+    try:
+        asked = parse_split(str(options.get("split", "")))
+    except ConfigError:  # an index that data_prep did not convert
+        asked = None
+    if not group:
+        return
+    line, total = f"each {group} is in one split", sum(counts.values())
+    if isinstance(asked, Fractions) and len(asked.fractions) > 1:
+        parts = (
+            f"{name} {counts.get(name, 0) / total:.4g} (asked {fraction:g})"
+            for name, fraction in asked.fractions.items()
+        )
+        line += f": {', '.join(parts)}"
+    yield line
 
 
 def _left_empty(index: Index, count: int) -> str:

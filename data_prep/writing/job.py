@@ -45,6 +45,7 @@ class Plan:
         on_error: What to do with records that cannot be used: "stop", "skip" or "collect".
         parts: The number of parts N of `--part I/N`; 0 without that option.
         beside: See `Source`.
+        group: The field of which no value is in two splits, or "".
     """
 
     fingerprint: str
@@ -56,6 +57,7 @@ class Plan:
     on_error: str
     parts: int = 0
     beside: Mapping[str, str] = field(default_factory=dict)
+    group: str = ""
 
     @property
     def command(self) -> str:

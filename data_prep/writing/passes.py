@@ -1,20 +1,31 @@
-"""The first of two passes, for duplicates and for stratified splits.
+"""The first of two passes, for duplicates and for splits that are stratified or by groups.
 
-Both need all samples before the first sample is written. The first pass writes down a few bytes
+All need all samples before the first sample is written. The first pass writes down a few bytes
 for each sample. From these, one process decides which samples are left out and which split each
 sample goes to. It needs about 100 bytes of memory for each sample.
 """
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep import processes
+from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.writing.job import Choice, Job
 from data_prep.writing.piece import Converter
 from data_prep.writing.split import Fractions
+from hpctrain.data.samplers.groups import divide
+from hpctrain.errors import DataError
+
+
+class GroupError(DataError):
+    """The groups do not fit the splits."""
+
+
+Look = dict[str, NDArray[Any]]  # what `Converter.look` has written of a piece
 
 
 def choose(converter: Converter, job: Job, progress: Progress) -> None:
@@ -34,26 +45,64 @@ def choose(converter: Converter, job: Job, progress: Progress) -> None:
     ends = np.cumsum([int(look["count"]) for look in looks])[:-1]
     total = sum(int(look["count"]) for look in looks)
     keep, leaks = np.ones(total, bool), np.zeros(total, bool)
+    decides = options.stratify or (options.group and isinstance(options.split, Fractions))
+    splits = np.zeros(0, np.intp)
+    if not decides:
+        splits = _numbered([(look["names"], look["splits"]) for look in looks])
     if options.dedup == "exact":
-        first = _first(np.concatenate([look["contents"] for look in looks]))
+        first = _first(_joined(looks, "contents"))
         keep = first == np.arange(total)
-        if not options.stratify:
-            splits = _numbered([(look["names"], look["splits"]) for look in looks])
+        if not decides:
             leaks = splits != splits[first]
     names: list[str] = []
     chosen: list[NDArray[np.intp] | None] = [None] * len(looks)
-    if options.stratify:
+    if decides:
         assert isinstance(options.split, Fractions)
         names = list(options.split.fractions)
-        keys, strata = (
-            np.concatenate([look[what] for look in looks])[keep] for what in ("keys", "strata")
-        )
         numbers_of = np.zeros(total, np.intp)  # samples that are left out may have any number
-        numbers_of[keep] = options.split.stratified(keys, strata)
+        numbers_of[keep] = _decided(options, looks, keep)
         chosen = list(np.split(numbers_of, ends))
+    elif options.group:
+        _check_whole(options, looks, keep, splits)
     parts = zip(np.split(keep, ends), np.split(leaks, ends), chosen, strict=True)
     for number, (kept, leaked, split) in enumerate(parts):
         folder.choose(number, Choice(kept, int(leaked.sum()), names, split))
+
+
+def _decided(options: Options, looks: list[Look], keep: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Return the number of the split of each sample that is kept."""
+    assert isinstance(options.split, Fractions)
+    strata = _joined(looks, "strata")[keep] if options.stratify else None
+    if not options.group:
+        assert strata is not None
+        return options.split.stratified(_joined(looks, "keys")[keep], strata)
+    fractions, groups = list(options.split.fractions.values()), _joined(looks, "groups")[keep]
+    try:
+        return divide(groups, fractions, strata=strata)
+    except DataError as error:
+        raise GroupError(f"--group {options.group}, --split {options.split}: {error}") from None
+
+
+def _joined(looks: list[Look], what: str) -> NDArray[Any]:
+    return np.concatenate([look[what] for look in looks])
+
+
+def _check_whole(
+    options: Options, looks: list[Look], keep: NDArray[np.bool_], splits: NDArray[np.intp]
+) -> None:
+    """Check that the files or the column of `--split` divide no group.
+
+    Raises:
+        GroupError: A group is in several splits.
+    """
+    groups = _joined(looks, "groups")[keep]
+    pairs = np.unique(np.stack([groups, splits[keep].astype(np.uint64)]), axis=1)
+    found, counts = np.unique(pairs[0], return_counts=True)
+    if divided := int((counts > 1).sum()):
+        raise GroupError(
+            f"--group {options.group}: {divided} of {len(found)} values are in several splits of "
+            f"--split {options.split}; --split NAME=FRACTION,… keeps each in one"
+        )
 
 
 def _first(contents: NDArray[np.uint64]) -> NDArray[np.intp]:

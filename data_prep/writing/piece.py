@@ -17,11 +17,12 @@ from data_prep.processes import Progress
 from data_prep.source import Source
 from data_prep.writing.block_samples import BlockSamples, Rows, by_split, nbytes_of
 from data_prep.writing.job import Choice, JobFolder, Problem, Result
-from data_prep.writing.split import ByColumn, hash_keys
+from data_prep.writing.split import ByColumn
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.format import ShardFiles
 from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.row_bytes import hash_keys
 from hpctrain.shards.types import Array
 
 SHOWN = 3  # files that a message lists
@@ -125,15 +126,19 @@ class Converter:
 
     def look(self, job: JobFolder, number: int, progress: Progress) -> None:
         """Write down what `passes` needs to know about each sample of a piece."""
-        stratify, dedup = self.options.stratify, self.options.dedup != "none"
+        stratify, group = self.options.stratify, self.options.group
+        dedup = self.options.dedup != "none"
         count, numbering = 0, dict[str, int]()
         contents: list[bytes] = []
-        keys, strata, splits = [NO_KEYS], [NO_NUMBERS], [NO_NUMBERS]
+        keys, groups, strata, splits = [NO_KEYS], [NO_KEYS], [NO_NUMBERS], [NO_NUMBERS]
         # Records that cannot be used are reported when the piece is written, except with "stop".
         for samples in self._samples(number, Problems(self.options.on_error)):
             count += len(samples)
             if dedup:
                 contents.append(b"".join(map(xxhash.xxh3_128_digest, samples.contents())))
+            if group:
+                groups.append(samples.groups(group))
+            if dedup or group:
                 names, numbers = samples.splits(self.options.split)
                 renumbered = [numbering.setdefault(name, len(numbering)) for name in names]
                 splits.append(np.array(renumbered, np.int64)[numbers])
@@ -149,6 +154,7 @@ class Converter:
                 names=np.array(list(numbering), str),
                 splits=np.concatenate(splits),
                 keys=np.concatenate(keys),
+                groups=np.concatenate(groups),
                 strata=np.concatenate(strata),
             )
 

@@ -16,11 +16,11 @@ from itertools import accumulate
 from pathlib import PurePath
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import check_name
+from hpctrain.shards.row_bytes import hash_keys
 from hpctrain.shards.types import Int64s
 
 FORMS = "NAME=FRACTION,… or column:NAME or file:NAME=PATTERN,…"
@@ -149,11 +149,6 @@ def left_empty(split: Split, found: Collection[str], samples: int) -> str:
         f"{line}: a hash of each sample decides, and {samples} samples are few. Choose by the "
         f"names of the files (--split file:{first}), or give more samples (text: --documents lines)"
     )
-
-
-def hash_keys(keys: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Return the 64-bit hash of each key, which decides its split, (n,)."""
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64)
 
 
 def parse_split(text: str) -> Split:

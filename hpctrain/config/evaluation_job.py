@@ -94,7 +94,7 @@ def check_sbatch(config: Config) -> None:
 
 
 def _problems(config: Config) -> Iterator[str]:
-    if config.data.val_split is None and not config.data.other_sets:
+    if config.data.evaluated is None and not config.data.other_sets:
         yield "evaluation.job=true with data.val_split=null: there is nothing to evaluate"
     if (runtime := config.site.container.runtime) is not None:
         yield (

@@ -276,17 +276,44 @@ def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
     train, splits = config.train, config.data.val_splits
-    if len({*splits, config.data.val_split}) <= len(splits) or any("/" in one for one in splits):
+    own = config.data.evaluated
+    if len({*splits, own}) <= len(splits) or any("/" in one for one in splits):
         yield (
             f"data.val_splits={splits}: it must name each split once, none with a '/', and not "
-            f"data.val_split={config.data.val_split}"
+            f"data.val_split={own}"
         )
+    yield from _groups(config.data)
     if train.max_epochs is None and train.max_steps is None:
         yield "train.max_epochs and train.max_steps are both null: give one of them"
     yield from _resources(config)
     yield from _learning_rate(config)
     yield from metrics.problems(config)
     yield from rank_counts.problems(config, sizes)
+
+
+def _groups(data: DataConfig) -> Iterator[str]:
+    """Yield what is wrong between `data.fold`, `data.group` and the rest."""
+    given = f"data.fold={data.fold}" if data.fold is not None else f"data.group={data.group}"
+    if data.fold is not None and data.mixture:
+        yield f"{given} with data.mixture: it divides one training split, that of data.path"
+    if data.fold is not None and data.train_split in data.val_splits:
+        yield (
+            f"{given} with data.val_splits={data.val_splits}: the training split has the samples "
+            "of both, the fold and the training"
+        )
+    if (data.fold is not None or data.group is not None) and data.windows.field is not None:
+        yield (
+            f"{given} with data.windows.field={data.windows.field}: windows of one document would "
+            "be in two parts; divide the documents, with --split of data_prep"
+        )
+    if data.group is not None and data.fold is None:
+        if data.subset is None:
+            yield f"{given}: it is for data.fold or data.subset, and both are null"
+        elif data.subset.endswith(".npy"):
+            yield (
+                f"{given} with data.subset={data.subset}: the file lists samples; it is for "
+                "START:STOP:STEP, which then counts groups, or for data.fold"
+            )
 
 
 def _monitor(monitor: MonitorConfig) -> Iterator[str]:

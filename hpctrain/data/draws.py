@@ -29,12 +29,15 @@ class Draws:
         seed: Any integer.
         epoch: 0 or more.
         positions: Positions of the samples in the epoch, int64 (b,).
+
+    Attributes:
+        drawn: How often numbers have been drawn.
     """
 
     def __init__(self, seed: int, epoch: int, positions: Int64s) -> None:
         self._key = [_DRAWS, seed & _MASK, epoch & _MASK]
         self._positions = np.asarray(positions, np.int64).view(np.uint64)
-        self._drawn = 0
+        self.drawn = 0
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -52,9 +55,9 @@ class Draws:
     def _next(self) -> NDArray[np.uint64]:
         """Return 64 random bits for each sample."""
         key = np.zeros(1, np.uint64)
-        for word in (*self._key, self._drawn):
+        for word in (*self._key, self.drawn):
             key = _mix(key + np.array([word, _GAMMA], np.uint64).sum(keepdims=True))
-        self._drawn += 1
+        self.drawn += 1
         return _mix(_mix((self._positions + np.uint64(1)) * np.uint64(_GAMMA) + key) ^ key)
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from hpctrain.data.draws import Draws
+from hpctrain.data.workers.samples import asked_for
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Statistics
 from hpctrain.shards.types import Batch
@@ -34,7 +35,8 @@ DTYPES: dict[str, torch.dtype] = {
 class Transform(Protocol):
     """The interface of a batch transform; see the module.
 
-    A random transform has an attribute `random = True`: evaluation leaves it out.
+    A random transform has an attribute `random = True`: an evaluation leaves it out. `random =
+    False` says that it never draws. Without the attribute it is tried (`hpctrain.data.randomness`).
     """
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
@@ -53,6 +55,39 @@ def bind(transform: Transform, statistics: Mapping[str, Statistics]) -> Transfor
     """
     method = getattr(transform, "bind", None)
     return transform if method is None else method(statistics)
+
+
+class Watched:
+    """A transform of an evaluation, which ends it when it draws random numbers.
+
+    Args:
+        transform: The transform.
+        key: The place in the config, such as `data.batch_transforms[0]`.
+    """
+
+    def __init__(self, transform: Transform, key: str) -> None:
+        self._transform, self._key = transform, key
+
+    def __call__(self, batch: Batch, draws: Draws) -> Batch:
+        """Return what the transform returns.
+
+        Raises:
+            ConfigError: It has drawn random numbers.
+        """
+        before = draws.drawn
+        result = self._transform(batch, draws)
+        if draws.drawn != before:
+            raise ConfigError(
+                asked_for(self._key, "draws random numbers in an evaluation, for this batch")
+            )
+        return result
+
+    def bind(self, statistics: Mapping[str, Statistics]) -> "Watched":
+        """See `bind`."""
+        return Watched(bind(self._transform, statistics), self._key)
+
+    def __repr__(self) -> str:
+        return repr(self._transform)
 
 
 class Compose:
@@ -90,6 +125,8 @@ class Cast:
         ConfigError: The dtype is unknown.
     """
 
+    random = False
+
     def __init__(self, dtype: str, fields: Names = "image") -> None:
         self._dtype, self._fields = _dtype(dtype), _names(fields)
 
@@ -113,6 +150,8 @@ class Normalise:
         ConfigError: Only one of mean and std is given, their lengths differ, a std is not above
             0, or the dtype is not a floating-point one.
     """
+
+    random = False
 
     def __init__(
         self,
@@ -243,6 +282,8 @@ class CenterCrop:
         size: Height and width of the middle.
         fields: The fields; "image" by default.
     """
+
+    random = False
 
     def __init__(self, size: int, fields: Names = "image") -> None:
         self._size, self._fields = size, _names(fields)

@@ -143,5 +143,6 @@ def _steps_of_epochs(config: Config, samples: int) -> int:
 
 def _data(config: Config) -> tuple[object, ...]:
     data = config.data
-    parts = (data.mixture, data.train_split, data.subset, data.repeat, data.windows)
-    return (data.path, *map(repr, parts))
+    parts = (data.mixture, data.train_split, data.subset, data.group, data.repeat, data.windows)
+    folds = data.fold_of and data.fold_of[1]  # the folds of one number have about one size
+    return (data.path, *map(repr, (*parts, folds)))

@@ -64,7 +64,7 @@ def data_sets(config: Config) -> list[dict[str, Any]]:
     for part in parts:
         path = str(part.get("path", data.path))
         found[path] = _facts(load_index(path), path, "training")
-    if data.path not in found and data.val_split is not None:
+    if data.path not in found and data.evaluated is not None:
         found[data.path] = _facts(load_index(data.path), data.path, "evaluation")
     for path, _ in data.other_sets.values():
         if path not in found:

@@ -29,7 +29,7 @@ def data_digest(config: Config) -> str:
     """
     data = config.data
     index = _checked("data.path", data.path)
-    if data.val_split is not None:
+    if data.val_split is not None and data.fold is None:
         _split("data.val_split", data.val_split, data.path, index, is_evaluation=True)
     for split in data.val_splits:
         _split("data.val_splits", split, data.path, index, is_evaluation=True)
@@ -41,6 +41,9 @@ def data_digest(config: Config) -> str:
         if data.subset is not None:
             count = _subset(digests, data, count)
             what = f"data.subset={data.subset} of {what}"
+        if data.fold is not None:
+            count = _fold(digests, data, index, count)
+            what = f"{what} without data.fold={data.fold}"
         _check_batch(config.data, config.train, count, what)
     for i, part in enumerate(data.mixture):
         key = f"data.mixture[{i}]"
@@ -65,8 +68,14 @@ def data_digest(config: Config) -> str:
 
 
 def _subset(digests: list[str], data: DataConfig, count: int) -> int:
-    """Return the number of samples in `data.subset`; append the digest of its indices."""
+    """Return the number of samples in `data.subset`; append the digest of its indices.
+
+    Of groups, only the shards know how many there are: then it is the number of all samples.
+    """
     subset = str(data.subset)
+    if data.group is not None and not subset.endswith(".npy"):
+        _parse_subset(subset, 2**62, None)
+        return count
     if data.windows.field is not None:
         count = 2**62  # the number of windows is only known from the shards
     try:
@@ -75,6 +84,26 @@ def _subset(digests: list[str], data: DataConfig, count: int) -> int:
         raise type(error)(f"data.subset={subset}: {error}") from error
     digests.extend(digest)
     return length
+
+
+def _fold(digests: list[str], data: DataConfig, index: Index, count: int) -> int:
+    """Return at most how many samples are left; append what the folds follow from."""
+    assert data.fold_of is not None
+    folds = data.fold_of[1]
+    group = data.group or index.group
+    if data.group is None and group:
+        digests.append(f"group:{group}")
+    what, there = "samples", index.split(data.train_split).count
+    if group:
+        statistics = index.statistics.get(data.train_split, {}).get(group)
+        what, there = f"values of {group}", len((statistics and statistics.classes) or range(there))
+    if folds > there:
+        raise ConfigError(
+            f"data.fold={data.fold}: the split {data.train_split!r} has {there} {what}; at most so "
+            "many folds"
+        )
+    # The size of a fold of whole groups is only known from the samples.
+    return count if group or data.subset is not None else count - count // folds
 
 
 @functools.lru_cache(maxsize=16)
@@ -144,6 +173,8 @@ def _fields(data: DataConfig, trains: bool) -> Iterator[tuple[str, str, str | No
         "data.buckets.field": data.buckets.field if trains else None,
     }
     fixed = {"data.balance": data.balance, "data.weights": data.weights} if trains else {}
+    if trains and data.group is not None:
+        yield "data.group", data.group, None
     for key, name in variable.items():
         if name is not None:
             yield key, name, "variable-length"

@@ -23,6 +23,8 @@ is written last, so a folder with an `index.json` is a finished data set.
       ],                               the order of a split's shards is the order of its samples
       "categories": {"label": ["cat", "dog"]},
                                        names of a field's values 0, 1, …; may be missing
+      "group": "patient",              no two splits have samples with equal values of this field;
+                                       may be missing
       "statistics": {
         "train": {
           "image": {"mean": 0.4, "std": 0.2, "min": 0, "max": 1, "nonfinite": 3, "nan": 2},
@@ -165,9 +167,10 @@ class Index:
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    group: str = ""
 
     def __post_init__(self) -> None:
-        """Check the categories.
+        """Check the categories and the group.
 
         Raises:
             DataError: A field does not exist.
@@ -180,6 +183,9 @@ class Index:
                     f"categories of {name!r}: there is no such field; there are "
                     f"{_names(tuple(self.fields))}"
                 )
+
+        if self.group and self.group not in self.fields:
+            raise DataError(f"group {self.group!r}: there are {_names(tuple(self.fields))}")
 
     @property
     def digest(self) -> str:
@@ -275,6 +281,7 @@ class Index:
                 for shard in self.shards
             ],
             **({"categories": self.categories} if self.categories else {}),
+            **({"group": self.group} if self.group else {}),
             "statistics": {
                 split: {name: values.to_json() for name, values in fields.items()}
                 for split, fields in self.statistics.items()
@@ -323,6 +330,7 @@ class Index:
                 str(name): tuple(map(str, values))
                 for name, values in content.get("categories", {}).items()
             },
+            group=str(content.get("group", "")),
         )
         if index.digest != content["digest"]:
             raise DataError(

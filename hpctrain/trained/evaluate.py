@@ -54,7 +54,8 @@ def main(argv: list[str]) -> int:
     path, checkpoint = chosen(options)
     ranks = RankInfo.from_env()
     run = LoadedRun(path)
-    split = options.split or run.config.data.val_split
+    own = run.config.data
+    split = options.split or (own.val_split if options.data else own.evaluated)
     means = run.evaluate(
         options.split,
         data=options.data,

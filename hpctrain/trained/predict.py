@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         type=int,
         default=65536,
         metavar="N",
-        help="samples of a shard, about (default: 65536)",
+        help="the most samples of a shard, about (default: 65536)",
     )
     options = parser.parse_intermixed_args(argv)
     if options.shard_samples < 1:

@@ -36,7 +36,7 @@ def write_program(config: Config, checkpoint: Path, meeting: Path, out: Path) ->
         DataError: The data set is missing or damaged.
     """
     config.parallel = ParallelConfig(device="cpu")
-    if config.data.val_split is None:
+    if config.data.evaluated is None:
         raise ConfigError("--torch-export: data.val_split=null, but it needs a sample of the data")
     with restored(config, checkpoint, meeting) as trained:
         task = trained.task

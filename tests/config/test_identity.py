@@ -35,6 +35,8 @@ DEFAULTS: dict[str, Any] = {
     "data.window": 64,
     "data.lanes": 1,
     "data.subset": None,
+    "data.fold": None,
+    "data.group": None,
     "data.balance": None,
     "data.weights": None,
     "data.buckets.field": None,

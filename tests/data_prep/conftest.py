@@ -5,8 +5,9 @@ import pickle
 
 import pytest
 
-from data_prep import processes, progress_bar
+from data_prep import processes
 from data_prep.cli import main
+from hpctrain import progress_bar
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from data_prep import progress_bar
 from data_prep.cli import main
 from data_prep.source import Block, Piece, SourceFile
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
+from hpctrain import progress_bar
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
@@ -301,7 +301,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
 
 LINES = """
 import sys
-from data_prep import progress_bar
+from hpctrain import progress_bar
 from data_prep.cli import main
 progress_bar.EVERY_S = 0.0
 if __name__ == "__main__":

@@ -312,7 +312,7 @@ def test_rows_of_parquet_that_cannot_be_used(data_prep, here):
     problems = list(map(json.loads, (here / "OUT/problems.jsonl").read_text().splitlines()))
     assert [(p["record"], p["reason"]) for p in problems] == [
         ("row 2", "'text' is no text but null"),
-        ("row 4", "'split' is null; --split goes by it"),
+        ("row 4", "'split' is null; --split or --group goes by it"),
     ]
     assert Index.load(Path("OUT")).provenance["left_out"]["empty"] == 1
 

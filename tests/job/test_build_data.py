@@ -1,5 +1,6 @@
 """Tests of the `data` section, from the command line to the batches of a rank."""
 
+import functools
 import io
 import json
 import re
@@ -20,7 +21,7 @@ from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.data.sources.reader import Reader
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import DataError, HpctrainError
+from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
@@ -160,6 +161,87 @@ def test_evaluation_leaves_out_what_is_random(build: Build, digits: Path) -> Non
     assert torch.allclose(image, wanted, atol=1e-5)
 
 
+AUGMENT = """\
+import numpy as np
+
+def flip(sample, random):
+    return {**sample, "image": sample["image"][..., ::-1]} if random.random() < 0.5 else sample
+
+def flip_and_scale(sample, random):
+    sample = flip(sample, random)
+    return {**sample, "image": sample["image"].astype(np.float32) / 16}
+
+def scale(sample, random):
+    return {**sample, "image": sample["image"].astype(np.float32) / 16}
+
+def nines(sample, random):
+    return flip(sample, random) if sample["label"] == 9 else sample
+
+def flip_batch(batch, draws):
+    chosen = (draws.uniform() < 0.5).view(-1, 1, 1, 1)
+    return batch | {"image": batch["image"].where(chosen, batch["image"].flip(-1))}
+"""
+
+
+@pytest.fixture
+def augment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """A function that returns the overrides for transforms of a module of one's own."""
+    (tmp_path / "my_augment.py").write_text(AUGMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def call(*names: str, key: str = "transforms") -> str:
+        nodes = (f"{{_target_: my_augment.{name}, _partial_: true}}" for name in names)
+        return f"data.{key}=[{','.join(nodes)}]"
+
+    return call
+
+
+def test_an_evaluation_is_without_ones_own_augmentation(
+    build: Build, augment: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    scaled = build(augment("scale"))
+    wanted = epoch(scaled.evaluation())
+    builder = build(augment("flip", "scale"), augment("flip_batch", key="batch_transforms"))
+    caplog.clear()
+    assert same(epoch(builder.evaluation()), wanted)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"evaluations leave out data.{key}[0] ({name}), which draws random numbers; data.val_{key} "
+        "would say what they use instead"
+        for key, name in (("transforms", "flip"), ("batch_transforms", "flip_batch"))
+    ]
+    assert same(epoch(builder.in_order(len(wanted[0]["mask"]))), wanted)  # of `predict`
+    assert len(caplog.records) == 2
+    first = [next(iter(one.training()))["image"] for one in (builder, scaled)]
+    assert not torch.equal(*first)
+
+
+def test_a_partial_function_is_called_at_once(augment: Callable[..., str]) -> None:
+    """Hydra's own kind of partial looks through all modules at each call, which takes 1 ms."""
+    made = make("data.transforms[0]", {"_target_": "my_augment.flip", "_partial_": True, "x": 1})
+    assert type(made) is functools.partial
+    assert (made.func.__name__, made.args, made.keywords) == ("flip", (), {"x": 1})
+
+
+def test_an_evaluation_asks_what_it_uses(build: Build, augment: Callable[..., str]) -> None:
+    wrong = r"data.transforms\[0\] \(flip_and_scale\) is random, .*data.val_transforms=\[\]"
+    with pytest.raises(ConfigError, match=wrong):
+        build(augment("flip_and_scale")).evaluation()
+    with pytest.raises(ConfigError, match=wrong):  # before jobs of their own are submitted
+        build(augment("flip_and_scale"), "evaluation.job=true").training()
+    given = build(augment("flip_and_scale"), augment("scale", key="val_transforms"))
+    assert same(epoch(given.evaluation()), epoch(build(augment("scale")).evaluation()))
+    # It draws for one class only, which the first samples do not have.
+    with pytest.raises(
+        ConfigError, match="draws random numbers in an evaluation, for this sample"
+    ) as error:
+        epoch(build("data.val_split=train", augment("nines")).evaluation())
+    assert "in the transform of sample" in error.value.__notes__[0]
+    # Whoever gives random ones for the evaluation gets them: test-time augmentation.
+    given = build(augment("flip", key="val_transforms"))
+    assert not same(epoch(given.evaluation()), epoch(build().evaluation()))
+    assert same(epoch(given.evaluation()), epoch(given.evaluation()))
+
+
 # Each worker process would need a second and 280 MB for torch, which this transform does not use.
 MINE = """\
 import os, sys
@@ -183,7 +265,10 @@ def test_a_transform_that_returns_nothing_is_named(build: Build, key: str) -> No
 
 @pytest.mark.slow
 def test_samples_are_transformed_alike_by_any_number_of_workers(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    augment: Callable[..., str],
 ) -> None:
     (tmp_path / "mine_to_transform.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -193,6 +278,11 @@ def test_samples_are_transformed_alike_by_any_number_of_workers(
     plain = epoch(build().training())
     assert not same(found[0], plain)
     assert labels(found[0]) == labels(plain)
+    # An evaluation watches them in the workers, too.
+    scale, one = augment("flip", "scale"), "data.workers=1"
+    assert same(*(epoch(build(scale, *more).evaluation()) for more in ((), (one,))))
+    with pytest.raises(ConfigError, match="draws random numbers in an evaluation, for this sample"):
+        epoch(build("data.val_split=train", augment("nines"), one).evaluation())
 
 
 def test_a_transform_cannot_replace_the_mask(

@@ -1,6 +1,7 @@
 """Evaluations and predictions of a finished run: those of the training, in any layout."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain import load_run
+from hpctrain import load_run, progress_bar
 from hpctrain.config.rules.fitting_layout import fit_layout
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.job.afterwards import predictor
+from hpctrain.job.afterwards import predictor, progress
 from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.tracking import recorded
 from tests import forkserver
@@ -109,10 +110,46 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
         loaded.predict(None, tmp_path / "x", overrides=["parallel.pp=2"])
 
 
+def test_predictions_take_the_batches_of_the_split_and_show_how_far_they_are(
+    train: Train,
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A shard has up to 65,536 samples; computing as many for 382 would take 512 batches."""
+    train(*QUICK, "train.max_steps=1", "data.val_split=null", "train.global_batch_size=50")
+    (run,) = runs(tmp_path / "runs")
+    batches = []
+
+    class Counted(predictor._Outputs):
+        def __call__(self, model: nn.Module, batch: Any) -> Any:
+            batches.append(int(batch["mask"].sum()))
+            return super().__call__(model, batch)
+
+    monkeypatch.setattr(predictor, "_Outputs", Counted)
+    monkeypatch.setattr(progress, "_FIRST_S", 0.0)
+    monkeypatch.setattr(progress_bar, "EVERY_S", 0.0)
+    capsys.readouterr()
+    load_run(run).predict(None, tmp_path / "out", "val")
+    assert batches == [100, 100, 100, 82]
+    lines = capsys.readouterr().err.splitlines()
+    rate = r"[\d.,]+ samples/s, \d+ s left"
+    assert re.fullmatch(rf"predicted 100/382 samples, {rate}", lines[0])
+    assert lines[-1].startswith("predicted 382/382 samples")
+    np.testing.assert_allclose(
+        predictions(tmp_path / "out"), logits(run, digits), rtol=1e-4, atol=1e-5
+    )
+    load_run(run).evaluate("val")
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"evaluated 100/382 samples, {rate}", lines[0])
+    assert lines[-1].startswith("evaluated 382/382 samples")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
 def test_several_ranks_evaluate_and_predict_as_one(
-    layout: str, train: Train, digits: Path, tmp_path: Path
+    layout: str, train: Train, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(*QUICK)
     (run,) = runs(tmp_path / "runs")
@@ -131,6 +168,26 @@ def test_several_ranks_evaluate_and_predict_as_one(
         assert value == pytest.approx(run_json(run)["result"][f"val/{name}"], rel=1e-5)
     on_two("predict", run.name, str(digits), "out", "--shard-samples", "100")
     found = predictions(tmp_path / "out")
+    np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
+    # A small split is shared by the ranks.
+    on_two("predict", run.name, str(digits), "small")
+    found = predictions(tmp_path / "small")
+    np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
+    assert len(list((tmp_path / "small").glob("*.h5"))) == 2
+    # What one rank has begun, two finish.
+    write, written = predictor.write_shard, []
+
+    def stopping(path: Path, *args: Any) -> Any:
+        written.append(path.name)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        return write(path, *args)
+
+    monkeypatch.setattr(predictor, "write_shard", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        load_run(run).predict(str(digits), tmp_path / "begun", shard_samples=128)
+    on_two("predict", run.name, str(digits), "begun")
+    found = predictions(tmp_path / "begun")
     np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
 
 

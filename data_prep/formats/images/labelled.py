@@ -31,7 +31,7 @@ class Labelled:
         files: The files, in their order.
         texts: The label of each file as it was found; a piece needs only the number.
         labels: The label of each file as a number; empty without labels.
-        column: The value of each file for `--split column:…`; empty without such a split.
+        column: The value of each file for `--split column:…` or `--group`; empty without them.
         records: The line of each file in the list; empty without a list.
         problems: The files that cannot be used: (file, record, reason).
     """
@@ -170,8 +170,10 @@ def by_list(
             if plain in seen:
                 raise Unusable(f"{name!r} is in {seen[plain]} already")
             label = _label(values[0], columns[1], known) if labels else None
-            if split and (not isinstance(values[-1], str) or not values[-1]):
-                raise Unusable(f"its {columns[-1]!r} is {values[-1]!r}, no name of a split")
+            if split and (not isinstance(values[-1], str | int) or values[-1] == ""):
+                raise Unusable(
+                    f"its {columns[-1]!r} is {values[-1]!r}, no name of a split or group"
+                )
             try:
                 status = look(os.path.join(root, plain))
             except DataError as error:
@@ -185,7 +187,7 @@ def by_list(
         if labels:
             found.texts.append(label)
         if split:
-            found.column.append(sys.intern(values[-1]))
+            found.column.append(sys.intern(str(values[-1])))
     return found
 
 

@@ -50,7 +50,9 @@ class Reader:
         """
         kind, packing = kind_of(file.path)
         if self.column and kind == "text":
-            raise DataError(f"{file.path} is text without columns; --split goes by {self.column!r}")
+            raise DataError(
+                f"{file.path} is text without columns; --split or --group goes by {self.column!r}"
+            )
         if kind == "parquet":
             with open_parquet(file.path) as table:
                 place = self._place(table, file.path)
@@ -160,7 +162,7 @@ class Reader:
         if not isinstance(text, str):
             return f"{self.key!r} is no text but {_kind(text)}"
         if column is None:
-            return f"{self.column!r} is null; --split goes by it"
+            return f"{self.column!r} is null; --split or --group goes by it"
         if isinstance(column, bytes):
             column = column.decode(errors="backslashreplace")
         return Document(text, str(column))

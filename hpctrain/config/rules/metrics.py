@@ -27,7 +27,7 @@ def names(config: Config) -> tuple[str, ...] | None:
     if own is None:
         return None
     training = (*(f"train/{name}" for name in own), *_OF_TRAINING)
-    sets = [] if config.data.val_split is None else ["val"]
+    sets = [] if config.data.evaluated is None else ["val"]
     sets += [f"val/{name}" for name in config.data.other_sets]
     shown = (*own, *own_tasks.measured(config.task))
     evaluation = (f"{one}/{name}" for one in sets for name in shown)
@@ -96,7 +96,7 @@ def _problems(config: Config, key: str, metric: str) -> Iterator[str]:
         return
     group, _, name = metric.partition("/")
     if known is None and group in ("train", "val") and name:
-        if group == "val" and config.data.val_split is None and not config.data.other_sets:
+        if group == "val" and config.data.evaluated is None and not config.data.other_sets:
             yield f"{key}={metric}: data.val_split is null, so there is no evaluation"
     elif known is None and group != "perf":
         yield f"{key}={metric}: it must be train/NAME, val/NAME or perf/NAME"

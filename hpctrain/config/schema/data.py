@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,15 @@ def _check_size(size: list[int] | None) -> str:
     if size is None or (len(size) == 2 and 1 <= min(size) <= max(size) <= _LARGEST_IMAGE):
         return ""
     return f"it must be [height, width], 1 to {_LARGEST_IMAGE} each"
+
+
+def _check_fold(fold: str | None) -> str:
+    if fold is None:
+        return ""
+    found = re.fullmatch(r"(\d+)/(\d+)", fold)
+    if found and int(found[1]) < int(found[2]) > 1:
+        return ""
+    return "it must be K/N: fold K, from 0 to N - 1, of N folds, 2 or more"
 
 
 @dataclass
@@ -144,6 +154,18 @@ class DataConfig:
         "Training reads only these samples: START:STOP:STEP as in Python, or the indices in "
         "FILE.npy. Null reads the whole split.",
     )
+    fold: str | None = key(
+        None,
+        "Cross-validation: K/N trains without fold K (from 0) of N folds of the training split, "
+        "and evaluates on this fold in place of val_split. The seed decides the folds.",
+        check=_check_fold,
+    )
+    group: str | None = key(
+        None,
+        "Samples with the same value of this field stay together: fold divides whole groups, and "
+        "START:STOP:STEP of subset counts groups. For fold, null means the field of `data_prep "
+        "--group`, if the data set was written with it.",
+    )
     balance: str | None = key(
         None, "Each class of this field is drawn equally often. Null draws each sample once."
     )
@@ -178,12 +200,12 @@ class DataConfig:
     val_transforms: list[dict[str, Any]] | None = key(
         None,
         "Evaluation uses these in place of `transforms`. Null means those of training that are "
-        "not random.",
+        "not random; a random one that does more than augment needs this key.",
     )
     val_batch_transforms: list[dict[str, Any]] | None = key(
         None,
         "Evaluation uses these in place of `batch_transforms`. Null means those of training that "
-        "are not random.",
+        "are not random; a random one that does more than augment needs this key.",
     )
     threads: int = key(
         1,
@@ -235,6 +257,21 @@ class DataConfig:
         choices=("off", "first_use", "full"),
         identity=False,
     )
+
+    @property
+    def fold_of(self) -> tuple[int, int] | None:
+        """The number K of the fold and the number N of folds that `fold` names."""
+        if self.fold is None:
+            return None
+        number, _, folds = self.fold.partition("/")
+        return int(number), int(folds)
+
+    @property
+    def evaluated(self) -> str | None:
+        """The name of what the metrics val/NAME are of: a split, or a fold; None: there is none."""
+        if self.fold is None:
+            return self.val_split
+        return f"{self.train_split}-fold-{self.fold.replace('/', '-of-')}"
 
     @property
     def other_sets(self) -> dict[str, tuple[str, str]]:

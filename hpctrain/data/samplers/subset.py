@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.data.samplers.groups import first_seen
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.source import Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.row_bytes import hash_rows
 from hpctrain.shards.types import Array, Int64s
 
 CHUNK = 65_536  # samples read at a time
@@ -164,6 +166,29 @@ def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
     for start, rows in _scan(source, chunk):
         values[start : start + len(rows[name])] = rows[name]
     return values
+
+
+def group_keys(source: Source, name: str, chunk: int = CHUNK) -> NDArray[np.uint64]:
+    """Return a hash of any field of all samples, (len(source),): equal values have equal hashes.
+
+    All of `source` is read once, in order. Open it only with that field.
+    """
+    return np.concatenate([hash_rows(rows[name]) for _, rows in _scan(source, chunk)])
+
+
+def of_groups(text: str, keys: NDArray[np.uint64]) -> NDArray[Any]:
+    """Return the samples of the groups that START:STOP:STEP selects, in ascending order.
+
+    Args:
+        text: It counts the groups in the order in which they first come.
+        keys: The key of each sample's group, (n,).
+
+    Raises:
+        ConfigError: As `parse_slice`.
+    """
+    numbers = first_seen(keys)
+    chosen = np.asarray(parse_slice(text, int(numbers.max()) + 1))
+    return _compact(np.flatnonzero(np.isin(numbers, chosen)), len(keys))
 
 
 def _scan(source: Source, chunk: int) -> Iterator[tuple[int, Rows]]:

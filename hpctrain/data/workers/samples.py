@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
 
@@ -30,6 +30,7 @@ Transform = Callable[[Sample, np.random.Generator], Mapping[str, Any]]
 _Allocate = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 _MASK = 2**64 - 1
+_UNUSED = 4  # the place in Philox's buffer of four numbers, before the first draw
 
 
 class SampleRandom:
@@ -47,6 +48,57 @@ class SampleRandom:
         inner["counter"][1] = position  # word 0 counts within the stream
         self._bits.state = self._state
         return self.generator
+
+
+def has_drawn(generator: np.random.Generator) -> bool:
+    """Return whether numbers were drawn since `SampleRandom.at` returned the generator."""
+    bits: Any = generator.bit_generator
+    state = bits.state
+    moved = state["state"]["counter"][0] or state["has_uint32"] or state["buffer_pos"] != _UNUSED
+    return bool(moved or bits.seed_seq.n_children_spawned)
+
+
+class Watched:
+    """A transform of an evaluation, which ends it when it draws random numbers.
+
+    Args:
+        transform: See the module.
+        key: The place in the config, such as `data.transforms[0]`.
+    """
+
+    def __init__(self, transform: Transform, key: str) -> None:
+        self._transform, self._key = transform, key
+
+    def __call__(self, sample: Sample, random: np.random.Generator) -> Mapping[str, Any]:
+        """Return what the transform returns.
+
+        Raises:
+            ConfigError: It has drawn random numbers.
+        """
+        result = self._transform(sample, random)
+        if has_drawn(random):
+            raise ConfigError(
+                asked_for(self._key, "draws random numbers in an evaluation, for this sample")
+            )
+        return result
+
+    def __repr__(self) -> str:
+        return repr(self._transform)
+
+
+def asked_for(key: str, why: str) -> str:
+    """Return the message that an evaluation needs transforms of its own.
+
+    Args:
+        key: The place of the transform in the config, such as `data.transforms[0]`.
+        why: What is wrong with it.
+    """
+    name = key.partition(".")[2].partition("[")[0]
+    return (
+        f"{key} {why}. Say what an evaluation uses: data.val_{name}=[] for nothing, or a list as "
+        f"in data.{name}; or give the function or class an attribute `random`: True leaves it out "
+        "of evaluations, False says that it never draws"
+    )
 
 
 class OneByOne:

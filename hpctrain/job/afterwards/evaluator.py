@@ -8,6 +8,7 @@ from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.errors import ConfigError
+from hpctrain.job.afterwards.progress import progress
 from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.tasks import derived
@@ -15,7 +16,9 @@ from hpctrain.training.step import Totals
 
 
 def evaluate(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]:
-    """Return the mean of each metric over `data.val_split`, whose samples all count once.
+    """Return the mean of each metric over the evaluation split, whose samples all count once.
+
+    It is `data.val_split`, or the fold that `data.fold` holds out.
 
     All ranks that were started call this together, and get the same numbers.
 
@@ -29,7 +32,7 @@ def evaluate(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]
         DataError: The data set or the split is missing or damaged.
         StorageError: The checkpoint cannot be read.
     """
-    if config.data.val_split is None:
+    if config.data.evaluated is None:
         raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")
     with restored(config, checkpoint, folder) as trained:
         feed = trained.data.evaluation()
@@ -43,9 +46,11 @@ def evaluate_all(config: Config, checkpoint: Path, folder: Path) -> dict[str, fl
     All ranks call this together. The arguments and errors are those of `evaluate`.
     """
     data = config.data
-    if data.val_split is None and not data.other_sets:
+    if data.evaluated is None and not data.other_sets:
         raise ConfigError("data.val_split=null: the run has no evaluation")
-    sets = {} if data.val_split is None else {"val": (data.path, data.val_split)}
+    sets: dict[str, tuple[str | None, str | None]] = {}
+    if data.evaluated is not None:
+        sets["val"] = None, None
     sets |= {f"val/{name}": one for name, one in data.other_sets.items()}
     values: dict[str, float] = {}
     with restored(config, checkpoint, folder) as trained:
@@ -59,10 +64,13 @@ def evaluate_all(config: Config, checkpoint: Path, folder: Path) -> dict[str, fl
 
 def _means(trained: Restored, feed: Feed) -> dict[str, float]:
     totals, measured = Totals(), Measured(trained.task, trained.model.mesh)
+    count = feed.loader.count
     try:
-        for batch in first_in_long_work("the first batch of the evaluation", feed):
-            totals.add(*trained.model.evaluate(measured.task, batch))
-            measured.update()
+        with progress(trained.ranks, count, "evaluated ") as shown:
+            for batch in first_in_long_work("the first batch of the evaluation", feed):
+                totals.add(*trained.model.evaluate(measured.task, batch))
+                measured.update()
+                shown.advance(min(feed.batch_size, count - shown.samples), 0)
     finally:
         feed.close()
     totals.reduce(trained.model.mesh)

@@ -118,7 +118,8 @@ class LoadedRun:
         """Evaluate a checkpoint as the training does; all ranks that were started call it together.
 
         Args:
-            split: The split; None means `data.val_split` of the run.
+            split: The split; None means `data.val_split` of the run, or without `data` the fold
+                that `data.fold` has held out.
             data: The folder or URL of the data set; None means that of the run.
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
@@ -202,15 +203,16 @@ class LoadedRun:
         Args:
             data: The folder or URL of the data set; None means that of the run.
             out: The folder of the predictions: a new one, or that of the same predictions.
-            split: The split; None means `data.val_split` of the run.
+            split: As `evaluate`.
             step: The step of the checkpoint. None means the newest one that is intact.
             best: Take the best checkpoint in place of `step`.
             ema: As `evaluate`.
-            shard_samples: The samples of a shard, about.
+            shard_samples: The largest number of samples of a shard, about.
             overrides: `KEY=VALUE` of keys that do not change the result, such as `parallel.tp=1`.
 
         Returns:
-            The folder. Sample i of its split is the prediction for sample i of the data's split.
+            The folder. Sample i of its split is the prediction for sample i of the data's split, or
+            of the samples of the fold, in their order.
 
         Raises:
             ConfigError: A key, the layout or the task does not fit.
@@ -222,14 +224,14 @@ class LoadedRun:
         from hpctrain.job.afterwards.predictor import predict
 
         config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)
-        if config.data.val_split is None:
+        if config.data.evaluated is None:
             raise ConfigError("data.val_split=null: give a split")
         checkpoint = chosen_checkpoint(self._run, step, best=best)
         facts = {
             "run": self._run.name,
             "checkpoint": WeightFiles(checkpoint, None).digest(),
             "data": load_index(config.data.path).digest,
-            "split": config.data.val_split,
+            "split": config.data.evaluated,
             "ema": config.train.ema is not None and config.train.ema_evaluation,
         }
         self.find_code()
@@ -271,8 +273,8 @@ class LoadedRun:
             config.train.ema_evaluation = ema
         if data is not None:
             config.data.path = data if "://" in data else os.path.abspath(data)
-        if split is not None:
-            config.data.val_split = split
+        if split is not None or data is not None:  # another one than the fold that was held out
+            config.data.val_split, config.data.fold = split or config.data.val_split, None
         return config
 
     def meeting_folder(self) -> Path:

@@ -3,13 +3,15 @@
 split ── parts of `shard_samples` ── one data-parallel rank each ── OUT/NAME-00000.h5 ── index.json
 
 The shards follow the order of the samples. A shard that is there is not made again, so a job that
-was interrupted goes on; the index is written last. `prediction.json` says what the folder is for.
+was interrupted goes on, with any number of ranks; the index is written last. `prediction.json` says
+what the folder is for, and how many samples a shard has: at most `shard_samples`, and fewer where
+otherwise some ranks would have nothing to do.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ from hpctrain.disk import read_json, sync, write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.job.afterwards.progress import progress
 from hpctrain.job.afterwards.restored import Restored, restored
+from hpctrain.progress_bar import Progress
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import FILE, Index, Shard
 from hpctrain.shards.shard import shard_name, write_shard
@@ -44,7 +48,7 @@ def predict(
     facts: dict[str, Any],
     shard_samples: int = 65536,
 ) -> Index:
-    """Write the predictions for `data.val_split`; all ranks that were started call this together.
+    """Write the predictions for the evaluation split; all ranks that were started call it together.
 
     Args:
         config: The config of the run, with the split and the data that are meant.
@@ -52,7 +56,7 @@ def predict(
         folder: See `restored`.
         out: The folder of the predictions: a new one, or that of the same predictions.
         facts: What the predictions follow from; a folder with other ones is refused.
-        shard_samples: The samples of a shard, about.
+        shard_samples: The largest number of samples of a shard, about.
 
     Raises:
         ConfigError: The task has no cut between model and loss, or the layout cannot be used.
@@ -106,10 +110,10 @@ class _Prediction:
         self._mesh, self._task = trained.model.mesh, trained.task
         self._rows = 2 * BatchSizes.of(trained.config, self._mesh.degrees).share
         self._feed: Feed = trained.data.in_order(self._rows)
-        self._batches = max(1, shard_samples // self._rows)
-        self._size = self._batches * self._rows  # samples of a shard
         self._count = trained.data.samples
-        self._split = str(trained.config.data.val_split)
+        share = -(-self._count // (self._mesh.dp_size * self._rows))
+        self._size = max(1, min(shard_samples // self._rows, share)) * self._rows
+        self._split = str(trained.config.data.evaluated)
 
     def run(self) -> Index:
         self._begin()
@@ -118,10 +122,11 @@ class _Prediction:
         done = set(objects.broadcast(sorted(done)))
         todo = [n for n in numbers if n not in done]
         size, own = self._mesh.dp_size, self._mesh.dp_rank
-        # All ranks make the same passes, since those of FSDP gather parameters together.
-        for first in range(0, len(todo), size):
-            turn = todo[first : first + size]
-            self._make(turn[min(own, len(turn) - 1)], kept=own < len(turn))
+        with progress(self._trained.ranks, sum(map(self._samples, todo)), "predicted ") as shown:
+            # All ranks make the same passes, since those of FSDP gather parameters together.
+            for first in range(0, len(todo), size):
+                turn = todo[first : first + size]
+                self._make(turn[min(own, len(turn) - 1)], turn, shown, kept=own < len(turn))
         self._feed.close()
         with long_work("writing predictions"):
             pass
@@ -136,35 +141,42 @@ class _Prediction:
         problem = ""
         if self._trained.ranks.is_main:
             try:
-                facts = self._facts | {"shard_samples": self._size}
                 note = self._out / _NOTE
                 if note.exists():
                     known = read_json(note)
-                    other = [key for key in facts if known.get(key) != facts[key]]
+                    other = [key for key, value in self._facts.items() if known.get(key) != value]
                     if other:
                         problem = (
                             f"{self._out} has other predictions: {other[0]} was "
-                            f"{known.get(other[0])}, and is {facts[other[0]]} now; give another "
-                            "folder"
+                            f"{known.get(other[0])}, and is {self._facts[other[0]]} now; give "
+                            "another folder"
                         )
+                    else:
+                        self._size = max(1, int(known["shard_samples"]))
                 elif self._out.exists() and any(self._out.iterdir()):
                     problem = f"{self._out} has other files: give a folder that is new or empty"
                 else:
+                    facts = self._facts | {"shard_samples": self._size}
                     self._out.mkdir(parents=True, exist_ok=True)
                     write_atomically(note, json.dumps(facts, indent=1) + "\n")
-            except (OSError, ValueError, HpctrainError) as error:
+            except (OSError, ValueError, KeyError, TypeError, HpctrainError) as error:
                 problem = f"{self._out}: cannot be used ({error})"
-        if problem := objects.broadcast(problem):
+        problem, self._size = objects.broadcast([problem, self._size])
+        if problem:
             raise StorageError(problem)
 
-    def _make(self, number: int, *, kept: bool) -> None:
-        start = number * self._size
-        rows = min(self._size, self._count - start)
+    def _samples(self, number: int) -> int:
+        return min(self._size, self._count - number * self._size)
+
+    def _make(self, number: int, turn: Sequence[int], shown: Progress, *, kept: bool) -> None:
+        """Make the shard `number`, while the other ranks make the others of this turn."""
+        rows = self._samples(number)
+        passes = -(-max(map(self._samples, turn)) // self._rows)
         parts: dict[str, list[np.ndarray[Any, Any]]] = {}
-        left = rows
-        for batch in self._taken(start):
+        for i, batch in enumerate(self._taken(number * self._size, passes)):
             outputs = _Outputs(self._task)  # type: ignore[arg-type]
             self._trained.model.evaluate(outputs, batch)
+            first = i * self._rows
             for name, value in outputs.kept.items():
                 if len(value) != len(batch["mask"]):
                     raise ConfigError(
@@ -172,22 +184,23 @@ class _Prediction:
                         "prediction has one row for each sample"
                     )
                 array = value.float() if value.dtype == torch.bfloat16 else value
-                parts.setdefault(name, []).append(array[: max(0, left)].cpu().numpy())
-            left -= len(batch["mask"])
+                parts.setdefault(name, []).append(array[: max(0, rows - first)].cpu().numpy())
+            left = (self._samples(n) - first for n in turn)
+            shown.advance(sum(max(0, min(self._rows, n)) for n in left), 0)
         # The ranks of a replica have the same outputs, and one of them writes.
         if kept and self._mesh.is_counted:
             self._write(number, rows, parts)
 
-    def _taken(self, start: int) -> Iterator[Batch]:
-        """Yield as many batches as a shard has; the last one again where samples are lacking."""
+    def _taken(self, start: int, passes: int) -> Iterator[Batch]:
+        """Yield so many batches; the last one again where samples are lacking."""
         self._feed.load_state_dict({"consumed": start})
         given, last = 0, None
         for batch in self._feed:
             given, last = given + 1, batch
             yield batch
-            if given == self._batches:
+            if given == passes:
                 return
-        while last is not None and given < self._batches:
+        while last is not None and given < passes:
             given += 1
             yield last
 

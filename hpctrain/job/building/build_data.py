@@ -2,7 +2,7 @@
 
 path ── place (staged? verified?) ── Reader ── windows? decoded? ──┐
 mixture: NAME ── …                                                 ├── Loader ── Feed
-shuffle, subset, balance, weights, buckets, repeat ── sampler ─────┘
+shuffle, subset, fold, balance, weights, buckets … ── sampler ─────┘
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpctrain.data.samplers.block_order import BlockOrder, Lanes
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.samplers.subset import Subset, column, parse_subset
+from hpctrain.data.samplers.subset import Subset, column
 from hpctrain.data.samplers.weighted import Balanced, Weighted
 from hpctrain.data.source import Source
 from hpctrain.data.sources.concat import Concat
@@ -44,8 +44,10 @@ from hpctrain.data.workers.samples import OneByOne
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.job.building.chosen_samples import ChosenSamples
+from hpctrain.job.building.evaluation_transforms import EvaluationTransforms
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.shards.index import Index
+from hpctrain.shards.index import Index, Statistics
 
 Make = Callable[[str, Mapping[str, Any]], Any]
 
@@ -72,6 +74,13 @@ class DataBuilder:
     _indices: dict[str, Index] = field(default_factory=dict)
     _closes: list[Callable[[], None]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Prepare what the feeds of evaluations share."""
+        self._samples = ChosenSamples(self.config.data, self.config.seed)
+        self._of_evaluation = EvaluationTransforms(
+            self.config.data, self._made, self.device, shown=self.ranks.is_main
+        )
+
     def training(self) -> Feed:
         """Return the feed of the training split, or of the mixture.
 
@@ -85,6 +94,8 @@ class DataBuilder:
         else:
             source, reader = self._source(data.path, data.train_split)
             sampler = self._sampler(source, reader, self.config.seed)
+        if self.config.evaluation.job:  # otherwise its jobs would find out what is wrong
+            self._of_evaluation.of(source, self._statistics())
         return self._feed(
             source,
             sampler,
@@ -100,7 +111,7 @@ class DataBuilder:
         """Return the feed of the validation split, with each sample once; None without a split.
 
         Args:
-            split: Another split; None means `data.val_split`.
+            split: Another split; None means `data.val_split`, or the fold of `data.fold`.
             path: Another data set; None means `data.path`. Transforms on the device still have the
                 statistics of the training.
 
@@ -108,22 +119,19 @@ class DataBuilder:
             ConfigError: As `training`.
             DataError: As `training`.
         """
-        data = self.config.data
-        split = split or data.val_split
-        if split is None:
+        if split is None and self.config.data.evaluated is None:
             return None
-        source, _ = self._source(path or data.path, split)
+        source, sampler = self._evaluated(split, path)
         sizes = BatchSizes.of(self.config, self.mesh.degrees)
         return self._feed(
             source,
-            Order(len(source), 0, shuffle=False),
+            sampler,
             # Evaluation keeps no activations for a backward pass, so a larger batch fits.
             global_batch_size=2 * sizes.share * self.mesh.dp_size,
             shares=(self.mesh.dp_rank, self.mesh.dp_size, 1),
             tail="pad",
-            transforms=self._for_evaluation("transforms"),
-            batch_transforms=self._for_evaluation("batch_transforms"),
             max_epochs=1,
+            **self._of_evaluation.of(source, self._statistics()),
         )
 
     def in_order(self, rows: int) -> Feed:
@@ -138,18 +146,29 @@ class DataBuilder:
             ConfigError: As `training`.
             DataError: As `training`.
         """
-        source, _ = self._source(self.config.data.path, str(self.config.data.val_split))
-        self.samples = len(source)
+        source, sampler = self._evaluated()
+        self.samples = sampler.count
         return self._feed(
             source,
-            Order(len(source), 0, shuffle=False),
+            sampler,
             global_batch_size=rows,
             shares=(0, 1, 1),
             tail="pad",
-            transforms=self._for_evaluation("transforms"),
-            batch_transforms=self._for_evaluation("batch_transforms"),
             max_epochs=1,
+            **self._of_evaluation.of(source, self._statistics()),
         )
+
+    def _evaluated(
+        self, split: str | None = None, path: str | None = None
+    ) -> tuple[Source, Sampler]:
+        """Return a source and the order of an evaluation; see `evaluation`."""
+        data = self.config.data
+        if split is not None or data.fold_of is None:
+            source, _ = self._source(path or data.path, split or str(data.val_split))
+            return source, Order(len(source), 0, shuffle=False)
+        source, reader = self._source(path or data.path, data.train_split)
+        indices = self._samples.of_fold(reader)
+        return source, Subset(Order(len(indices), 0, shuffle=False), indices, len(source))
 
     def _mixture(self) -> tuple[Source, Sampler]:
         data = self.config.data
@@ -219,7 +238,7 @@ class DataBuilder:
 
     def _sampler(self, source: Source, reader: Reader, seed: int) -> Sampler:
         data, count = self.config.data, len(source)
-        chosen = None if data.subset is None else parse_subset(data.subset, count)
+        chosen = self._samples.of_training(reader, count)
         if chosen is not None:
             count = len(chosen)
         sampler: Sampler
@@ -285,10 +304,15 @@ class DataBuilder:
             pin_memory=self.device.type == "cuda",
             workers=workers,
         )
-        statistics = self._index(data.path).statistics.get(data.train_split, {})
-        transform = bind(Compose(batch_transforms), statistics) if batch_transforms else None
+        transform = (
+            bind(Compose(batch_transforms), self._statistics()) if batch_transforms else None
+        )
         closes, self._closes = self._closes, []
         return Feed(loader, self.device, transform, seed=seed, closes=closes)
+
+    def _statistics(self) -> Mapping[str, Statistics]:
+        data = self.config.data
+        return self._index(data.path).statistics.get(data.train_split, {})
 
     def _index(self, path: str) -> Index:
         if path not in self._indices:
@@ -304,11 +328,3 @@ class DataBuilder:
                     "{_target_: ...} of something that can be called"
                 )
         return made
-
-    def _for_evaluation(self, key: str) -> list[Any]:
-        """Return the transforms `data.val_KEY`, or else the training transforms without random."""
-        own = getattr(self.config.data, f"val_{key}")
-        if own is not None:
-            return self._made(f"data.val_{key}", own)
-        made = self._made(f"data.{key}", getattr(self.config.data, key))
-        return [transform for transform in made if not getattr(transform, "random", False)]

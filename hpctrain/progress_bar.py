@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 EVERY_S = 10.0  # between two lines
+_LONG_S = 600.0  # the time that is left is said in minutes from here on
 
 
 class Progress:
@@ -16,14 +17,22 @@ class Progress:
         nbytes: Roughly the bytes of all data; 0: not known.
         label: The text before the numbers.
         quiet: Whether nothing is shown.
+        first_s: Seconds until the first line, which estimates the time; None: `EVERY_S`.
     """
 
     def __init__(
-        self, samples: int | None, nbytes: int, *, label: str = "", quiet: bool = False
+        self,
+        samples: int | None,
+        nbytes: int,
+        *,
+        label: str = "",
+        quiet: bool = False,
+        first_s: float | None = None,
     ) -> None:
         self._samples, self._bytes, self._label = samples, nbytes, label
         self.samples = self.bytes = 0
-        self._start = self._printed = time.monotonic()
+        self._start = time.monotonic()
+        self._next = self._start + (EVERY_S if first_s is None else first_s)
         self._bar: Any = None
         self._quiet = quiet
 
@@ -33,8 +42,8 @@ class Progress:
         self.bytes += nbytes
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done(), what=self._what())
-        elif not self._quiet and time.monotonic() - self._printed >= EVERY_S:
-            self._printed = time.monotonic()
+        elif not self._quiet and (now := time.monotonic()) >= self._next:
+            self._next = now + EVERY_S
             print(f"{self._what()}{self._left()}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
@@ -70,14 +79,20 @@ class Progress:
     def _what(self) -> str:
         took = max(time.monotonic() - self._start, 1e-6)
         total = f"/{self._samples}" if self._samples is not None else ""
-        return (
-            f"{self._label}{self.samples}{total} samples, {self.bytes / 1e6:,.1f} MB, "
-            f"{self.samples / took:,.0f} samples/s, {self.bytes / took / 1e6:,.0f} MB/s"
-        )
+        parts = [f"{self._label}{self.samples}{total} samples", _rate(self.samples / took)]
+        if self.bytes:
+            parts.insert(1, f"{self.bytes / 1e6:,.1f} MB")
+            parts.append(f"{self.bytes / took / 1e6:,.0f} MB/s")
+        return ", ".join(parts)
 
     def _left(self) -> str:
         done, total = self._done(), self._total()
         if not total or not done:
             return ""
         took = time.monotonic() - self._start
-        return f", {max(0.0, (total - done) * took / done):.0f} s left"
+        left = max(0.0, (total - done) * took / done)
+        return f", {left:.0f} s left" if left < _LONG_S else f", {left / 60:,.0f} min left"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f} samples/s" if rate >= 10 or not rate else f"{rate:.2g} samples/s"

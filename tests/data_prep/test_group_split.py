@@ -1,0 +1,247 @@
+"""`--group` keeps the samples of a patient in one split, whatever the source."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.datasets.groups import Groups
+from data_prep.writing.convert import convert
+from hpctrain.data.sources.reader import Reader
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.index import Index
+from hpctrain.shards.ragged import Ragged
+from tests.data_prep.hand import Row, hand, options
+
+RANDOM = np.random.default_rng(0)
+PATIENTS = RANDOM.choice(40, 600, p=RANDOM.permutation(np.arange(1, 41)) / 820)
+SPLIT = ("--split", "train=0.8,val=0.2")
+
+
+def shares(folder, field="patient"):
+    """Return the values of a field in each split."""
+    index = Index.load(folder)
+    found = {}
+    for name in index.splits:
+        reader = Reader(folder, name)
+        found[name] = reader.read(np.arange(len(reader)))[field].reshape(-1)
+    return found
+
+
+def is_whole(folder, field="patient"):
+    found = shares(folder, field)
+    assert {*found} == {"train", "val"}
+    size = sum(map(len, found.values()))
+    assert abs(len(found["val"]) / size - 0.2) < 0.02
+    return not {*found["train"].tolist()} & {*found["val"].tolist()}
+
+
+@pytest.fixture
+def arrays(tmp_path, data_prep):
+    """Return a function that converts 600 samples of 40 patients into tmp_path / NAME."""
+    np.save(tmp_path / "patient.npy", PATIENTS)
+    np.save(tmp_path / "x.npy", np.arange(600.0))
+    np.save(tmp_path / "sick.npy", PATIENTS % 4 == 0)
+
+    def call(name, *words, code=0):
+        sources = [tmp_path / f"{field}.npy" for field in ("patient", "x", "sick")]
+        done = data_prep("arrays", *sources, tmp_path / name, *SPLIT, *words)
+        assert done[0] == code, done
+        return "".join(done[1:])
+
+    return call
+
+
+def test_no_patient_is_in_two_splits(tmp_path, arrays, data_prep):
+    arrays("leaks")
+    assert not is_whole(tmp_path / "leaks")
+    said = arrays("OUT", "--group", "patient", "--shard-size", "2KB")
+    assert is_whole(tmp_path / "OUT")
+    found = shares(tmp_path / "OUT")
+    got = [len(found[name]) / 600 for name in ("train", "val")]
+    line = f"each patient is in one split: train {got[0]:.4g} (asked 0.8), val {got[1]:.4g} (asked"
+    assert line in said
+    assert Index.load(tmp_path / "OUT").group == "patient"
+    assert "already holds this data set" in arrays(
+        "OUT", "--group", "patient", "--shard-size", "2KB"
+    )
+    # The same command gives the same splits, from shards of any size.
+    arrays("again", "--group", "patient")
+    assert all(
+        sorted(one.tolist()) == sorted(found[name].tolist())
+        for name, one in shares(tmp_path / "again").items()
+    )
+    code, out, _ = data_prep("verify", tmp_path / "OUT")
+    assert code == 0
+    assert "groups of patient" in out
+    code, out, _ = data_prep("verify", tmp_path / "leaks", "--group", "patient")
+    assert code == 3
+    assert re.search(
+        r"\d+ of 40 values of 'patient' are in both 'train' and 'val', such as \d", out
+    )
+    assert data_prep("verify", tmp_path / "leaks")[0] == 0
+    assert data_prep("verify", tmp_path / "leaks", "--group", "person")[0] == 2
+
+
+def test_groups_beside_classes_and_duplicates(tmp_path, arrays):
+    arrays("OUT", "--group", "patient", "--stratify", "patient")
+    assert is_whole(tmp_path / "OUT")
+    rows = [Row(float(i % 150), label=i % 150 // 5) for i in range(300)]
+    chosen = options("train=0.8,val=0.2", group="label", dedup="exact")
+    index = convert(hand(rows[:100], rows[100:]), tmp_path / "dedup", chosen)
+    assert is_whole(tmp_path / "dedup", "label")
+    assert index.provenance["left_out"]["duplicates"] == 150
+    assert index.provenance["left_out"]["duplicates_across_splits"] == 0
+    assert sum(shard.count for shard in index.shards) == 150
+
+
+def test_groups_of_texts_and_of_a_column(tmp_path):
+    rows = [Row(float(i), text=f"p{i % 30}", split=f"q{i % 20}") for i in range(240)]
+    source = hand(rows[:100], rows[100:])
+    convert(source, tmp_path / "text", options("train=0.8,val=0.2", group="text"))
+    reader = Reader(tmp_path / "text", "val")
+    own = {text.tobytes() for text in reader.read(np.arange(len(reader)))["text"]}
+    assert 0 < len(own) < 12
+    assert len(reader) == 8 * len(own)
+    index = convert(source, tmp_path / "column", options("train=0.8,val=0.2", group="split"))
+    assert index.group == ""  # it is no field, so nobody can look at it later
+    found = {
+        name: {int(x) % 20 for x in xs} for name, xs in shares(tmp_path / "column", "x").items()
+    }
+    assert not found["train"] & found["val"]
+    assert len(found["val"]) == 4
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_list_of_images_and_a_table(tmp_path, data_prep, kind):
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    (tmp_path / "src").mkdir()
+    names = [f"p{i % 20}" for i in range(60)]
+    for i in range(60):
+        Image.new("L", (4, 4), i).save(tmp_path / "src" / f"{i}.png")
+    table = pa.table({"path": [f"{i}.png" for i in range(60)], "label": names, "patient": names})
+    path = tmp_path / "src" / f"list.{kind}"
+    if kind == "csv":
+        pyarrow.csv.write_csv(table, path)
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    images = ("images", path, tmp_path / "images", *SPLIT, "--group", "patient")
+    assert data_prep(*images)[0] == 0
+    assert is_whole(tmp_path / "images", "label")
+    if kind == "jsonl":
+        return
+    rows = (
+        "table",
+        path,
+        tmp_path / "table",
+        *SPLIT,
+        "--group",
+        "patient",
+        "--drop",
+        "path,patient",
+    )
+    code, _, said = data_prep(*rows, "--categorical", "label")
+    assert (code, said) == (0, "")
+    assert is_whole(tmp_path / "table", "label")
+
+
+def test_folders_of_images(tmp_path, data_prep):
+    for i in range(20):
+        for label in "ab":
+            folder = tmp_path / "src" / f"p{i}" / label
+            folder.mkdir(parents=True)
+            Image.new("L", (1, 1), i).save(folder / f"{i}.png")
+    images = ("images", tmp_path / "src", tmp_path / "OUT", *SPLIT, "--group")
+    assert data_prep(*images, "folder")[0] == 0
+    assert is_whole(tmp_path / "OUT", "image")
+    code, _, said = data_prep("images", tmp_path / "src", tmp_path / "NO", *SPLIT, "--group", "x")
+    assert code == 2
+    assert "--group x: a folder of images has column:folder" in said
+
+
+def test_other_splits_are_checked(tmp_path):
+    rows = [[Row(float(i), label=i // 3) for i in part] for part in (range(6), range(6, 12))]
+    index = convert(hand(*rows), tmp_path / "OUT", options("file:a=f0,b=f1", group="label"))
+    assert index.group == "label"
+    with pytest.raises(
+        DataError, match=r"--group label: 2 of 2 values are in several splits of --sp"
+    ):
+        convert(hand(rows[0], rows[0]), tmp_path / "NO", options("file:a=f0,b=f1", group="label"))
+    assert not (tmp_path / "NO").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"group": "none"},
+            "hand has no such field or column to go by; it has the fields x, label, t",
+        ),
+        ({"group": "none"}, "and the columns split"),
+        ({"group": "label"}, "--split train=0.5,val=0.5: 1 groups are too few for 2 parts"),
+    ],
+)
+def test_what_cannot_be_grouped(tmp_path, given, said):
+    with pytest.raises((ConfigError, DataError), match=said):
+        convert(hand([Row(1), Row(2)]), tmp_path / "OUT", options("train=0.5,val=0.5", **given))
+    assert not (tmp_path / "OUT").exists()
+
+
+def test_a_part_does_not_see_all_groups(arrays):
+    said = arrays("OUT", "--group", "patient", "--part", "1/2", code=2)
+    assert "--group has to see all samples, --part only some" in said
+
+
+def test_repack_keeps_groups_whole(tmp_path, arrays, data_prep):
+    arrays("src", "--group", "patient")
+
+    def repack(*words):
+        done = data_prep("repack", tmp_path / "src", tmp_path / "new", "--overwrite", *words)
+        assert done[0] == 0, done
+        return Index.load(tmp_path / "new").group
+
+    assert repack() == repack("--shuffle", "1") == "patient"
+    assert is_whole(tmp_path / "new")
+    assert repack("--fields", "x") == ""
+    assert repack("--split", "train=0.75,val=0.25") == "patient"
+    found = shares(tmp_path / "new")
+    assert not {*found["train"].tolist()} & {*found["val"].tolist()}
+    assert repack(*SPLIT, "--group", "") == ""
+    assert not is_whole(tmp_path / "new")
+    code, _, said = data_prep("repack", tmp_path / "src", tmp_path / "no", *SPLIT, "--fields", "x")
+    assert code == 2
+    assert "--group patient: repack has no such field or column" in said
+
+
+def test_files_that_are_adopted(tmp_path, data_prep):
+    import h5py
+
+    for name, patients in (("a", [1, 1, 2]), ("b", [3, 3]), ("c", [3, 4])):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["p"] = np.array(patients)
+    command = ("index", *sorted(tmp_path.glob("*.h5")), "--field", "p=/p", "--group", "p")
+    code, out, _ = data_prep(*command, "--split", "val=a*,train=*")
+    assert code == 0
+    assert "each p is in one split" in out
+    assert Index.load(tmp_path).group == "p"
+    code, _, said = data_prep(*command, "--split", "val=c*,train=*", "--overwrite")
+    assert code == 3
+    assert "1 of 4 values of 'p' are in both 'train' and 'val', such as 3" in said
+    assert Index.load(tmp_path).split("val").count == 3  # the index before is still there
+    assert data_prep(*command, "--group", "q")[0] == 2
+
+
+def test_what_is_shown_of_a_group():
+    groups = Groups("name")
+    for split in ("train", "val"):
+        groups.add(split, Ragged.of([np.frombuffer(b"ann", np.uint8)]))
+    assert list(groups.problems()) == [
+        "1 of 1 values of 'name' are in both 'train' and 'val', such as 'ann'"
+    ]

@@ -1,0 +1,240 @@
+"""Cross-validation with real digits and a made-up patient: no patient is in both parts."""
+
+import json
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpctrain import load_run
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.data.feed import Feed
+from hpctrain.data.sources.reader import Reader
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import HpctrainError
+from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.make import make
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.runs.freeze import check
+from hpctrain.shards.format import write_shards
+from hpctrain.shards.index import Index
+from tests import forkserver
+from tests.cluster import Paced
+from tests.conftest import run_json, run_module, runs
+from tests.job.test_train import wait_for_step
+
+FOLDS = 3
+FIELDS = ("data.tail=pad", "train.global_batch_size=32")
+
+
+@pytest.fixture(scope="module")
+def patients(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits of 40 patients, who have 5 to 60 or so; `sample` is the number of the sample."""
+    rows = Reader(digits, "train").read(np.arange(1000))
+    random = np.random.default_rng(0)
+    weights = random.integers(5, 60, 40)
+    patient = random.choice(40, 1000, p=weights / weights.sum()).astype(np.int32)
+    folder = tmp_path_factory.mktemp("patients") / "data"
+    write_shards(
+        folder,
+        [
+            (
+                "train",
+                {
+                    "image": rows["image"],
+                    "label": rows["label"],
+                    "patient": patient,
+                    "sample": np.arange(1000),
+                },
+            )
+        ],
+    )
+    return folder
+
+
+@pytest.fixture
+def config(composer: Composer, patients: Path, tmp_path: Path) -> Callable[..., Config]:
+    def call(*overrides: str) -> Config:
+        where = [f"data.path={patients}", f"output_dir={tmp_path}/runs", "tracking=off"]
+        return composer.typed(["experiment=digits", *where, *FIELDS, *overrides])
+
+    return call
+
+
+@pytest.fixture
+def build(config: Callable[..., Config]) -> Callable[..., DataBuilder]:
+    def call(*overrides: str, rank: int = 0, size: int = 1) -> DataBuilder:
+        made = config(*overrides)
+        check(made, size)
+        mesh = Mesh(Degrees(size), rank, torch.device("cpu"))
+        ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
+        return DataBuilder(made, ranks, mesh, torch.device("cpu"), make)
+
+    return call
+
+
+def read(feed: Feed | None, field: str = "sample") -> list[int]:
+    """Return a field of all samples of an epoch."""
+    assert feed is not None
+    found: list[int] = []
+    for batch in feed:
+        found += batch[field][batch["mask"]].tolist()
+        if feed.epoch:
+            break
+    feed.close()
+    return found
+
+
+@pytest.mark.parametrize("group", [(), ("data.group=patient",)])
+def test_each_sample_is_evaluated_once_and_trained_on_in_all_other_folds(
+    build: Callable[..., DataBuilder], patients: Path, group: tuple[str, ...]
+) -> None:
+    of = Reader(patients, "train").read(np.arange(1000))["patient"]
+    held, leaks = [], 0
+    for fold in range(FOLDS):
+        builder = build(f"data.fold={fold}/{FOLDS}", *group)
+        trained, evaluated = read(builder.training()), read(builder.evaluation())
+        assert sorted([*trained, *evaluated]) == list(range(1000))
+        assert evaluated == read(builder.in_order(100)) == sorted(evaluated)
+        leaks += len({*of[trained]} & {*of[evaluated]})  # type: ignore[index]
+        held += evaluated
+        assert abs(len(evaluated) - 1000 / FOLDS) <= (15 if group else 1)
+        if fold:
+            continue
+        # Two ranks share it, and all evaluations of a split that is named have the whole of it.
+        parts = [build(f"data.fold={fold}/{FOLDS}", *group, rank=r, size=2) for r in range(2)]
+        assert sorted(n for part in parts for n in read(part.evaluation())) == evaluated
+        assert len(read(builder.evaluation("train"))) == 1000
+    assert sorted(held) == list(range(1000))
+    assert (leaks == 0) == bool(group)
+    other = read(build(f"data.fold=0/{FOLDS}", *group, "seed=1").evaluation())
+    assert other != held[: len(other)]
+
+
+def test_the_data_set_may_know_its_group(
+    build: Callable[..., DataBuilder], patients: Path, tmp_path: Path, config: Callable[..., Config]
+) -> None:
+    index = Index.load(patients)
+    for path in patients.glob("*.h5"):
+        (tmp_path / path.name).hardlink_to(path)
+    Index(index.fields, index.shards, index.statistics, group="patient").save(tmp_path)
+    own = read(build("data.fold=2/5", f"data.path={tmp_path}").evaluation())
+    assert own == read(build("data.fold=2/5", "data.group=patient").evaluation())
+    # Other folds are another run; without folds it is the same data.
+    for more, same in (("data.fold=2/5", False), ("data.val_split=null", True)):
+        names = {check(config(more, f"data.path={path}")).name for path in (patients, tmp_path)}
+        assert (len(names) == 1) == same
+
+
+def test_a_part_of_the_patients(build: Callable[..., DataBuilder], patients: Path) -> None:
+    of = np.asarray(Reader(patients, "train").read(np.arange(1000))["patient"])
+    first = [*dict.fromkeys(of.tolist())][:6]
+    part = ("data.subset=:6", "data.group=patient", "data.val_split=null")
+    wanted = np.flatnonzero(np.isin(of, first)).tolist()
+    assert sorted(read(build(*part).training())) == wanted
+    # With folds, the fold is of the whole split, and the training has the rest of the part.
+    fold = build("data.fold=1/5", *part)
+    evaluated = read(fold.evaluation())
+    assert evaluated == read(build("data.fold=1/5", "data.group=patient").evaluation())
+    assert sorted(read(fold.training())) == sorted({*wanted} - {*evaluated})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("data.fold=5/5", "data.fold='5/5': it must be K/N: fold K, from 0 to N - 1, of"),
+        ("data.fold=0/1", "data.fold='0/1': it must be K/N"),
+        ("data.fold=first", "data.fold='first': it must be K/N"),
+        ("data.fold=0/1001", "data.fold=0/1001: the split 'train' has 1000 samples; at most so"),
+        ("data.fold=0/41 data.group=patient", "has 40 values of patient; at most so many folds"),
+        ("data.fold=0/5 data.group=person", "data.group=person: the fields of data.path are image"),
+        ("data.fold=0/5 train.global_batch_size=900 data.tail=drop", "fold=0/5 has 800 samples"),
+        ("data.fold=0/5 data.val_splits=[train]", "the training split has the samples of both"),
+        ("data.group=patient data.val_split=null", "it is for data.fold or data.subset"),
+        ("data.group=patient data.subset=x.npy data.val_split=null", "the file lists samples"),
+        ("data.subset=all data.group=patient data.val_split=null", "'all' is no slice"),
+        ("data.fold=0/5 data.windows.field=label", "windows of one document would be in two"),
+        ("data.fold=0/5 data.mixture=[{name: a, path: b}]", "it divides one training split"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_queued(
+    config: Callable[..., Config], overrides: str, words: str
+) -> None:
+    with pytest.raises(HpctrainError) as error:
+        check(config(*re.split(r" (?=data|train)", overrides)))
+    assert words in str(error.value)
+
+
+def given(patients: Path, folder: Path, *overrides: str) -> list[str]:
+    where = [f"data.path={patients}", f"output_dir={folder}/runs", "data.group=patient"]
+    return [
+        "experiment=digits",
+        *where,
+        *FIELDS,
+        "tracking=off",
+        "monitor.enabled=false",
+        *overrides,
+    ]
+
+
+@pytest.mark.slow
+def test_a_sweep_over_the_folds_is_cross_validation(patients: Path, tmp_path: Path) -> None:
+    folds = ",".join(f"{fold}/3" for fold in range(3))
+    local = "hydra/launcher=submitit_local"
+    sweep = ("-m", f"data.fold={folds}", "train.max_epochs=3", local)
+    run_module("hpctrain", *given(patients, tmp_path, *sweep), cwd=tmp_path)
+    found = runs(tmp_path / "runs")
+    assert len(found) == 3
+    samples: Counter[int] = Counter()
+    for run in found:
+        loaded = load_run(run)
+        result = run_json(run)["result"]
+        assert {f"val/{name}": value for name, value in loaded.evaluate().items()} == {
+            name: value for name, value in result.items() if name.startswith("val/")
+        }
+        out = loaded.predict(None, tmp_path / f"{run.name}-out")
+        index = json.loads((out / "index.json").read_text())
+        (name,) = {shard["split"] for shard in index["shards"]}
+        assert name == f"train-fold-{loaded.config.data.fold[0]}-of-3"  # type: ignore[index]
+        samples[name] = sum(shard["count"] for shard in index["shards"])
+        assert loaded.evaluate("train")["loss"] != result["val/loss"]
+    assert sum(samples.values()) == 1000
+    said = run_module(
+        *("hpctrain", "report", *(str(run) for run in found), "--over", "fold"),
+        *("--metric", "val/accuracy"),
+        cwd=tmp_path,
+    )
+    assert "±" in said.stdout
+    done = run_module("hpctrain", "evaluate", str(found[0]), cwd=tmp_path)
+    assert "split train-fold-" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_fold_that_was_killed_goes_on_bit_by_bit(
+    patients: Path, tmp_path: Path, paced: Paced
+) -> None:
+    common = ("data.fold=1/5", "train.max_epochs=4", "checkpoint.every_steps=10", paced.task)
+    command = [sys.executable, "-m", "hpctrain", *given(patients, tmp_path, *common)]
+    process: Any = forkserver.Popen(command, cwd=tmp_path)
+    wait_for_step(tmp_path / "runs", 10, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait(120)
+    paced.go()
+    for folder in (tmp_path, tmp_path / "whole"):
+        folder.mkdir(exist_ok=True)
+        run_module("hpctrain", *given(patients, folder, *common), cwd=tmp_path)
+    (resumed,), (whole,) = runs(tmp_path / "runs"), runs(tmp_path / "whole" / "runs")
+    assert len(run_json(resumed)["attempts"]) == 2
+    results = [run_json(run)["result"].items() for run in (resumed, whole)]
+    first, second = ({k: v for k, v in result if "perf/" not in k} for result in results)
+    assert first == second
+    assert "val/accuracy" in first

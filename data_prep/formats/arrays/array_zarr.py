@@ -74,10 +74,9 @@ class ZarrArray(ArrayFile):
                         "and no fill value"
                     )
         try:
-            array = self._array[(slice(None),) * self.axis + (slice(start, stop),)]
+            return self._cut(self._array, start, stop)
         except Exception as error:  # codecs may raise anything
             raise unreadable(self.where, error) from None
-        return np.moveaxis(np.asarray(array), self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterator[str]:
         """Yield the metadata files, and the chunks of these rows that exist."""
@@ -105,9 +104,10 @@ class ZarrArray(ArrayFile):
         counts = [
             -(-size // chunk) for size, chunk in zip(self._array.shape, self._chunks, strict=True)
         ]
-        chunk = self._chunks[self.axis]
         grid = [range(count) for count in counts]
-        grid[self.axis] = range(start // chunk, -(-stop // chunk))
+        if not self.single:
+            chunk = self._chunks[self.axis]
+            grid[self.axis] = range(start // chunk, -(-stop // chunk))
         for place in np.ndindex(*map(len, grid)):
             at = tuple(axis[i] for axis, i in zip(grid, place, strict=True))
             yield os.path.join(self._key, self._array.metadata.encode_chunk_key(at))

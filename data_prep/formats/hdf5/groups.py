@@ -1,0 +1,114 @@
+"""Files with a group per sample: /0000/x, /0001/x, …, of which the pattern /*/x takes all."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+SHOWN = 3  # names that a message has
+MANY = 10  # groups with the same array that look like samples
+_WILD = re.compile(r"(\*|\?|\[[^\]/]+\])")
+
+Match = tuple[str, tuple[str, ...]]
+"""The path of an array, and what each wildcard of the pattern stands for in it."""
+
+
+def has_wildcard(key: str) -> bool:
+    """Return whether the key of an array is a pattern."""
+    return bool(_WILD.search(key))
+
+
+def expression(pattern: str) -> re.Pattern[str]:
+    """Return a pattern as a regular expression with a group for each wildcard."""
+    forms = {"*": "([^/]*)", "?": "([^/])"}
+    parts = _WILD.split(pattern)
+    parts[::2] = map(re.escape, parts[::2])
+    parts[1::2] = [forms.get(part) or f"({part.replace('[!', '[^')})" for part in parts[1::2]]
+    return re.compile("".join(parts))
+
+
+def matching(
+    pattern: str, names: Callable[[str], Iterable[str]], has: Callable[[str], bool]
+) -> tuple[list[Match], list[str]]:
+    """Return what matches a pattern such as /rec_*/eeg, and the paths /rec_7 without an eeg.
+
+    Args:
+        pattern: Its last part may be NAME@ATTRIBUTE.
+        names: Returns the names in a group; none if there is no such group.
+        has: Returns whether an array or attribute is at a path.
+    """
+    found: list[Match] = [("", ())]
+    for part in pattern.strip("/").split("/"):
+        name, at, attribute = part.rpartition("@")
+        if not at or has_wildcard(attribute):
+            name, at, attribute = part, "", ""
+        if not has_wildcard(name):
+            found = [(f"{path}/{part}", matched) for path, matched in found]
+            continue
+        whole = expression(name)
+        found = [
+            (f"{path}/{inner}{at}{attribute}", (*matched, *match.groups()))
+            for path, matched in found
+            for inner in names(path)
+            if (match := whole.fullmatch(inner))
+        ]
+    there = [has(path) for path, _ in found]
+    return (
+        [each for each, is_there in zip(found, there, strict=True) if is_there],
+        [path for (path, _), is_there in zip(found, there, strict=True) if not is_there],
+    )
+
+
+def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[int, str]:
+    """Return how many groups of a file look like samples, and a sentence with the command.
+
+    Args:
+        path: The file.
+        names: The paths of its arrays.
+        key: Only groups with this array are meant; "": any.
+    """
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in names:
+        parts = name.strip("/").split("/")
+        for place, part in enumerate(parts):
+            found["/".join(parts[:place])]["/".join(parts[place + 1 :])].append(part)
+    for above, by_rest in found.items():
+        samples = {rest: each for rest, each in by_rest.items() if _are_samples(each, rest)}
+        if not samples:
+            continue
+        most = max(samples.values(), key=len)
+        low, high = min(most), max(most)  # what these have in common, all have
+        alike = [a == b for a, b in zip(low, high, strict=False)]
+        common = low[: [*alike, False].index(False)].rstrip("0123456789")
+        stem = f"{'/' * bool(above)}{above}/{common}*"
+        keys = [
+            f"{stem}{'/' * bool(rest)}{rest}"
+            for rest, each in samples.items()
+            if 2 * len(each) > len(most)
+        ]
+        if key and not any(expression(each).fullmatch(f"/{key.strip('/')}") for each in keys):
+            continue
+        options = " ".join(f"--field '{_field(each)}={path}:{each}'" for each in keys)
+        return len(most), (
+            f"{len(most):,} arrays lie at {keys[0]}, which looks like a group per sample: `python "
+            f"-m data_prep arrays OUT {options}` takes each as a sample; '{stem}@NAME' takes "
+            "their attributes"
+        )
+    return 0, ""
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names of many, as text."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def _are_samples(names: Collection[str], rest: str) -> bool:
+    """Return whether so many names that have the same array are samples, and not variables."""
+    alike = {re.sub(r"\d+", "", name) for name in names}
+    return len(names) >= MANY and (bool(rest) or (len(alike) == 1 and alike != set(names)))
+
+
+def _field(pattern: str) -> str:
+    """Return a name for the field of a pattern: the last part without a wildcard."""
+    last = pattern.rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9_.-]", "", last).lstrip("-.") or "x"

@@ -1,0 +1,118 @@
+"""Sparse matrices in HDF5: those of AnnData (.h5ad) and MATLAB. Their rows are read as dense ones.
+
+A matrix in rows (CSR) has the values `data` of all rows one after the other, the column of each in
+`indices`, and the place where each row begins in `indptr`. In columns (CSC) the same is said of the
+transposed matrix, so that its columns can be samples, and its rows cannot.
+"""
+
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from data_prep.formats.hdf5.hdf5_storage import Written
+from data_prep.formats.hdf5.matlab import SPARSE
+from hpctrain.errors import DataError
+from hpctrain.shards.types import Array
+
+_PARTS = ("data", "indices", "indptr")
+
+
+class Form(NamedTuple):
+    """How a group holds a sparse matrix.
+
+    Attributes:
+        axis: The axis whose rows can be read.
+        shape: The shape of the matrix.
+        parts: The names of the values, of their columns, and of the beginnings of the rows.
+    """
+
+    axis: int
+    shape: tuple[int, int]
+    parts: tuple[str, str, str]
+
+
+def form_of(group: Any) -> Form | None:
+    """Return the form of the sparse matrix in a group; None if it holds none."""
+    if not isinstance(group, h5py.Group):
+        return None
+    attrs = group.attrs
+    kind = str(attrs.get("encoding-type", attrs.get("h5sparse_format", "")))
+    if kind.removesuffix("_matrix") in ("csr", "csc") and all(part in group for part in _PARTS):
+        rows, columns = attrs.get("shape", attrs.get("h5sparse_shape", (0, 0)))
+        return Form(int(kind.startswith("csc")), (int(rows), int(columns)), _PARTS)
+    if SPARSE in attrs and "jc" in group:
+        # MATLAB stores columns, and its axes are reversed in HDF5.
+        shape = len(group["jc"]) - 1, int(attrs[SPARSE])
+        return Form(0, shape, ("data", "ir", "jc"))
+    return None
+
+
+def part_of(found: Any) -> str:
+    """Return what is wrong with a dataset that is only a part of a sparse matrix; otherwise ""."""
+    form = form_of(found.parent) if isinstance(found, h5py.Dataset) else None
+    if form is None or found.name.rpartition("/")[2] not in form.parts:
+        return ""
+    return f"is a part of the sparse matrix {found.parent.name}; name the matrix"
+
+
+class SparseRows:
+    """The rows of a sparse matrix, as dense ones.
+
+    Args:
+        name: Its name in messages.
+        group: The group that holds it.
+        form: See `form_of`.
+        axis: The axis whose rows are asked for.
+
+    Raises:
+        DataError: These rows cannot be read, or a part of the matrix is missing or damaged.
+    """
+
+    def __init__(self, name: str, group: h5py.Group, form: Form, axis: int) -> None:
+        if axis % 2 != form.axis:
+            mine, other = ("columns", "rows") if form.axis else ("rows", "columns")
+            to = "tocsr" if form.axis else "tocsc"
+            raise DataError(
+                f"{name} is a sparse matrix stored by {mine}, so that its {other} cannot be read "
+                f"one by one. `data.X = data.X.{to}(); data.write_h5ad(FILE)` in Python stores "
+                f"them; --axis NAME={form.axis} takes the {mine} as samples"
+            )
+        self.shape = form.shape[::-1] if form.axis else form.shape
+        parts = [group.get(part) for part in form.parts]
+        for of, part in zip(form.parts, parts, strict=True):
+            if not isinstance(part, h5py.Dataset) or part.is_virtual or part.external:
+                raise DataError(f"{name} is a sparse matrix without {of} in this file")
+            if problem := Written(part).problem():
+                raise DataError(f"{name}/{of} {problem}")
+        self._name, self._data, self._columns = name, parts[0], parts[1]
+        self._starts = parts[2][()].astype(np.int64)
+        self.dtype = self._data.dtype
+        counts = np.diff(self._starts, prepend=0)
+        sizes = len(self._starts) - 1, int(counts.sum()), len(self._columns)
+        if (
+            (counts < 0).any()
+            or self._starts[:1].any()
+            or sizes
+            != (
+                self.shape[0],
+                len(self._data),
+                len(self._data),
+            )
+        ):
+            raise DataError(f"{name} is damaged: {form.parts[2]} does not fit the values")
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Return dense rows, (stop - start, columns).
+
+        Raises:
+            DataError: A value lies outside of the matrix.
+        """
+        first, last = int(self._starts[start]), int(self._starts[stop])
+        dense = np.zeros((stop - start, self.shape[1]), self.dtype)
+        columns = self._columns[first:last].astype(np.int64)
+        if len(columns) and not (columns.min() >= 0 and columns.max() < self.shape[1]):
+            raise DataError(f"{self._name} is damaged: a value lies outside of the matrix")
+        rows = np.repeat(np.arange(stop - start), np.diff(self._starts[start : stop + 1]))
+        np.add.at(dense, (rows, columns), self._data[first:last])  # equal places are added up
+        return dense

@@ -4,6 +4,7 @@ A key is the path of a dataset or of a sparse matrix, or PATH@NAME for an attrib
 """
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import h5py
@@ -127,14 +128,15 @@ def matching(where: Where, external: bool) -> tuple[list[groups.Match], list[str
         return groups.matching(where.key, names, has)
 
 
-def one_of_many(where: Where, rows: int) -> tuple[bool, str]:
+def one_of_many(where: Where, rows: int, opened: h5py.File | None = None) -> tuple[bool, str]:
     """Return whether an array must be one of many samples, and what to say if it may be one.
 
     Args:
         where: The array that the user names.
         rows: The number of its rows, each of which would be a sample.
+        opened: The file, if it is open already.
     """
-    with h5py.File(where.path, "r", locking=False) as file:
+    with nullcontext(opened) if opened else h5py.File(where.path, "r", locking=False) as file:
         many, text = groups.looks_like_groups(where.path, names_of(file), where.key)
     if not text:
         return False, ""
@@ -169,7 +171,10 @@ def _chosen(where: Where, file: h5py.File) -> str:
         return choose(where, names)
     except ConfigError as error:
         _, text = groups.looks_like_groups(where.path, names)
-        raise ConfigError(f"{error}. {text[:1].upper()}{text[1:]}".rstrip(". ")) from None
+        if not text:
+            raise
+        problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
+        raise ConfigError(f"{where.path} {problem}, but {text}") from error
 
 
 def _attribute(links: Links, file: h5py.File, where: Where) -> Any:

@@ -46,7 +46,7 @@ class Where:
     Attributes:
         path: Path of the file, or of the folder of a Zarr store.
         key: The text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP".
-        matched: What each wildcard of the key's pattern stands for; () without a pattern.
+        matched: Names the sample if the key comes from a pattern; see `groups.Match`.
     """
 
     path: str

@@ -9,7 +9,8 @@ MANY = 10  # groups with the same array that look like samples
 _WILD = re.compile(r"(\*|\?|\[[^\]/]+\])")
 
 Match = tuple[str, tuple[str, ...]]
-"""The path of an array, and what each wildcard of the pattern stands for in it."""
+"""The path of an array, and the names of the groups in it, or for an array's own name what each
+wildcard stands for: the same for the arrays of one sample."""
 
 
 def has_wildcard(key: str) -> bool:
@@ -37,25 +38,28 @@ def matching(
         has: Returns whether an array or attribute is at a path.
     """
     found: list[Match] = [("", ())]
-    for part in pattern.strip("/").split("/"):
+    *_, last = parts = pattern.strip("/").split("/")
+    for part in parts:
         name, at, attribute = part.rpartition("@")
         if not at or has_wildcard(attribute):
             name, at, attribute = part, "", ""
         if not has_wildcard(name):
             found = [(f"{path}/{part}", matched) for path, matched in found]
             continue
-        whole = expression(name)
+        whole, is_array = expression(name), part is last and not at
         found = [
-            (f"{path}/{inner}{at}{attribute}", (*matched, *match.groups()))
+            (
+                f"{path}/{inner}{at}{attribute}",
+                (*matched, *(match.groups() if is_array else [inner])),
+            )
             for path, matched in found
             for inner in names(path)
             if (match := whole.fullmatch(inner))
         ]
-    there = [has(path) for path, _ in found]
-    return (
-        [each for each, is_there in zip(found, there, strict=True) if is_there],
-        [path for (path, _), is_there in zip(found, there, strict=True) if not is_there],
-    )
+    there = [each for each in found if has(each[0])]
+    known = {path for path, _ in there}
+    gone = [path for path, _ in found if path not in known]
+    return there, [path for path in gone if "@" in last or [*names(path.rpartition("/")[0])]]
 
 
 def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[int, str]:

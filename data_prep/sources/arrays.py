@@ -46,12 +46,12 @@ import numpy as np
 from data_prep.formats.arrays.array_base import FORMS, Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.arrays.array_files import (
+    among_others,
     expanded,
     named_by_files,
     natural,
     parse_where,
 )
-from data_prep.formats.arrays.array_hdf5 import one_of_many
 from data_prep.formats.hdf5.groups import shortened
 from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
@@ -220,8 +220,8 @@ def arrays(
             external=external,
         )
         columns.append(column)
-        if len(parts) == 1 and parts[0].kind == "hdf5" and not given:
-            is_sample, note = one_of_many(parts[0], column.ends[-1])
+        if len(parts) == 1 and not given:
+            is_sample, note = among_others(parts[0], column.ends[-1])
             if is_sample:
                 raise ConfigError(note)
             notes.append(note)

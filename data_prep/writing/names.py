@@ -8,7 +8,7 @@ from data_prep.source import BadRecords, Block, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.sample_schema import check_fields
 
-ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches
+_ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def renamed(source: Source, names: Mapping[str, str]) -> Source:
             check_fields({name: spec})
         except DataError as error:
             raise ConfigError(f"{error}{cure}") from None
-        if added := [name + more for more in ADDED if spec.variable and name + more in fields]:
+        if added := [name + more for more in _ADDED if spec.variable and name + more in fields]:
             cure = f"; --rename {new[added[0]]!r}=NAME gives another name"
             raise ConfigError(f"the loader adds {added[0]!r} for the lengths of {name!r}{cure}")
     if not names:

@@ -350,3 +350,40 @@ def test_a_sparse_matrix_of_matlab(matlab, data_prep):
     err = data_prep("arrays", "OUT", "--field", "x=m.mat:/sparse")[2]
     assert "/sparse is 7x30 in MATLAB and 30x7 in HDF5" in err
     assert (everything()["x"] == DENSE).all()
+
+
+@pytest.mark.parametrize("kind", ["npz", "zarr", "nc", "h5"])
+def test_patterns_of_other_formats(data_prep, kind):
+    import netCDF4
+    import zarr
+
+    match kind:
+        case "npz":
+            np.savez("o.npz", **{f"x_{i}": EEG[i] for i in range(COUNT)}, y=np.arange(COUNT))
+        case "zarr":
+            store = zarr.open_group("o.zarr", mode="w")
+            for i in range(COUNT):
+                store.create_array(f"x_{i}", data=EEG[i])
+        case "nc":
+            with netCDF4.Dataset("o.nc", "w") as file:
+                file.createDimension("c", 4)
+                file.createDimension("t", 16)
+                for i in range(COUNT):
+                    file.createVariable(f"x_{i}", "f4", ("c", "t"))[:] = EEG[i]
+        case "h5":
+            with h5py.File("o.h5", "w") as file:
+                for i in range(COUNT):
+                    file[f"x_{i}"] = EEG[i]
+                    file[f"elsewhere/{i}"] = np.float64(i)
+                    file[f"link_{i}"] = h5py.SoftLink(f"/elsewhere/{i}")
+    args = ["--field", f"x=o.{kind}:x_*"]
+    args += ["--field", "y=o.h5:link_*"] if kind == "h5" else []
+    code, _, err = data_prep("arrays", "OUT", *args)
+    assert (code, said(err)) == (0, [])
+    assert (everything()["x"] == EEG).all()
+    if kind == "h5":
+        assert everything()["y"].tolist() == list(range(COUNT))
+    err = data_prep("arrays", "O2", "--field", f"x=o.{kind}")[2]
+    assert "24 arrays lie at /x_*, which looks like a group per sample" in err
+    err = data_prep("arrays", "O2", "--field", f"x=o.{kind}:x_3")[2]
+    assert "has 4 rows, each of which would be a sample, but 24 arrays lie at /x_*" in err

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.formats.hdf5.groups import looks_like_groups
 from data_prep.formats.unread import matlab_5
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import MAX_AXES
@@ -225,6 +226,8 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
     shown = [f"{name} {what}".rstrip() for name, what in names.items()]
     more = f"; and {len(shown) - 20} more" if len(shown) > 20 else ""
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
+    if suggestion := looks_like_groups(where.path, names)[1]:
+        raise ConfigError(f"{where.path} {problem}, but {suggestion}")
     name = next(iter(names))
     field = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
     raise ConfigError(

@@ -4,11 +4,13 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats.arrays import array_numpy
+import h5py
+
+from data_prep.formats.arrays import array_hdf5, array_netcdf, array_numpy, array_zarr
 from data_prep.formats.arrays.array_base import (
     FORMS,
     READING,
@@ -17,9 +19,7 @@ from data_prep.formats.arrays.array_base import (
     Whole,
     unreadable,
 )
-from data_prep.formats.arrays.array_hdf5 import matching, open_hdf5
-from data_prep.formats.arrays.array_netcdf import NetCDFArray
-from data_prep.formats.arrays.array_zarr import ZarrArray
+from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.groups import has_wildcard
 from hpctrain.errors import ConfigError, DataError
 
@@ -80,11 +80,11 @@ def _opened(where: Where, axis: int, external: bool) -> ArrayFile:
             case "npy" | "npz" | "raw":
                 return array_numpy.open_numpy(where, axis)
             case "hdf5":
-                return open_hdf5(where, axis, external)
+                return array_hdf5.open_hdf5(where, axis, external)
             case "netcdf":
-                return NetCDFArray(where, axis, external)
+                return array_netcdf.NetCDFArray(where, axis, external)
             case _:
-                return ZarrArray(where, axis)
+                return array_zarr.ZarrArray(where, axis)
     except READING as error:
         raise unreadable(where, error) from None
 
@@ -98,17 +98,40 @@ def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list
         ConfigError: Nothing matches.
         DataError: The file cannot be read.
     """
-    if where.kind != "hdf5" or not has_wildcard(where.key):
+    if where.kind in ("raw", "npy") or not has_wildcard(where.key):
         return [where], []
     _check_file(where)
     try:
-        found, gone = matching(where, external)
+        if where.kind == "hdf5":
+            found, gone = array_hdf5.matching(where, external)
+        else:
+            found, gone = groups.among(where.key, _names(where))
     except READING as error:
         raise unreadable(where, error) from None
     if not found:
         raise ConfigError(f"nothing in {where.path} matches {where.key!r}")
     wheres = [Where(where.path, key, matched) for key, matched in found]
     return sorted(wheres, key=lambda each: [*map(natural, each.matched)]), gone
+
+
+def among_others(where: Where, rows: int) -> tuple[bool, str]:
+    """Return whether an array must be one of many samples, and what to say; see `one_of_many`."""
+    if not where.key or where.kind == "raw":
+        return False, ""
+    return groups.one_of_many(where.path, _names(where), where.key, rows)
+
+
+def _names(where: Where) -> Collection[str]:
+    match where.kind:
+        case "hdf5":
+            with h5py.File(where.path, "r", locking=False) as file:
+                return array_hdf5.names_of(file)
+        case "npz":
+            return array_numpy.npz_names(where.path)
+        case "netcdf":
+            return array_netcdf.names_in(where.path)
+        case _:
+            return array_zarr.names_in(where.path)
 
 
 def _check_file(where: Where) -> None:

@@ -4,7 +4,6 @@ A key is the path of a dataset or of a sparse matrix, or PATH@NAME for an attrib
 """
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import h5py
@@ -16,11 +15,11 @@ from data_prep.formats.hdf5 import groups, matlab
 from data_prep.formats.hdf5.hdf5_links import Links
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.formats.hdf5.sparse import SparseRows, form_of, part_of
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins
 from hpctrain.shards.types import Array
 
-LISTED = 10_000  # names that are looked at when a file is described
+_LISTED = 10_000  # names that are looked at when a file is described
 
 
 def open_hdf5(where: Where, axis: int, external: bool) -> ArrayFile:
@@ -34,19 +33,19 @@ def open_hdf5(where: Where, axis: int, external: bool) -> ArrayFile:
             if (value := _attribute(links, file, where)) is not None:
                 file.close()
                 return Held(where, np.asarray(value), axis)
-            found = links.find(file, _chosen(where, file))
+            found = links.find(file, choose(where, names_of(file)))
         if (form := form_of(found)) is not None:
             rows = SparseRows(str(where), found, form, axis)
-            return SparseArray(where, file, rows, matlab.axes(found, form.shape, axis))
+            return _SparseArray(where, file, rows, matlab.axes(found, form.shape, axis))
         if problem := matlab.problem(found) or part_of(found):
             raise DataError(f"{where} {problem}")
-        return HDF5Array(where, file, links.dataset(found), axis, links.files)
+        return _HDF5Array(where, file, links.dataset(found), axis, links.files)
     except BaseException:
         file.close()
         raise
 
 
-class SparseArray(ArrayFile):
+class _SparseArray(ArrayFile):
     """A sparse matrix in an HDF5 file, whose rows are read as dense ones."""
 
     def __init__(self, where: Where, file: h5py.File, matrix: SparseRows, note: str) -> None:
@@ -64,7 +63,7 @@ class SparseArray(ArrayFile):
         self._file.close()
 
 
-class HDF5Array(ArrayFile):
+class _HDF5Array(ArrayFile):
     """A dataset in an HDF5 file."""
 
     def __init__(
@@ -110,7 +109,7 @@ class HDF5Array(ArrayFile):
 
 
 def matching(where: Where, external: bool) -> tuple[list[groups.Match], list[str]]:
-    """Return what matches the pattern in a key; see `groups.matching`."""
+    """Return what matches the pattern in a key, also by links; see `groups.matching`."""
     with h5py.File(where.path, "r", locking=False) as file:
         links = Links(where, external)
 
@@ -119,29 +118,10 @@ def matching(where: Where, external: bool) -> tuple[list[groups.Match], list[str
             return list(found) if isinstance(found, h5py.Group) else []
 
         def has(path: str) -> bool:
-            if links.find(file, path) is not None:
-                return True
-            return _attribute(links, file, Where(where.path, path)) is not None
+            there = links.find(file, path) is not None
+            return there or _attribute(links, file, Where(where.path, path)) is not None
 
-        if has(where.key):  # a name with a "*" in it
-            return [(where.key, ())], []
         return groups.matching(where.key, names, has)
-
-
-def one_of_many(where: Where, rows: int, opened: h5py.File | None = None) -> tuple[bool, str]:
-    """Return whether an array must be one of many samples, and what to say if it may be one.
-
-    Args:
-        where: The array that the user names.
-        rows: The number of its rows, each of which would be a sample.
-        opened: The file, if it is open already.
-    """
-    with nullcontext(opened) if opened else h5py.File(where.path, "r", locking=False) as file:
-        many, text = groups.looks_like_groups(where.path, names_of(file), where.key)
-    if not text:
-        return False, ""
-    said = f"{where} has {rows:,} rows, each of which would be a sample, but {text}"
-    return many > rows, f"{said}; --axis NAME=0 takes the rows"
 
 
 def names_of(file: h5py.File) -> dict[str, str]:
@@ -153,28 +133,11 @@ def names_of(file: h5py.File) -> dict[str, str]:
             names[f"/{name}"] = f"{_type_of(found) or 'of another type'} {found.shape}"
         elif form_of(found) is not None:
             names[f"/{name}"] = "sparse matrix"
-        return True if len(names) >= LISTED else None
+        return True if len(names) >= _LISTED else None
 
     file.visititems(note)
     sparse = [f"{name}/" for name, what in names.items() if what == "sparse matrix"]
     return {n: what for n, what in names.items() if not n.startswith(tuple(sparse))}
-
-
-def _chosen(where: Where, file: h5py.File) -> str:
-    """Return the path of the only array in a file.
-
-    Raises:
-        ConfigError: There is no array of this name, or several without a name.
-    """
-    names = names_of(file)
-    try:
-        return choose(where, names)
-    except ConfigError as error:
-        _, text = groups.looks_like_groups(where.path, names)
-        if not text:
-            raise
-        problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
-        raise ConfigError(f"{where.path} {problem}, but {text}") from error
 
 
 def _attribute(links: Links, file: h5py.File, where: Where) -> Any:

@@ -77,6 +77,12 @@ class NetCDFArray(ArrayFile):
         self._file.close()
 
 
+def names_in(path: str) -> list[str]:
+    """Return the paths of the variables in a file."""
+    with library("netCDF4", f"reading {path}").Dataset(path, "r") as file:
+        return [name for name, _ in _variables(file)]
+
+
 def _type_of(variable: Any) -> Any:
     """Return the dtype of a variable's values: object for variable-length arrays."""
     dtype = variable.dtype

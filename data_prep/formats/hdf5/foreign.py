@@ -8,10 +8,9 @@ from typing import Any
 
 import h5py
 
-from data_prep.formats.arrays.array_base import Where
-from data_prep.formats.arrays.array_hdf5 import names_of, one_of_many
+from data_prep.formats.arrays.array_hdf5 import names_of
 from data_prep.formats.hdf5 import matlab
-from data_prep.formats.hdf5.groups import has_wildcard, looks_like_groups
+from data_prep.formats.hdf5.groups import has_wildcard, looks_like_groups, one_of_many
 from data_prep.formats.hdf5.sparse import form_of, part_of
 from data_prep.formats.unread import matlab_5
 from hpctrain.errors import ConfigError, DataError
@@ -111,7 +110,7 @@ def notes_on(path: Path | str, sources: Mapping[str, FieldSource], rows: int) ->
             notes.append(matlab.axes(dataset, dataset.shape, source.axis % dataset.ndim))
             if source.chosen or source.offsets:
                 continue
-            is_sample, note = one_of_many(Where(str(path), source.dataset), rows, file)
+            is_sample, note = one_of_many(str(path), names_of(file), source.dataset, rows)
             if is_sample:
                 raise ConfigError(note)
             notes.append(note)

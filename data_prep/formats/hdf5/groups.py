@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 SHOWN = 3  # names that a message has
 MANY = 10  # groups with the same array that look like samples
+_NUMBER = re.compile(r"\d+")
 _WILD = re.compile(r"(\*|\?|\[[^\]/]+\])")
 
 Match = tuple[str, tuple[str, ...]]
@@ -37,6 +38,8 @@ def matching(
         names: Returns the names in a group; none if there is no such group.
         has: Returns whether an array or attribute is at a path.
     """
+    if has(pattern):  # a name with a "*" in it
+        return [(pattern, ())], []
     found: list[Match] = [("", ())]
     *_, last = parts = pattern.strip("/").split("/")
     for part in parts:
@@ -62,6 +65,19 @@ def matching(
     return there, [path for path in gone if "@" in last or [*names(path.rpartition("/")[0])]]
 
 
+def among(pattern: str, paths: Collection[str]) -> tuple[list[Match], list[str]]:
+    """Return what matches a pattern among the paths of all arrays of a file; see `matching`."""
+    inside: dict[str, dict[str, None]] = defaultdict(dict)  # the names in each group, in order
+    for path in paths:
+        above = ""
+        for name in path.split("/"):
+            inside[above][name] = None
+            above = f"{above}/{name}"
+    known = {f"/{path}" for path in paths}
+    found, gone = matching(pattern, lambda group: inside[group], known.__contains__)
+    return [(path.removeprefix("/"), matched) for path, matched in found], gone
+
+
 def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[int, str]:
     """Return how many groups of a file look like samples, and a sentence with the command.
 
@@ -70,13 +86,17 @@ def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[i
         names: The paths of its arrays.
         key: Only groups with this array are meant; "": any.
     """
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in names:
         parts = name.strip("/").split("/")
         for place, part in enumerate(parts):
-            found["/".join(parts[:place])]["/".join(parts[place + 1 :])].append(part)
-    for above, by_rest in found.items():
-        samples = {rest: each for rest, each in by_rest.items() if _are_samples(each, rest)}
+            above, rest = "/".join(parts[:place]), "/".join(parts[place + 1 :])
+            # Groups with the same array are samples; arrays, only if they are numbered.
+            alike = "" if rest else _NUMBER.sub("#", part)
+            if rest or alike != part:
+                found[above, alike][rest].append(part)
+    for (above, _), by_rest in found.items():
+        samples = {rest: each for rest, each in by_rest.items() if len(each) >= MANY}
         if not samples:
             continue
         most = max(samples.values(), key=len)
@@ -106,10 +126,18 @@ def shortened(names: Sequence[str]) -> str:
     return f"{', '.join(names[:SHOWN])}{more}"
 
 
-def _are_samples(names: Collection[str], rest: str) -> bool:
-    """Return whether so many names that have the same array are samples, and not variables."""
-    alike = {re.sub(r"\d+", "", name) for name in names}
-    return len(names) >= MANY and (bool(rest) or (len(alike) == 1 and alike != set(names)))
+def one_of_many(path: str, names: Iterable[str], key: str, rows: int) -> tuple[bool, str]:
+    """Return whether an array must be one of many samples, and what to say if it may be one.
+
+    Args:
+        path: The file.
+        names: The paths of its arrays.
+        key: The array that the user names.
+        rows: The number of its rows, each of which would be a sample.
+    """
+    many, text = looks_like_groups(path, names, key)
+    said = f"{path}:{key} has {rows:,} rows, each of which would be a sample, but {text}"
+    return many > rows, f"{said}; --axis NAME=0 takes the rows" if text else ""
 
 
 def _field(pattern: str) -> str:

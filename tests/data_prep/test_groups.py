@@ -374,8 +374,8 @@ def test_patterns_of_other_formats(data_prep, kind):
             with h5py.File("o.h5", "w") as file:
                 for i in range(COUNT):
                     file[f"x_{i}"] = EEG[i]
-                    file[f"elsewhere/{i}"] = np.float64(i)
-                    file[f"link_{i}"] = h5py.SoftLink(f"/elsewhere/{i}")
+                    file[f"z/{i}"] = np.float64(i)
+                    file[f"link_{i}"] = h5py.SoftLink(f"/z/{i}")
     args = ["--field", f"x=o.{kind}:x_*"]
     args += ["--field", "y=o.h5:link_*"] if kind == "h5" else []
     code, _, err = data_prep("arrays", "OUT", *args)

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 SHOWN = 3  # names that a message has
+_OPTIONS = 6  # that a command in a message has
 MANY = 10  # groups with the same array that look like samples
 _NUMBER = re.compile(r"\d+")
 _WILD = re.compile(r"(\*|\?|\[[^\]/]+\])")
@@ -101,8 +102,8 @@ def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[i
             continue
         most = max(samples.values(), key=len)
         low, high = min(most), max(most)  # what these have in common, all have
-        alike = [a == b for a, b in zip(low, high, strict=False)]
-        common = low[: [*alike, False].index(False)].rstrip("0123456789")
+        equal = [a == b for a, b in zip(low, high, strict=False)]
+        common = low[: [*equal, False].index(False)].rstrip("0123456789")
         stem = f"{'/' * bool(above)}{above}/{common}*"
         keys = [
             f"{stem}{'/' * bool(rest)}{rest}"
@@ -111,11 +112,10 @@ def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[i
         ]
         if key and not any(expression(each).fullmatch(f"/{key.strip('/')}") for each in keys):
             continue
-        options = " ".join(f"--field '{_field(each)}={path}:{each}'" for each in keys)
+        options = " ".join(f"--field '{_field(each)}={path}:{each}'" for each in keys[:_OPTIONS])
         return len(most), (
             f"{len(most):,} arrays lie at {keys[0]}, which looks like a group per sample: `python "
-            f"-m data_prep arrays OUT {options}` takes each as a sample; '{stem}@NAME' takes "
-            "their attributes"
+            f"-m data_prep arrays OUT {options}` takes each as a sample"
         )
     return 0, ""
 

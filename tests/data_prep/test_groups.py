@@ -268,6 +268,36 @@ def test_a_damaged_sparse_matrix(cells, data_prep, damage):
     assert "cells.h5ad:/X is damaged" in err
 
 
+@pytest.mark.parametrize("kind", ["scipy", "zarr", "10x"])
+def test_sparse_matrices_of_other_programs(data_prep, kind):
+    import zarr
+    from scipy import sparse
+
+    matrix = sparse.csr_matrix(DENSE)
+    match kind:
+        case "scipy":
+            sparse.save_npz("s.npz", matrix)
+            for args in (["s.npz"], ["--field", "x=s.npz:data"]):
+                code, _, err = data_prep("arrays", *args, "OUT")
+                assert (code, "s.npz is a sparse matrix of SciPy" in err) == (3, True)
+        case "zarr":
+            group = zarr.open_group("s.zarr", mode="w").create_group("X")
+            group.attrs["encoding-type"] = "csr_matrix"
+            group.create_array("data", data=matrix.data)
+            for key in ("X", "X/data"):
+                code, _, err = data_prep("arrays", "OUT", "--field", f"x=s.zarr:{key}")
+                assert (code, "is a sparse matrix, or a part of one" in err) == (3, True)
+        case "10x":
+            with h5py.File("s.h5", "w") as file:
+                for part in ("data", "indices", "indptr"):
+                    file[f"matrix/{part}"] = getattr(matrix, part)  # of cells, as columns
+                file["matrix/shape"] = np.array(DENSE.T.shape, np.int32)
+            assert "stored by columns" in data_prep("arrays", "O", "--field", "x=s.h5:/matrix")[2]
+            args = ("--field", "x=s.h5:/matrix", "--axis", "x=1")
+            assert data_prep("arrays", "OUT", *args)[0] == 0
+            assert (everything()["x"] == DENSE).all()
+
+
 # MATLAB
 
 IMAGES = RNG.normal(size=(40, 3, 5))  # in MATLAB: 40 images of 3x5

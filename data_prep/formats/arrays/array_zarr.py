@@ -17,6 +17,8 @@ from data_prep.libraries import library
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Array
 
+_SPARSE = ("csr_matrix", "csc_matrix")  # AnnData's encoding-type
+
 
 class ZarrArray(ArrayFile):
     """An array in a Zarr store: a folder or a zip file."""
@@ -135,6 +137,13 @@ def _texts(group: Any) -> dict[str, str]:
 def _key_in(group: Any, where: Where) -> str:
     """Return the path of an array in a group; see `choose`."""
     key = where.key.strip("/")
+    for path in (key, key.rpartition("/")[0]):
+        found = group.get(path) if path and ".." not in path.split("/") else group
+        if str(getattr(found, "attrs", {}).get("encoding-type", "")).endswith(_SPARSE):
+            raise DataError(
+                f"{where} is a sparse matrix, or a part of one, which is read from HDF5 only: "
+                "`data.write_h5ad(FILE)` in Python stores it there"
+            )
     if key and ".." not in key.split("/") and hasattr(group.get(key), "dtype"):
         return key  # without a look at all others
     return choose(Where(where.path, key), _texts(group))

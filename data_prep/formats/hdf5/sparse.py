@@ -1,4 +1,4 @@
-"""Sparse matrices in HDF5: those of AnnData (.h5ad) and MATLAB. Their rows are read as dense ones.
+"""Sparse matrices in HDF5, of AnnData (.h5ad), 10x Genomics and MATLAB, as dense rows.
 
 A matrix in rows (CSR) has the values `data` of all rows one after the other, the column of each in
 `indices`, and the place where each row begins in `indptr`. In columns (CSC) the same is said of the
@@ -41,6 +41,12 @@ def form_of(group: Any) -> Form | None:
     if kind.removesuffix("_matrix") in ("csr", "csc") and all(part in group for part in _PARTS):
         rows, columns = attrs.get("shape", attrs.get("h5sparse_shape", (0, 0)))
         return Form(int(kind.startswith("csc")), (int(rows), int(columns)), _PARTS)
+    if not kind and all(
+        part in group for part in (*_PARTS, "shape")
+    ):  # 10x Genomics: (genes, cells)
+        shape, count = group["shape"][()].tolist(), len(group["indptr"]) - 1
+        if len(shape) == 2 and shape.count(count) == 1:
+            return Form(shape.index(count), (int(shape[0]), int(shape[1])), _PARTS)
     if SPARSE in attrs and "jc" in group:
         # MATLAB stores columns, and its axes are reversed in HDF5.
         shape = len(group["jc"]) - 1, int(attrs[SPARSE])

@@ -182,7 +182,7 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
         default=split,
         metavar="SPLIT",
         help="train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its "
-        "split when data is added; column:NAME takes the split from a column; "
+        "split when data is added; column:NAME takes the split from a column or field; "
         "file:train=PATTERN,val=PATTERN takes it from the file name (default: %(default)s)",
     )
     group.add_argument(

@@ -8,13 +8,23 @@
     arrays OUT --field u=run1.npy --field u=run2.npy    joined along the sample axis
                --field u='run*.nc:u'             joined in natural order: run2 before run10
     arrays OUT --field u=FILE.npy --axis u=2 --cast u=float32
+    arrays OUT --field eeg='FILE.h5:/rec_*/eeg'         a group per sample: each match is a sample,
+               --field label='FILE.h5:/rec_*@label'     in natural order; PATH@NAME is an attribute
+    arrays OUT --field u='run*.npy' --axis u=none       each whole array is a sample
 
 A FILE.h5, .nc or .zarr without a path must hold one array; otherwise the error lists its arrays.
---split file:… uses the files of the first field.
+--split file:… uses the files of the first field. --split column:NAME takes the names of the splits
+from a field of text or whole numbers.
+
+Patterns of several fields must match the same groups. If whole arrays differ in the size of one
+axis, the field has a variable length, and this axis becomes the first one. --axis joins the matches
+of a pattern along an axis instead. A sparse matrix (.h5ad, .mat) is read as dense rows. MATLAB's
+axes are reversed in HDF5, which is said.
 
 Values do not change, with these exceptions:
 
-- bool is stored as uint8, and other byte orders as little-endian.
+- bool is stored as uint8, text as variable-length uint8 (UTF-8), and
+  other byte orders as little-endian.
 - --cast converts the dtype. A sample with a value that does not fit, or with a fraction that would
   be cut off, cannot be used.
 - Packed numbers (attributes scale_factor and add_offset: the NetCDF conventions, also in HDF5 and
@@ -69,7 +79,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             *("--field", "NAME=FILE[:KEY]"),
             "an array as the field NAME; the arrays of a repeated NAME are joined",
         ),
-        ("--axis", "NAME=K", "the axis that counts the samples, from 0; -1 is the last"),
+        (
+            *("--axis", "NAME=K"),
+            "the axis that counts the samples, from 0; -1: the last; none: each array is a sample",
+        ),
         (
             *("--cast", "NAME=DTYPE"),
             "store the field in another dtype; values that change cannot be used",

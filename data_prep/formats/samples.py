@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.source import BLOCK_BYTES, BadRecords, Block
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
@@ -94,9 +94,13 @@ def fields_of(
     """Return the schema for samples like this one, the first; see `field_of`.
 
     Raises:
+        ConfigError: An option names a field that a sample does not have.
         Unusable: No field can hold a value. The message has its name.
     """
     fields = {}
+    for option, given in (("--variable", variable), ("--dtype", dtypes or {})):
+        if unknown := sorted(set(given) - set(values)):
+            raise ConfigError(f"{option} {unknown[0]}: the fields are {', '.join(values)}")
     for name, value in values.items():
         try:
             dtype = (dtypes or {}).get(name, "")

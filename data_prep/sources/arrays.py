@@ -175,7 +175,7 @@ class Arrays(Source):
 
     def _name(self, row: int) -> str:
         part, number = self.data[0].place(row)
-        return f"row {number}" if self.data[0].axis is not None else str(part.where.key)
+        return part.where.key if self.data[0].axis is None else f"row {number}"
 
     def _splits(self, values: Mapping[str, Any]) -> list[str] | None:
         """Return the text of each value of the field that names the splits."""
@@ -221,7 +221,7 @@ def arrays(
         "--cast": _by_field("--cast", casts, wheres, "DTYPE"),
         "--packed": _by_field("--packed", [f"{name}=yes" for name in set(packed)], wheres, "yes"),
     }
-    columns, fields = [], {}
+    columns, fields, among = [], {}, ""
     for name, parts in wheres.items():
         given = of["--axis"].get(name, "none" if parts[0].matched else "")
         column, fields[name] = open_parts(
@@ -233,14 +233,13 @@ def arrays(
             external=external,
         )
         columns.append(column)
-        if len(parts) == 1 and not given:
-            is_sample, note = among_others(parts[0], column.ends[-1])
+        if len(parts) == 1 and not (given or among):
+            is_sample, among = among_others(parts[0], column.ends[-1])
             if is_sample:
-                raise ConfigError(note)
-            notes.append(note)
+                raise ConfigError(among)
         notes.append(column.note)
     if not options.quiet:
-        for note in filter(None, dict.fromkeys(notes)):
+        for note in filter(None, [*notes, among]):
             print(f"note: {note}", file=sys.stderr)
     total = _count(columns)
     by_value = [column.name for column in columns if column.text or _is_whole(fields[column.name])]

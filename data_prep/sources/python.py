@@ -186,9 +186,6 @@ def python(
     if not fields:
         why = f" that can be used: {problems.found[0]}" if problems.found else ""
         raise DataError(f"{function} yields no sample{why}")
-    for option, given in (("--variable", variable), ("--dtype", dtypes)):
-        if unknown := sorted(set(given) - set(fields)):
-            raise ConfigError(f"{option} {unknown[0]}: the fields are {', '.join(fields)}")
     if data is not None:
         check_same(code, len(data))
         step = -(-len(data) // pieces) if pieces else max(1, options.shard_bytes // nbytes)

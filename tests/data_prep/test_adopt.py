@@ -238,8 +238,8 @@ def test_without_a_field_the_datasets_are_named(tmp_path, data_prep):
     code, _, err = data_prep("index", folder)
     assert code == 2
     assert f"give --field NAME=DATASET for each field; {folder}/run 0.h5 has" in err
-    assert "/x/data uint8 [30, 5, 4]" in err
-    assert "/y int64 [30]" in err
+    assert "/x/data uint8 (30, 5, 4)" in err
+    assert "/y int64 (30,)" in err
 
 
 ODD = {

@@ -166,7 +166,7 @@ def test_it_is_said_that_a_file_has_a_group_per_sample(recordings, data_prep, co
     }[command]
     code, _, err = data_prep(*look)
     assert code == 2
-    assert "24 arrays lie at /rec_*/age, which looks like a group per sample" in err
+    assert "24 arrays at /rec_*/age, which look like a group per sample" in err
     assert "python -m data_prep arrays OUT --field 'age=rec.h5:/rec_*/age' --field 'eeg=" in err
     one = {
         "arrays": ["arrays", "OUT", "--field", "x=rec.h5:/rec_3/eeg"],
@@ -174,7 +174,10 @@ def test_it_is_said_that_a_file_has_a_group_per_sample(recordings, data_prep, co
     }[command]
     code, _, err = data_prep(*one)
     assert code == 2
-    assert "rec.h5:/rec_3/eeg has 4 rows, each of which would be a sample, but 24 arrays" in err
+    assert (
+        "rec.h5:/rec_3/eeg has 4 rows, each of which would be a sample; the file has 24 arrays"
+        in err
+    )
     code, out, _ = data_prep(*one, "--axis", "x=0")
     assert (code, "4 samples" in out) == (0, True)
 
@@ -194,7 +197,9 @@ def test_variables_are_no_samples(data_prep):
     assert said(err) == []
     code, _, err = data_prep("arrays", "O2", "--field", "x=v.h5:/run3/u")
     assert code == 0
-    assert "note: v.h5:/run3/u has 100 rows, each of which would be a sample, but 20" in err
+    assert (
+        "note: v.h5:/run3/u has 100 rows, each of which would be a sample; the file has 20" in err
+    )
     assert (everything("O2")["x"] == 3).all()
 
 
@@ -414,6 +419,6 @@ def test_patterns_of_other_formats(data_prep, kind):
     if kind == "h5":
         assert everything()["y"].tolist() == list(range(COUNT))
     err = data_prep("arrays", "O2", "--field", f"x=o.{kind}")[2]
-    assert "24 arrays lie at /x_*, which looks like a group per sample" in err
+    assert "24 arrays at /x_*, which look like a group per sample" in err
     err = data_prep("arrays", "O2", "--field", f"x=o.{kind}:x_3")[2]
-    assert "has 4 rows, each of which would be a sample, but 24 arrays lie at /x_*" in err
+    assert "has 4 rows, each of which would be a sample; the file has 24 arrays at /x_*" in err

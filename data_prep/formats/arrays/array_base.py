@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from lzma import LZMAError
 from typing import Any
 
@@ -52,7 +52,7 @@ class Where:
 
     path: str
     key: str = ""
-    matched: tuple[str, ...] = ()
+    matched: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.key}" if self.key else self.path
@@ -227,12 +227,12 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
     more = f"; and {len(shown) - 20} more" if len(shown) > 20 else ""
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
     if suggestion := looks_like_groups(where.path, names)[1]:
-        raise ConfigError(f"{where.path} {problem}, but {suggestion}")
+        raise ConfigError(f"{where.path} {problem}: {suggestion}")
     name = next(iter(names))
-    field = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
+    of = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
     raise ConfigError(
         f"{where.path} {problem}; there are: {'; '.join(shown[:20])}{more}. For example: "
-        f"--field {field}={where.path}:{name}"
+        f"--field {of}={where.path}:{name}"
     )
 
 

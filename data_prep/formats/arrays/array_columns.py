@@ -199,7 +199,10 @@ def open_parts(
             if array.text and (to or array.shape[1:]):
                 why = f"--cast {to} is for numbers" if to else "it has several texts in a sample"
                 raise DataError(f"{where} is text: {why}")
-            rows, note = array.shape[0], note or array.note
+            rows = array.shape[0]
+            if array.note and axis is None:
+                note = f"each sample {list(array.shape[1:])} has MATLAB's axes in reversed order"
+            note = note or array.note
             kinds.append(_Kind(stored, array.shape[1:], array.text))
             nbytes += math.prod(array.shape) * np.dtype(dtype if array.text else stored).itemsize
         if rows:

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import h5py
 
@@ -225,36 +225,22 @@ def _missing(file: h5py.File, path: str) -> str:
     return f"there is no dataset {path}; in this file are {_listed(file)}"
 
 
-def _listed(file: h5py.File) -> str:
-    _, text = looks_like_groups(file.filename, names_of(file))
-    return text or ", ".join(_datasets(file, _LISTED)) or "no datasets"
+def _listed(file: h5py.File, most: int = _LISTED, before: str = "", between: str = ", ") -> str:
+    names = names_of(file)
+    if text := looks_like_groups(file.filename, names)[1]:
+        return text
+    lines = [f"{before}{name} {what}" for name, what in islice(names.items(), most)]
+    return between.join([*lines, "…"] if len(names) > most else lines) or "no datasets"
 
 
-def _datasets(file: h5py.File, most: int) -> list[str]:
-    found: list[str] = []
-
-    def visit(name: str, item: Any) -> bool | None:
-        if isinstance(item, h5py.Dataset):
-            try:
-                kind = item.dtype.name
-            except TypeError:
-                kind = "of another type"
-            found.append(f"/{name} {kind} {list(item.shape or [])}")
-        return True if len(found) > most else None
-
-    file.visititems(visit)
-    return found if len(found) <= most else [*found[:most], "…"]
-
-
-def described(path: Path | str, most: int = 100) -> str:
+def described(path: Path | str) -> str:
     """Return the datasets of a file with dtypes and shapes, or that they lie in alike groups.
 
     Raises:
         DataError: See `open_file`.
     """
     with open_file(path) as file:
-        _, text = looks_like_groups(file.filename, names_of(file))
-        return text or "".join(f"\n  {each}" for each in _datasets(file, most))
+        return _listed(file, 100, "\n  ", "")
 
 
 def same(first: Mapping[str, Field], other: Mapping[str, Field]) -> Iterable[str]:

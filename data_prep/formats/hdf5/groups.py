@@ -114,7 +114,7 @@ def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[i
             continue
         options = " ".join(f"--field '{_field(each)}={path}:{each}'" for each in keys[:_OPTIONS])
         return len(most), (
-            f"{len(most):,} arrays lie at {keys[0]}, which looks like a group per sample: `python "
+            f"{len(most):,} arrays at {keys[0]}, which look like a group per sample: `python "
             f"-m data_prep arrays OUT {options}` takes each as a sample"
         )
     return 0, ""
@@ -136,7 +136,7 @@ def one_of_many(path: str, names: Iterable[str], key: str, rows: int) -> tuple[b
         rows: The number of its rows, each of which would be a sample.
     """
     many, text = looks_like_groups(path, names, key)
-    said = f"{path}:{key} has {rows:,} rows, each of which would be a sample, but {text}"
+    said = f"{path}:{key} has {rows:,} rows, each of which would be a sample; the file has {text}"
     return many > rows, f"{said}; --axis NAME=0 takes the rows" if text else ""
 
 

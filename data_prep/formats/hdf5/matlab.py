@@ -15,7 +15,7 @@ HIDDEN = "#"  # groups such as #refs# hold what cells and objects refer to
 def problem(found: Any) -> str:
     """Return why a dataset or group of MATLAB is no array of numbers; "" for all others."""
     kind = _class(found)
-    if isinstance(found, h5py.Dataset) and h5py.check_ref_dtype(found.dtype):
+    if isinstance(found, h5py.Dataset) and found.id.get_type().get_class() == h5py.h5t.REFERENCE:
         what = "a cell array of MATLAB" if kind == "cell" else "an array of references"
         return (
             f"is {what}, as are the members of an array of structs: it refers to other objects. In "

@@ -82,6 +82,8 @@ class Code:
                     f"{self.place}: {self.name} returns a {kind}, no iterable of samples, and no "
                     "data set with __len__ and __getitem__"
                 )
+            if _is_a(found, "DataLoader"):
+                raise DataError(f"{self.place}: {self.name} gives batches; name its data set")
             for number, values in enumerate(found):
                 yield f"sample {number}{of}", values
         except (DataError, GeneratorExit):
@@ -204,11 +206,15 @@ def _is_called(found: Any) -> bool:
     return isinstance(found, type) or (callable(found) and not _is_map(found))
 
 
+def _is_a(found: Any, name: str) -> bool:
+    """Return whether an object is of a class of torch, which is not imported for this."""
+    return name in (base.__name__ for base in type(found).__mro__)
+
+
 def _is_map(found: Any) -> bool:
     """Return whether samples can be asked for by their numbers."""
-    kind = type(found)
-    streams = "IterableDataset" in (base.__name__ for base in kind.__mro__)  # has both, too
-    if streams or isinstance(found, (type, Mapping)) or not hasattr(kind, "__getitem__"):
+    streams = _is_a(found, "IterableDataset")  # which has both, too
+    if streams or isinstance(found, (type, Mapping)) or not hasattr(type(found), "__getitem__"):
         return False
     try:
         return len(found) >= 0

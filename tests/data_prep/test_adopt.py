@@ -436,7 +436,7 @@ def test_odd_names(tmp_path, data_prep):
         (["--field", "x=y", "--axis", "x=one"], "--axis 'x=one': it is NAME=K"),
         (["--field", "x=y:z", "--axis", "x=0"], "lie end to end along axis 0"),
         (["--field", "x=y", "--axis", "x=1"], "y has 1 axes, [30]; there is no axis 1"),
-        (["--field", "x=nope"], "there is no dataset nope; in this file are /x/data uint8 [30, 5"),
+        (["--field", "x=nope"], "there is no dataset nope; in this file are /x/data uint8 (30, 5"),
         (["--field", "x=x"], "x is a group"),
         (["--field", "x=y", "--workers", "0"], "--workers 0: it is 1 or more"),
     ],

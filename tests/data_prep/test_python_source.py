@@ -103,6 +103,7 @@ class Images(Dataset):
 
 def make(n): return Images(n)
 INSTANCE = Images(4)
+LOADER = torch.utils.data.DataLoader(INSTANCE, batch_size=2)
 
 class Stream(IterableDataset):
     def __len__(self): return 5
@@ -268,6 +269,10 @@ def test_what_else_makes_a_data_set(data_prep):
     for kind, words in {"palette": "image.convert('RGB')", "gradient": "requires grad"}.items():
         args = ("torch_data:Images", "O5", "--arg", f"kind={kind}", *fields)
         assert words in data_prep("python", *args)[2]
+    assert (
+        "LOADER gives batches; name its data set"
+        in data_prep("python", "torch_data:LOADER", "O")[2]
+    )
     part = ("torch_data:Images", "O6", "--arg", "kind=part", "--fields", "n,part")
     assert data_prep("python", *part, "--split", "column:part")[0] == 0
     assert everything("O6", "val")["n"].tolist() == [1, 3, 5, 7, 9]

@@ -51,7 +51,7 @@ def said(err):
     return [line for line in err.splitlines() if " samples/s" not in line]
 
 
-@pytest.mark.parametrize("shard_size", ["2KB", "256MiB"])
+@pytest.mark.parametrize("shard_size", ["2KB", pytest.param("256MiB", marks=pytest.mark.slow)])
 def test_each_group_is_a_sample(recordings, data_prep, shard_size):
     fields = {
         "eeg": "/rec_*/eeg",
@@ -387,7 +387,7 @@ def test_a_sparse_matrix_of_matlab(matlab, data_prep):
     assert (everything()["x"] == DENSE).all()
 
 
-@pytest.mark.parametrize("kind", ["npz", "zarr", "nc", "h5"])
+@pytest.mark.parametrize("kind", ["npz", "zarr", pytest.param("nc", marks=pytest.mark.slow), "h5"])
 def test_patterns_of_other_formats(data_prep, kind):
     import netCDF4
     import zarr

@@ -14,7 +14,7 @@ HIDDEN = "#"  # groups such as #refs# hold what cells and objects refer to
 
 def problem(found: Any) -> str:
     """Return why a dataset or group of MATLAB is no array of numbers; "" for all others."""
-    kind = _class(found)
+    kind = text_of(found, CLASS)
     if isinstance(found, h5py.Dataset) and found.id.get_type().get_class() == h5py.h5t.REFERENCE:
         what = "a cell array of MATLAB" if kind == "cell" else "an array of references"
         return (
@@ -43,7 +43,7 @@ def axes(found: Any, shape: Sequence[int], axis: int) -> str:
         shape: The shape in HDF5.
         axis: The axis that counts the samples.
     """
-    if not (_class(found) and len(shape) > 1):
+    if not (text_of(found, CLASS) and len(shape) > 1):
         return ""
     here, there = ("x".join(map(str, sizes)) for sizes in (shape, shape[::-1]))
     sample = [*shape[:axis], *shape[axis + 1 :]]
@@ -54,6 +54,9 @@ def axes(found: Any, shape: Sequence[int], axis: int) -> str:
     )
 
 
-def _class(found: Any) -> str:
-    name = found.attrs.get(CLASS, "") if isinstance(found, (h5py.Dataset, h5py.Group)) else ""
-    return name.decode() if isinstance(name, bytes) else str(name)
+def text_of(found: Any, attribute: str) -> str:
+    """Return the text of an attribute of a dataset or group; "" without one."""
+    if not isinstance(found, (h5py.Dataset, h5py.Group)):
+        return ""
+    text = found.attrs.get(attribute, "")
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from data_prep.formats.hdf5.hdf5_storage import Written
-from data_prep.formats.hdf5.matlab import SPARSE
+from data_prep.formats.hdf5.matlab import SPARSE, text_of
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Array
 
@@ -36,22 +36,28 @@ def form_of(group: Any) -> Form | None:
     """Return the form of the sparse matrix in a group; None if it holds none."""
     if not isinstance(group, h5py.Group):
         return None
-    attrs = group.attrs
-    kind = str(attrs.get("encoding-type", attrs.get("h5sparse_format", "")))
-    if kind.removesuffix("_matrix") in ("csr", "csc") and all(part in group for part in _PARTS):
-        rows, columns = attrs.get("shape", attrs.get("h5sparse_shape", (0, 0)))
-        return Form(int(kind.startswith("csc")), (int(rows), int(columns)), _PARTS)
-    if not kind and all(
-        part in group for part in (*_PARTS, "shape")
-    ):  # 10x Genomics: (genes, cells)
-        shape, count = group["shape"][()].tolist(), len(group["indptr"]) - 1
+    own = [part for part in (*_PARTS, "shape") if _own(group, part) is not None]
+    kind = text_of(group, "encoding-type") or text_of(group, "h5sparse_format")
+    if kind.removesuffix("_matrix") in ("csr", "csc"):
+        shape = group.attrs.get("shape", group.attrs.get("h5sparse_shape", (0, 0)))
+        return Form(int(kind.startswith("csc")), (int(shape[0]), int(shape[1])), _PARTS)
+    if not kind and len(own) == 4:  # 10x Genomics: (genes, cells)
+        shape, count = np.ravel(group["shape"][()]).tolist(), len(group["indptr"]) - 1
         if len(shape) == 2 and shape.count(count) == 1:
             return Form(shape.index(count), (int(shape[0]), int(shape[1])), _PARTS)
-    if SPARSE in attrs and "jc" in group:
+    if SPARSE in group.attrs and _own(group, "jc") is not None:
         # MATLAB stores columns, and its axes are reversed in HDF5.
-        shape = len(group["jc"]) - 1, int(attrs[SPARSE])
-        return Form(0, shape, ("data", "ir", "jc"))
+        return Form(0, (len(group["jc"]) - 1, int(group.attrs[SPARSE])), ("data", "ir", "jc"))
     return None
+
+
+def _own(group: h5py.Group, name: str) -> h5py.Dataset | None:
+    """Return a dataset with an axis in a group, unless a link or the dataset leads elsewhere."""
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        return None
+    found = group[name]
+    here = isinstance(found, h5py.Dataset) and not (found.is_virtual or found.external)
+    return found if here and found.ndim == 1 else None
 
 
 def part_of(found: Any) -> str:
@@ -85,12 +91,13 @@ class SparseRows:
                 f"them; --axis NAME={form.axis} takes the {mine} as samples"
             )
         self.shape = form.shape[::-1] if form.axis else form.shape
-        parts = [group.get(part) for part in form.parts]
-        for of, part in zip(form.parts, parts, strict=True):
-            if not isinstance(part, h5py.Dataset) or part.is_virtual or part.external:
+        parts = []
+        for of in form.parts:
+            if (part := _own(group, of)) is None:
                 raise DataError(f"{name} is a sparse matrix without {of} in this file")
             if problem := Written(part).problem():
                 raise DataError(f"{name}/{of} {problem}")
+            parts.append(part)
         self._name, self._data, self._columns = name, parts[0], parts[1]
         self._starts = parts[2][()].astype(np.int64)
         self.dtype = self._data.dtype

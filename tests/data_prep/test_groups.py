@@ -371,6 +371,17 @@ def test_reversed_axes_are_said(matlab, data_prep):
     assert (everything(".")["images"] == IMAGES.T).all()
 
 
+def test_numbered_variables_of_matlab_are_samples(data_prep):
+    values = [RNG.random((100 + i, 3)) for i in range(12)]
+    with h5py.File("p.mat", "w", userblock_size=512) as file:
+        for i, value in enumerate(values):
+            file[f"x{i}"] = value.T
+            file[f"x{i}"].attrs["MATLAB_class"] = np.bytes_("double")
+    err = data_prep("arrays", "OUT", "--field", "x=p.mat:/x*")[2]
+    assert "each sample [3, 100] has MATLAB's axes in reversed order; field 'x': the length" in err
+    assert all((x == value).all() for x, value in zip(everything()["x"], values, strict=True))
+
+
 def test_what_only_matlab_can_read(matlab, data_prep):
     for key, words in {
         "cells": "is a cell array of MATLAB",

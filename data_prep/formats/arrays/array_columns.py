@@ -201,7 +201,8 @@ def open_parts(
                 raise DataError(f"{where} is text: {why}")
             rows = array.shape[0]
             if array.note and axis is None:
-                note = f"each sample {list(array.shape[1:])} has MATLAB's axes in reversed order"
+                reverse = f"each sample {list(array.shape[1:])} has MATLAB's axes in reversed order"
+                note = note or reverse
             note = note or array.note
             kinds.append(_Kind(stored, array.shape[1:], array.text))
             nbytes += math.prod(array.shape) * np.dtype(dtype if array.text else stored).itemsize
@@ -211,9 +212,9 @@ def open_parts(
         raise DataError(f"{', '.join(map(str, wheres[:3]))} has no samples")
     schema, varies = _schema(name, wheres, kinds, whole=axis is None)
     if varies:
-        note = (
-            f"field {name!r}: the length varies along axis {varies} of {wheres[0]}, "
-            f"{list(kinds[0].shape)}; it becomes the first axis, as in {schema}"
+        note += (
+            f"{'; ' * bool(note)}field {name!r}: the length varies along axis {varies} of "
+            f"{wheres[0]}, {list(kinds[0].shape)}; it becomes the first axis, as in {schema}"
         )
     column = Column(
         *(name, tuple(parts), axis, to, external),

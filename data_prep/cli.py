@@ -26,7 +26,7 @@ COMMANDS = {
     "mds": ("sources.mds", "a folder of mosaicml-streaming"),
     "litdata": ("sources.litdata", "a folder of litdata"),
     "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),
-    "python": ("sources.python", "FILE.py:FUNCTION, a generator of dicts"),
+    "python": ("sources.python", "FILE.py:NAME, a generator of dicts or a torch Dataset"),
     "sample": ("sources.sample", "small data sets for first runs; nothing to download"),
     "repack": ("sources.repack", "write a data set again, in other shards, codec or order"),
     "index": ("tools.adopt", "adopt HDF5 files in place: write only index.json"),

@@ -20,7 +20,7 @@ staging, of verification and of the loader's block shuffle.
 import argparse
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -54,6 +54,7 @@ class Options:
         part: (i, n) writes only the i-th of n parts, from 1; `finalize` puts them together.
         overwrite: Whether another data set or unfinished command in OUT may be replaced.
         quiet: Whether only errors are printed.
+        rename: New names of fields, by the old ones.
         command: The command line, for the provenance.
     """
 
@@ -71,6 +72,7 @@ class Options:
     part: tuple[int, int] | None = None
     overwrite: bool = False
     quiet: bool = False
+    rename: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
 
     @classmethod
@@ -107,6 +109,7 @@ class Options:
             part=part,
             overwrite=args.overwrite,
             quiet=args.quiet,
+            rename=pairs("--rename", args.rename, "OLD=NEW"),
             command=args.command_line,
         )
 
@@ -194,7 +197,7 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
         default=split,
         metavar="SPLIT",
         help="train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its "
-        "split when data is added; column:NAME takes the split from a column; "
+        "split when data is added; column:NAME takes the split from a column or field; "
         "file:train=PATTERN,val=PATTERN takes it from the file name (default: %(default)s)",
     )
     group.add_argument(
@@ -249,6 +252,7 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
         help="write the I-th of N parts, from 1, as one task of a job array; the part that ends "
         "last puts all parts together, and so does python -m data_prep finalize OUT",
     )
+    add_repeated(group, "--rename", "OLD=NEW", "another name for a field")
     group.add_argument("--overwrite", action="store_true", help="replace what OUT holds")
     group.add_argument("--quiet", action="store_true", help="print errors only")
 

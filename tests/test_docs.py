@@ -181,6 +181,11 @@ def _write_sources(folder: Path, random: np.random.Generator) -> None:
     with h5py.File(folder / "runs" / "a.h5", "w") as file:
         file["x/data"] = random.normal(size=(10, 3))
         file["y"] = random.integers(0, 3, 10)
+    with h5py.File(folder / "rec.h5", "w") as file:
+        for number in range(12):
+            file[f"rec_{number}/eeg"] = random.normal(size=(4, 16))
+            attributes = {"label": number % 3, "split": ("train", "val")[number % 2]}
+            file[f"rec_{number}"].attrs.update(attributes)
 
 
 def call(main: Callable[[], Any], *argv: str, code: int = 0) -> str:
@@ -461,7 +466,9 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def _glob(word: str) -> list[str]:
-    return [str(path) for path in Path().glob(word)] if "*" in word and "(" not in word else [word]
+    if "*" not in word or "(" in word or "=" in word:  # what a program expands itself
+        return [word]
+    return [str(path) for path in Path().glob(word)]
 
 
 TRAINED = {

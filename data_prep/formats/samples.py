@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.source import BLOCK_BYTES, BadRecords, Block
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
@@ -26,7 +26,8 @@ def _array_of(value: Any) -> Array:
 
     Args:
         value: An array, a number, or nested lists of numbers. Text becomes its UTF-8 bytes; text
-            and bytes are uint8 (length,). A bool becomes uint8.
+            and bytes are uint8 (length,). A bool becomes uint8. An image of Pillow becomes
+            (channels, height, width).
 
     Raises:
         Unusable: It is something else, or NumPy cannot hold it exactly.
@@ -40,6 +41,8 @@ def _array_of(value: Any) -> Array:
         return np.frombuffer(value, np.uint8)
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         raise Unusable("a masked array with masked values; fill them")
+    if type(value).__module__.startswith("PIL."):
+        return _array_of_image(value)
     try:
         array = np.asarray(value)
     except Exception as error:  # __array__ may raise anything
@@ -52,6 +55,15 @@ def _array_of(value: Any) -> Array:
     if isinstance(value, (list, tuple)) and array.dtype.kind == "f":
         _check_whole(value)
     return array
+
+
+def _array_of_image(image: Any) -> Array:
+    """Convert an image of Pillow to (channels, height, width), as `images` stores it."""
+    if image.mode.startswith("P"):
+        raise Unusable("an image with a palette; image.convert('RGB') gives its colours")
+    array = np.asarray(image)
+    array = array.view(np.uint8) if array.dtype == bool else array
+    return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
 
 
 def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
@@ -82,9 +94,13 @@ def fields_of(
     """Return the schema for samples like this one, the first; see `field_of`.
 
     Raises:
+        ConfigError: An option names a field that a sample does not have.
         Unusable: No field can hold a value. The message has its name.
     """
     fields = {}
+    for option, given in (("--variable", variable), ("--dtype", dtypes or {})):
+        if unknown := sorted(set(given) - set(values)):
+            raise ConfigError(f"{option} {unknown[0]}: the fields are {', '.join(values)}")
     for name, value in values.items():
         try:
             dtype = (dtypes or {}).get(name, "")

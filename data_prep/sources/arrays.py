@@ -8,13 +8,23 @@
     arrays OUT --field u=run1.npy --field u=run2.npy    joined along the sample axis
                --field u='run*.nc:u'             joined in natural order: run2 before run10
     arrays OUT --field u=FILE.npy --axis u=2 --cast u=float32
+    arrays OUT --field eeg='FILE.h5:/rec_*/eeg'         a group per sample: each match is a sample,
+               --field label='FILE.h5:/rec_*@label'     in natural order; PATH@NAME is an attribute
+    arrays OUT --field u='run*.npy' --axis u=none       each whole array is a sample
 
 A FILE.h5, .nc or .zarr without a path must hold one array; otherwise the error lists its arrays.
---split file:… uses the files of the first field.
+--split file:… uses the files of the first field. --split column:NAME takes the names of the splits
+from a field of text or whole numbers.
+
+Patterns of several fields must match the same groups. If whole arrays differ in the size of one
+axis, the field has a variable length, and this axis becomes the first one. --axis joins the matches
+of a pattern along an axis instead. A sparse matrix (.h5ad, .mat) is read as dense rows. MATLAB's
+axes are reversed in HDF5, which is said.
 
 Values do not change, with these exceptions:
 
-- bool is stored as uint8, and other byte orders as little-endian.
+- bool is stored as uint8, text as variable-length uint8 (UTF-8), and
+  other byte orders as little-endian.
 - --cast converts the dtype. A sample with a value that does not fit, or with a fraction that would
   be cut off, cannot be used.
 - Packed numbers (attributes scale_factor and add_offset: the NetCDF conventions, also in HDF5 and
@@ -32,9 +42,12 @@ to other files (links, virtual datasets) only with --external.
 """
 
 import argparse
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +55,19 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import FORMS, Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.arrays.array_files import named_by_files, parse_where
+from data_prep.formats.arrays.array_files import (
+    among_others,
+    expanded,
+    named_by_files,
+    natural,
+    parse_where,
+)
+from data_prep.formats.hdf5.groups import shortened
 from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
+from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import DTYPES, check_name
+from hpctrain.shards.field import DTYPES, Field, check_name
 from hpctrain.shards.types import Array
 
 
@@ -58,7 +79,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             *("--field", "NAME=FILE[:KEY]"),
             "an array as the field NAME; the arrays of a repeated NAME are joined",
         ),
-        ("--axis", "NAME=K", "the axis that counts the samples, from 0; -1 is the last"),
+        (
+            *("--axis", "NAME=K"),
+            "the axis that counts the samples, from 0; -1: the last; none: each array is a sample",
+        ),
         (
             *("--cast", "NAME=DTYPE"),
             "store the field in another dtype; values that change cannot be used",
@@ -102,6 +126,7 @@ class Arrays(Source):
     unpacks = False
     data: tuple[Column, ...] = ()
     step: int = 1
+    column: str = ""
 
     def split_files(self) -> Iterator[str]:
         """Return the files of the first field."""
@@ -114,9 +139,11 @@ class Arrays(Source):
             for column in columns:
                 stack.callback(column.close)
             # Each block is from one file of the first field, for `--split file:…`.
-            start = what[0]
-            for part, first, last in self.data[0].spans(*what):
-                end = start + last - first
+            end = start = what[0]
+            by_file = groupby(self.data[0].spans(*what), lambda span: span[0].where.path)
+            for _, spans in by_file:
+                part, *_ = first = next(spans)
+                end += sum(stop - begin for _, begin, stop in (first, *spans))
                 while start < end:
                     stop = min(start + self.step, end)
                     yield from self._block(columns, part, start, stop, reading)
@@ -126,7 +153,7 @@ class Arrays(Source):
         self, columns: list[OpenColumn], part: Part, start: int, stop: int, reading: BadRecords
     ) -> Iterator[Block]:
         good = np.ones(stop - start, bool)
-        values: dict[str, Array] = {}
+        values: dict[str, Array | list[Array]] = {}
         for column in columns:
             values[column.column.name], problems = column.rows(start, stop)
             for row, why in sorted(problems.items()):
@@ -138,11 +165,25 @@ class Arrays(Source):
                     )
         kept = np.flatnonzero(good)
         if len(kept) < len(good):
-            values = {name: array[kept] for name, array in values.items()}
+            values = {
+                name: [found[row] for row in kept] if isinstance(found, list) else found[kept]
+                for name, found in values.items()
+            }
         if len(kept):
-            rows = self.data[0].place(start)[1] + kept
-            names = Names(len(rows), lambda sample: f"row {rows[sample]}")
-            yield Block(values, file=part.where.path, records=names)
+            names = Names(len(kept), lambda sample: self._name(start + int(kept[sample])))
+            yield Block(values, column=self._splits(values), file=part.where.path, records=names)
+
+    def _name(self, row: int) -> str:
+        part, number = self.data[0].place(row)
+        return part.where.key if self.data[0].axis is None else f"row {number}"
+
+    def _splits(self, values: Mapping[str, Any]) -> list[str] | None:
+        """Return the text of each value of the field that names the splits."""
+        if not self.column:
+            return None
+        found = values[self.column]
+        is_text = isinstance(found, list)
+        return [bytes(v).decode(errors="replace") if is_text else str(v) for v in found]
 
 
 def arrays(
@@ -172,7 +213,7 @@ def arrays(
         DataError: A file is missing or cannot be read, has a dtype or shape that cannot be
             stored, or has a different number of samples.
     """
-    wheres = _wheres(files, named)
+    wheres, notes = _wheres(files, named, external)
     if twice := {name for name in packed if packed.count(name) > 1}:
         raise ConfigError(f"--packed: the field {min(twice)!r} is there twice")
     of = {
@@ -180,19 +221,30 @@ def arrays(
         "--cast": _by_field("--cast", casts, wheres, "DTYPE"),
         "--packed": _by_field("--packed", [f"{name}=yes" for name in set(packed)], wheres, "yes"),
     }
-    columns, fields = [], {}
+    columns, fields, among = [], {}, ""
     for name, parts in wheres.items():
+        given = of["--axis"].get(name, "none" if parts[0].matched else "")
         column, fields[name] = open_parts(
             name,
             parts,
-            _axis(of["--axis"].get(name, "0")),
+            _axis(given or "0"),
             _dtype(of["--cast"].get(name, "")),
             unpack=name not in of["--packed"],
             external=external,
         )
         columns.append(column)
+        if len(parts) == 1 and not (given or among):
+            is_sample, among = among_others(parts[0], column.ends[-1])
+            if is_sample:
+                raise ConfigError(among)
+        notes.append(column.note)
+    if not options.quiet:
+        for note in filter(None, [*notes, among]):
+            print(f"note: {note}", file=sys.stderr)
     total = _count(columns)
-    row_bytes = sum(field.nbytes for field in fields.values())
+    by_value = [column.name for column in columns if column.text or _is_whole(fields[column.name])]
+    split = options.split.column if isinstance(options.split, ByColumn) else ""
+    row_bytes = max(1, sum(column.nbytes for column in columns) // total)
     in_piece = max(1, options.shard_bytes // row_bytes)
     ends = [(start, min(start + in_piece, total)) for start in range(0, total, in_piece)]
     return Arrays(
@@ -213,13 +265,17 @@ def arrays(
             for column in columns
         },
         about={"fields": {column.name: _about(column) for column in columns}},
+        columns=by_value,
         data=tuple(columns),
+        column=split if split in by_value else "",
         step=max(1, BLOCK_BYTES // row_bytes),
     )
 
 
-def _wheres(files: Sequence[Path], named: Sequence[str]) -> dict[str, list[Where]]:
-    """Return the arrays of each field."""
+def _wheres(
+    files: Sequence[Path], named: Sequence[str], external: bool
+) -> tuple[dict[str, list[Where]], list[str]]:
+    """Return the arrays of each field, and notes on what patterns leave out."""
     wheres: dict[str, list[Where]] = {}
     for name, where in named_by_files(files):
         if name in wheres:
@@ -229,7 +285,7 @@ def _wheres(files: Sequence[Path], named: Sequence[str]) -> dict[str, list[Where
             )
         _check_name(name, where)
         wheres[name] = [where]
-    unnamed = set(wheres)
+    unnamed, notes = set(wheres), list[str]()
     for text in named:
         name, equals, file = text.partition("=")
         if not (name and equals and file):
@@ -241,13 +297,40 @@ def _wheres(files: Sequence[Path], named: Sequence[str]) -> dict[str, list[Where
             )
         found = parse_where(file)
         _check_name(name, found[0])
-        wheres.setdefault(name, []).extend(found)
+        for where in found:
+            several, gone = expanded(where, external=external)
+            wheres.setdefault(name, []).extend(several)
+            if gone:
+                notes.append(f"{where} has nothing at {shortened(gone)}: left out")
     for name, found in wheres.items():
-        if twice := {where for where in found if found.count(where) > 1}:
-            raise ConfigError(f"{min(map(str, twice))} is there twice in the field {name!r}")
+        where, times = Counter(found).most_common(1)[0]
+        if times > 1:
+            raise ConfigError(f"{where} is there twice in the field {name!r}")
     if not wheres:
         raise ConfigError(f"give .npy or .npz files before OUT, or --field NAME=FILE; {FORMS}")
-    return wheres
+    _check_groups({name: found for name, found in wheres.items() if found[0].matched})
+    return wheres, notes
+
+
+def _check_groups(wheres: Mapping[str, Sequence[Where]]) -> None:
+    """Check that the patterns of all fields match the same groups, in the same order.
+
+    Raises:
+        ConfigError: They do not; the message names some of the groups.
+    """
+    groups: dict[str, dict[Any, Where]] = {}
+    for name, found in wheres.items():
+        files = list(dict.fromkeys(where.path for where in found))
+        groups[name] = {(files.index(where.path), where.matched): where for where in found}
+    first = next(iter(groups), "")
+    for name in groups:
+        for one, other in ((first, name), (name, first)):
+            if lonely := [str(groups[one][key]) for key in groups[one].keys() - groups[other]]:
+                raise ConfigError(
+                    f"the fields {first!r} and {name!r} match different groups: {other!r} has "
+                    f"nothing beside {shortened(sorted(lonely, key=natural))}; a narrower pattern "
+                    "leaves them out"
+                )
 
 
 def _check_name(name: str, where: Where) -> None:
@@ -269,9 +352,15 @@ def _by_field(
     return values
 
 
-def _axis(text: str) -> int:
+def _is_whole(field: Field) -> bool:
+    return not (field.shape or field.variable or field.dtype.startswith("float"))
+
+
+def _axis(text: str) -> int | None:
+    if text == "none":
+        return None
     if not (text.isascii() and text.removeprefix("-").isdigit()):
-        raise ConfigError(f"--axis: {text!r} is not the number of an axis, from 0, or -1")
+        raise ConfigError(f"--axis: {text!r} is not the number of an axis, from 0, or -1 or none")
     return int(text)
 
 

@@ -16,7 +16,7 @@ from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
 from data_prep.source import BadRecords, Block, Source
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByColumn
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 
 
@@ -100,10 +100,6 @@ class ShardFolder(Source):
                     problems.bad(shard.file.path, f"sample {number}", str(error))
                     continue
                 fields |= {name: self.pixels.field_of(values[name]) for name in self.images}
-                if unknown := sorted(set(variable) - set(fields)):
-                    raise ConfigError(
-                        f"--variable {unknown[0]}: the fields are {', '.join(fields)}"
-                    )
                 return replace(self, fields=fields)
         path = self.pieces[0].what.file.path
         raise DataError(f"{path}: no sample can be used, as {problems.found[0]}")

@@ -50,7 +50,6 @@ from data_prep.options import Options, add_arguments, add_repeated, pairs, parse
 from data_prep.source import BadRecords, Block, Names, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
-from hpctrain.shards.sample_schema import check_fields
 from hpctrain.shards.types import Array
 
 
@@ -61,7 +60,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for option, form, what in (
         ("--columns", "NAME,…", "take only these columns, in this order"),
         ("--drop", "NAME,…", "take all columns except these"),
-        ("--rename", "COLUMN=FIELD", "the name of the field, if it differs from the column's"),
         ("--categorical", "NAME,…", "store int32 codes; reads these columns twice"),
         ("--cast", "NAME=DTYPE", "the dtype to store, such as x=float32; for CSV also x=text"),
         ("--null", "NAME=VALUE", "the value that replaces nulls"),
@@ -103,7 +101,6 @@ def run(args: argparse.Namespace) -> None:
     choice = ColumnChoice(
         columns=listed(args.columns),
         drop=listed(args.drop),
-        rename=pairs("--rename", args.rename),
         categorical=listed(args.categorical),
         cast=pairs("--cast", args.cast),
         null=pairs("--null", args.null, empty=True),
@@ -246,7 +243,9 @@ def table(
         fields = {
             name: _field(name, group, name in choice.stack) for name, group in fields_of.items()
         }
-        _check_names(fields)
+        for name in fields:
+            if set(name) & set(";|\t") and name not in options.rename:
+                raise ConfigError(f"there is a column {name!r}: is --delimiter right?")
     parts = (
         (part, file, size)
         for file in found.files
@@ -373,15 +372,6 @@ def _field(name: str, group: Sequence[Column], stack: bool) -> Field:
                 f"{column.field}; they have to be of one fixed size and dtype, --cast {name}=DTYPE"
             )
     return Field(first.dtype, (len(group), *first.shape))
-
-
-def _check_names(fields: Mapping[str, Field]) -> None:
-    for name in fields:
-        try:
-            check_fields({name: fields[name]})
-        except DataError as error:
-            hint = "; is --delimiter right?" if set(name) & set(";|\t") else ""
-            raise ConfigError(f"{error}; --rename {name!r}=NAME, or --drop it{hint}") from None
 
 
 def _cast(cast: str) -> str:

@@ -140,8 +140,6 @@ def webdataset(
     if not fields:
         why = f": {problems.found[0]}" if problems.found else ""
         raise DataError(f"{tars[0]}{' …' * (len(tars) > 1)}: there is no sample to use{why}")
-    if unknown := set(variable) - set(fields):
-        raise ConfigError(f"--variable {min(unknown)}: the fields are {', '.join(fields)}")
     return WebDataset(
         name="webdataset",
         fields=fields,

@@ -20,6 +20,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,13 @@ from pathlib import Path
 from data_prep import processes
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
-from data_prep.formats.hdf5.foreign import FieldSource, datasets, look, same
+from data_prep.formats.hdf5.foreign import (
+    FieldSource,
+    described,
+    look,
+    notes_on,
+    same,
+)
 from data_prep.formats.hdf5.survey import Found, Survey
 from data_prep.options import add_repeated
 from data_prep.source import SourceFile
@@ -148,12 +155,15 @@ def adopt(
     folder, paths = _located(files, out)
     splits = _splits(split, paths)
     schema, counts = _schema(folder, paths, fields)
+    notes = notes_on(folder / paths[0], fields, counts[0])
     sources = [SourceFile.of(folder / path) for path in paths]
     fingerprint = _fingerprint(paths, sources, splits, schema, statistics, group)
     if existing := _existing(folder, fingerprint, overwrite=overwrite):
         if not quiet:
             print(f"{folder} already holds this index: {existing.digest}")
         return existing
+    for note in () if quiet else notes:
+        print(f"note: {note}", file=sys.stderr)
     if not os.access(folder, os.W_OK, effective_ids=True):
         raise StorageError(
             f"cannot write index.json into {folder}: permission denied; it has to lie in the "
@@ -194,13 +204,12 @@ def _parse_fields(
     if not found:
         first = next(_files(files[:1]))
         raise ConfigError(
-            f"give --field NAME=DATASET for each field; {first} has\n  "
-            + "\n  ".join(datasets(first))
+            f"give --field NAME=DATASET for each field; {first} has {described(first)}"
         )
     try:
         check_fields(dict.fromkeys(found, Field("uint8")))
     except DataError as error:
-        raise ConfigError(f"--field: {error}") from None
+        raise ConfigError(f"--field: {error}; --field NAME=DATASET gives any name") from None
     for text in axes:
         name, _, axis = text.partition("=")
         if name not in found or not axis.removeprefix("-").isdecimal():
@@ -211,7 +220,7 @@ def _parse_fields(
             raise ConfigError(
                 f"--axis {text!r}: samples of different lengths lie end to end along axis 0"
             )
-        found[name] = FieldSource(found[name].dataset, axis=int(axis))
+        found[name] = FieldSource(found[name].dataset, axis=int(axis), chosen=True)
     return found
 
 

@@ -28,6 +28,7 @@ from data_prep.source import Source, SourceFile
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, summary
 from data_prep.writing.job import WAIT_S, Job, Plan
 from data_prep.writing.limit import OutputLimit
+from data_prep.writing.names import renamed
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.provenance import made_by
@@ -38,7 +39,6 @@ from hpctrain.shards import commit
 from hpctrain.shards import index as index_file
 from hpctrain.shards.compression import Compression
 from hpctrain.shards.index import Index
-from hpctrain.shards.sample_schema import check_fields
 from hpctrain.shards.shard import digest_file
 
 
@@ -53,6 +53,8 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
         DataError: `out` holds something else, or the source cannot be used.
         StorageError: `out` cannot be written, or has too little room.
     """
+    with naming(source.folders):
+        source = renamed(source, options.rename)
     _check(source, options, out)
     plan = _plan(source, options)
     parts = options.part is not None
@@ -197,7 +199,6 @@ def _check(source: Source, options: Options, out: Path) -> None:
         ConfigError: They do not fit together.
     """
     with naming(source.folders):
-        check_fields(source.fields)
         options.compression.check(source.fields)
     _check_apart(source, out)
     with naming(source.folders):

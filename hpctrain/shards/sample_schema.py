@@ -25,7 +25,10 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
     for name in fields:
         check_name(name, "field")
         if name == _RESERVED:
-            raise DataError(f"a field cannot be named {name!r}: the loader's mask has that name")
+            raise DataError(
+                f"a field cannot be named {name!r}, because each batch of the loader has a mask of "
+                "its rows with that name"
+            )
     return dict(fields)
 
 

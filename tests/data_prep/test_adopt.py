@@ -238,8 +238,8 @@ def test_without_a_field_the_datasets_are_named(tmp_path, data_prep):
     code, _, err = data_prep("index", folder)
     assert code == 2
     assert f"give --field NAME=DATASET for each field; {folder}/run 0.h5 has" in err
-    assert "/x/data uint8 [30, 5, 4]" in err
-    assert "/y int64 [30]" in err
+    assert "/x/data uint8 (30, 5, 4)" in err
+    assert "/y int64 (30,)" in err
 
 
 ODD = {
@@ -436,7 +436,7 @@ def test_odd_names(tmp_path, data_prep):
         (["--field", "x=y", "--axis", "x=one"], "--axis 'x=one': it is NAME=K"),
         (["--field", "x=y:z", "--axis", "x=0"], "lie end to end along axis 0"),
         (["--field", "x=y", "--axis", "x=1"], "y has 1 axes, [30]; there is no axis 1"),
-        (["--field", "x=nope"], "there is no dataset nope; in this file are /x/data uint8 [30, 5"),
+        (["--field", "x=nope"], "there is no dataset nope; in this file are /x/data uint8 (30, 5"),
         (["--field", "x=x"], "x is a group"),
         (["--field", "x=y", "--workers", "0"], "--workers 0: it is 1 or more"),
     ],

@@ -480,7 +480,7 @@ def damaged(name):
                 file["soft"] = h5py.SoftLink("/out")
                 file["loop"] = h5py.SoftLink("/loop")
                 file["null"] = h5py.Empty("f4")
-                file["text"] = ["a"] * COUNT
+                file["texts"] = [["a", "b"]] * COUNT
                 layout = h5py.VirtualLayout(X.shape, "f4")
                 layout[:] = h5py.VirtualSource("x.h5", "big", X.shape)
                 file.create_virtual_dataset("virtual", layout)
@@ -569,7 +569,7 @@ def damaged(name):
         ("links.h5:raw", "keeps its values in another file, 'x.bin'"),
         ("links.h5:loop", "its links lead in a circle"),
         ("links.h5:null", "has no shape"),
-        ("links.h5:text", "links.h5:text is dtype object"),
+        ("links.h5:texts", "links.h5:texts is text: it has several texts in a sample"),
         ("x.h5:group", "x.h5:group is a group; name one of the arrays in it"),
         ("x.bin:float32:7x11", "no multiple of a sample's 308"),
         ("x.bin:float32:3x4:9999999", "no multiple of a sample's 48"),
@@ -633,7 +633,7 @@ def test_options_that_cannot_be(here, data_prep, args, words):
 @pytest.mark.parametrize(
     ("array", "words"),
     [
-        (np.array(3), "v.npy is a single number"),
+        (np.array(3), "v.npy is a single value"),
         (np.zeros((0, 3)), "v.npy has no samples"),
         (np.zeros((5, 0)), "v.npy: shape [0] has no elements"),
         (np.zeros(5, complex), "complex128: store the real and the imaginary part as two fields"),
@@ -641,7 +641,7 @@ def test_options_that_cannot_be(here, data_prep, args, words):
         (np.zeros(5, np.uint64), "--cast v=int64 stores it, checked"),
         (np.zeros(5, np.longdouble), "dtype float128 is not supported"),
         (np.zeros(5, [("a", "f4"), ("b", "i4")]), "structured (a, b): save each of them"),
-        (np.array(["a", "b"]), "v.npy is text"),
+        (np.array([["a", "b"]]), "v.npy is text: it has several texts in a sample"),
         (np.zeros(5, "M8[s]"), "datetime64[s]: save it as int64"),
     ],
 )

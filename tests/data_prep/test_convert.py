@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from data_prep.source import Block, Piece, SourceFile
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
 from hpctrain import progress_bar
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
@@ -410,3 +412,33 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(inspect, "run", bug)
     with pytest.raises(ZeroDivisionError):
         main(["inspect", "x"])
+
+
+def test_names_that_the_loader_needs(data_prep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("mask.npy", np.arange(4))
+    Path("own.py").write_text(
+        "def masks(): return [{'mask': i, 'n': i} for i in range(4)]\n"
+        "def texts(): return [{'t': 'ab', 't_length': i} for i in range(4)]\n"
+    )
+    for command in (("arrays", "mask.npy"), ("python", "own.py:masks")):
+        code, _, err = data_prep(*command, "OUT")
+        assert code == 2
+        assert "a field cannot be named 'mask', because each batch of the loader has" in err
+        assert "--rename 'mask'=NAME gives another name" in err
+        args = ("--rename", "mask=truth", "--overwrite")
+        assert data_prep(*command, "OUT", *args)[0] == 0
+        reader = Reader("OUT", "train")
+        assert reader.read(np.arange(4))["truth"].tolist() == list(range(4))
+    err = data_prep("python", "own.py:texts", "O2")[2]
+    assert "the loader adds 't_length' for the lengths of 't'; --rename 't_length'=NAME" in err
+    assert data_prep("python", "own.py:texts", "O2", "--rename", "t_length=size")[0] == 0
+    for names, words in {
+        "x=y": "--rename x: there is no such field; there are mask, n",
+        "mask=n": "'mask' and 'n' would both be 'n'",
+        "mask=a b": "field 'a b': a name has letters",
+    }.items():
+        assert words in data_prep("python", "own.py:masks", "O3", "--rename", names)[2]
+    again = ("O2", "O4", "--rename", "size=bytes")
+    assert data_prep("repack", *again)[0] == 0
+    assert list(Index.load(Path("O4")).fields) == ["t", "bytes"]

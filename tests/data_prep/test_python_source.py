@@ -61,8 +61,55 @@ def bad_split(): return [{"n": 1, "split": "../x"}]
 def numbered(): return [{3: 1}]
 def zero(): return [{"n": np.zeros(0)}]
 def scalar(): return [{"n": 3}]
+PAIRS = [(1, 2.5), (3, 4.5)]
+class Noisy:
+    def __len__(self): return 5
+    def __getitem__(self, i): return np.random.rand(2)
 def reads():
     yield {"n": int(Path("input.txt").read_text())}
+"""
+DATASET = """
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+from PIL import Image
+from collections import namedtuple
+
+Pair = namedtuple("Pair", "image label")
+
+class Images(Dataset):
+    def __init__(self, n=10, kind="tuple"):
+        self.n, self.kind = n, kind
+    def __len__(self):
+        return self.n
+    def __getitem__(self, i):
+        if i == 7 and self.kind == "broken":
+            raise ValueError("no such image")
+        image = np.full((3, 4, 3), i, np.uint8)
+        match self.kind:
+            case "dict":
+                return {"x": torch.full((2, 3), i / 2), "label": torch.tensor(i), "ok": i % 2 == 0}
+            case "pil":
+                return Image.fromarray(image), i
+            case "palette":
+                return Image.fromarray(image).convert("P"), i
+            case "named":
+                return Pair(torch.tensor(image), i)
+            case "gradient":
+                return torch.ones(3, requires_grad=True), i
+            case "part":
+                return torch.tensor(i), ["train", "val"][i % 2]
+        return torch.tensor(image), i
+
+def make(n): return Images(n)
+INSTANCE = Images(4)
+LOADER = torch.utils.data.DataLoader(INSTANCE, batch_size=2)
+
+class Stream(IterableDataset):
+    def __len__(self): return 5
+    def __iter__(self):
+        for i in range(5):
+            yield {"n": i}
 """
 PLACES = ("            helper()", "    return 1 / 0")
 
@@ -71,7 +118,8 @@ PLACES = ("            helper()", "    return 1 / 0")
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    for name in ("beside", "torch_data", "broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     Path("mine.py").write_text(CODE)
     Path("beside.py").write_text("START = 0\n")
 
@@ -184,6 +232,63 @@ def test_inputs_are_watched(data_prep):
     assert everything("OUT")["n"].tolist() == [20]
 
 
+@pytest.mark.parametrize("kind", ["tuple", "dict", "pil", "named"])
+def test_a_data_set_of_torch(data_prep, kind):
+    Path("torch_data.py").write_text(DATASET)
+    names = [] if kind in ("dict", "named") else ["--fields", "image,label"]
+    args = ("torch_data:Images", "OUT", "--arg", f"kind={kind}", *names)
+    code, out, err = data_prep("python", *args, "--pieces", 3)
+    assert (code, err) == (0, "")
+    assert "10 samples" in out
+    rows = everything("OUT")
+    assert rows["label"].tolist() == list(range(10))
+    fields = {name: str(field) for name, field in Index.load(Path("OUT")).fields.items()}
+    image = "uint8[3, 3, 4]" if kind == "pil" else "uint8[3, 4, 3]"
+    assert fields == (
+        {"x": "float32[2, 3]", "label": "int64", "ok": "uint8"}
+        if kind == "dict"
+        else {"image": image, "label": "int64"}
+    )
+    values = rows["x"] * 2 if kind == "dict" else rows["image"]
+    assert (values == np.arange(10).reshape(-1, *[1] * (values.ndim - 1))).all()
+
+
+def test_what_else_makes_a_data_set(data_prep):
+    Path("torch_data.py").write_text(DATASET)
+    fields = ("--fields", "image,label")
+    assert data_prep("python", "torch_data:make", "O1", "--arg", "n=6", *fields)[0] == 0
+    assert everything("O1")["label"].tolist() == list(range(6))
+    assert data_prep("python", "torch_data.py:INSTANCE", "O2", *fields)[0] == 0
+    assert everything("O2")["label"].tolist() == list(range(4))
+    assert data_prep("python", "torch_data:Stream", "O3")[0] == 0
+    assert everything("O3")["n"].tolist() == list(range(5))
+    args = ("torch_data:Images", "O4", "--arg", "kind=broken", *fields)
+    assert "sample 7: ValueError: no such image" in data_prep("python", *args)[2]
+    assert data_prep("python", *args, "--on-error", "skip", "--overwrite")[0] == 0
+    assert everything("O4")["label"].tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    for kind, words in {"palette": "image.convert('RGB')", "gradient": "requires grad"}.items():
+        args = ("torch_data:Images", "O5", "--arg", f"kind={kind}", *fields)
+        assert words in data_prep("python", *args)[2]
+    assert (
+        "LOADER gives batches; name its data set"
+        in data_prep("python", "torch_data:LOADER", "O")[2]
+    )
+    part = ("torch_data:Images", "O6", "--arg", "kind=part", "--fields", "n,part")
+    assert data_prep("python", *part, "--split", "column:part")[0] == 0
+    assert everything("O6", "val")["n"].tolist() == [1, 3, 5, 7, 9]
+
+
+@pytest.mark.slow
+def test_a_data_set_in_several_processes(data_prep):
+    Path("torch_data.py").write_text(DATASET)
+    args = ("torch_data:Images", "--arg", "n=50", "--fields", "image,label", "--pieces", 4)
+    for workers in (1, 2):
+        code = data_prep("python", args[0], f"O{workers}", *args[1:], "--workers", workers)[0]
+        assert code == 0
+    for path in Path("O1").glob("*.h5"):
+        assert path.read_bytes() == Path("O2", path.name).read_bytes()
+
+
 def test_a_list_will_do(data_prep):
     assert data_prep("python", "mine.py:a_list", "OUT")[0] == 0
     assert everything("OUT")["n"].tolist() == [0, 1, 2]
@@ -192,18 +297,18 @@ def test_a_list_will_do(data_prep):
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["mine"], 2, "'mine' is not FILE.py:FUNCTION"),
-        (["mine.py:"], 2, "'mine.py:' is not FILE.py:FUNCTION"),
+        (["mine"], 2, "'mine' is not FILE.py:NAME or MODULE:NAME"),
+        (["mine.py:"], 2, "'mine.py:' is not FILE.py:NAME or MODULE:NAME"),
         (["nope.py:x"], 3, "nope.py cannot be read: No such file"),
         (["mine.py:nope"], 2, "has no function 'nope'; it has Config, samples, helper"),
         (["mine.py:np"], 2, "has no function 'np'"),
         (["broken.py:x"], 3, "broken.py cannot be imported: "),
         (["leaves.py:x"], 3, "leaves.py cannot be imported: SystemExit: 1"),
-        (["mine.py:nothing"], 3, "nothing returns a NoneType, no iterable of dicts"),
-        (["mine.py:one"], 3, "one returns a dict, no iterable of dicts"),
+        (["mine.py:nothing"], 3, "nothing returns a NoneType, no iterable of samples"),
+        (["mine.py:one"], 3, "one returns a dict, no iterable of samples"),
         (["mine.py:empty"], 3, "mine.py:empty yields no sample"),
         (["mine.py:leaves"], 3, "leaves, sample 1: SystemExit: 3"),
-        (["mine.py:fails"], 3, "fails, sample 0: KeyError: 'x'"),
+        (["mine.py:fails"], 3, "mine.py: fails: KeyError: 'x'"),
         (["mine.py:no_split"], 3, "sample 0: its 'split' is 3, no name"),
         (["mine.py:bad_split"], 3, "sample 0: split '../x': a name has letters"),
         (["mine.py:numbered"], 3, "sample 0: the field 3 has no text for a name"),
@@ -213,7 +318,14 @@ def test_a_list_will_do(data_prep):
         (["mine.py:scalar", "--dtype", "m=int8"], 2, "--dtype m: the fields are n"),
         (["mine.py:scalar", "--dtype", "n=complex64"], 2, "--dtype complex64: allowed are uint8"),
         (["mine.py:scalar", "--dtype", "n"], 2, "--dtype 'n' is not NAME=VALUE"),
-        (["mine.py:scalar", "--pieces", "2"], 2, "scalar() has no parameters part and parts"),
+        (["mine.py:split", "--arg", "n=2", "--pieces", "2"], 2, "split has no parameters part"),
+        (["mine.py:PAIRS"], 3, "sample 0: it is a tuple of 2; a sample is a dict of fields, or"),
+        (["mine.py:PAIRS", "--fields", "x"], 3, "names its items; --fields names x"),
+        (["mine.py:PAIRS", "--arg", "x=1"], 2, "PAIRS is an object; it takes no arguments"),
+        (["mine.py:Noisy", "--fields", "x"], 3, "sample 0: it is another one when it is asked"),
+        (["mine.py:a_list", "--fields", "m"], 3, "it has no 'm', which --fields names"),
+        (["nowhere:x"], 2, "there is no module 'nowhere' here, and none is installed"),
+        (["broken:x"], 3, "broken cannot be imported: "),
         (["mine.py:samples", "--pieces", "0"], 2, "--pieces 0: at least 1"),
         (["mine.py:samples"], 2, "missing a required argument: 'n'; see --arg"),
         (["mine.py:samples", "--arg", "n=3", "--arg", "m=1"], 2, "unexpected keyword argument 'm'"),

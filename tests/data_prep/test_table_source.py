@@ -353,7 +353,7 @@ def test_odd_names_of_columns(data_prep):
     code, _, err = data_prep("table", "a.csv", "OUT")
     assert code == 2
     assert "field 'sepal length (cm)': a name has letters" in err
-    assert "--rename 'sepal length (cm)'=NAME, or --drop it" in err
+    assert "--rename 'sepal length (cm)'=NAME gives another name" in err
     assert data_prep("table", "a.csv", "OUT", "--rename", "sepal length (cm)=length")[0] == 0
     assert fields("OUT") == {"length": "float64", "n": "int64"}
 
@@ -412,7 +412,7 @@ def bad(here):
         (["null.csv"], 3, "null.csv: column 'x' has no value in its first rows; --cast x=DTYPE gi"),
         (["twice.csv"], 3, "twice.csv has more than one column 'x'"),
         (["latin.csv"], 3, "latin.csv is not utf-8: byte "),
-        (["semi.csv"], 2, "field 'x;y': a name has letters"),
+        (["semi.csv"], 2, "there is a column 'x;y'"),
         (["semi.csv"], 2, "is --delimiter right?"),
         (["open.csv"], 3, "open.csv has an odd number of quotes: one is not closed, and what fol"),
         (["cut.csv.gz"], 3, "cut.csv.gz cannot be read"),

@@ -12,12 +12,13 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from lzma import LZMAError
 from typing import Any
 
 import numpy as np
 
+from data_prep.formats.hdf5.groups import looks_like_groups
 from data_prep.formats.unread import matlab_5
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import MAX_AXES
@@ -27,14 +28,15 @@ HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".mat")
 _NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
 _ZARR = (".zarr", ".zarr.zip")
 FORMS = (
-    "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH, FILE.nc:VARIABLE, FILE.zarr:PATH, or for raw numbers "
-    "FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
+    "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH), FILE.nc:VARIABLE, "
+    "FILE.zarr:PATH, or for raw numbers FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
 )
 # What the libraries raise for damaged files.
 READING = (
     *(OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
     *(RuntimeError, zipfile.BadZipFile, zlib.error, LZMAError),
 )
+TEXT = "SUT"  # the kinds of dtypes that are text, of a fixed or any length
 SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
 
 
@@ -45,10 +47,12 @@ class Where:
     Attributes:
         path: Path of the file, or of the folder of a Zarr store.
         key: The text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP".
+        matched: Names the sample if the key comes from a pattern; see `groups.Match`.
     """
 
     path: str
     key: str = ""
+    matched: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.key}" if self.key else self.path
@@ -77,6 +81,9 @@ class ArrayFile(ABC):
         dtype: The stored dtype.
         shape: (samples, *sample).
         attributes: The array's attributes in the file.
+        single: Whether the file holds one value without axes, which only `Whole` takes.
+        text: Whether the values are text.
+        note: What the user should know about the axes; or "".
 
     Raises:
         DataError: The dtype or the shape does not give rows of numbers.
@@ -87,8 +94,8 @@ class ArrayFile(ABC):
         self, where: Where, dtype: Any, shape: Sequence[int], axis: int, chunk: int = 1
     ) -> None:
         check_dtype(where, dtype)
-        if not shape:
-            raise DataError(f"{where} is a single number; an axis has to be the sample")
+        self.single, self.text, self.note = not shape, dtype.kind in TEXT, ""
+        shape = tuple(shape) or (1,)
         if not -len(shape) <= axis < len(shape):
             raise ConfigError(f"--axis {axis}: {where} has {len(shape)} axes, {tuple(shape)}")
         if len(shape) > MAX_AXES:
@@ -128,6 +135,13 @@ class ArrayFile(ABC):
     @abstractmethod
     def _rows(self, start: int, stop: int) -> Array: ...
 
+    def _cut(self, stored: Any, start: int, stop: int) -> Array:
+        """Return rows of what a library has opened."""
+        if self.single:
+            return np.asarray(stored[()]).reshape(1)
+        cut = stored[(slice(None),) * self.axis + (slice(start, stop),)]
+        return np.moveaxis(np.asarray(cut), self.axis, 0)
+
     def files(self, start: int, stop: int) -> Iterable[str]:
         """Return the files that these rows are read from."""
         return (self.where.path,)
@@ -140,6 +154,41 @@ class ArrayFile(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Held(ArrayFile):
+    """An array in memory, such as an attribute."""
+
+    def __init__(self, where: Where, array: Array, axis: int = 0) -> None:
+        super().__init__(where, array.dtype, array.shape, axis)
+        self._array = array
+
+    def _rows(self, start: int, stop: int) -> Array:
+        return self._cut(self._array, start, stop)
+
+
+class Whole(ArrayFile):
+    """An array that is one sample: its shape is (1, *shape)."""
+
+    def __init__(self, array: ArrayFile) -> None:
+        self._array, self.where, self.dtype, self.text = array, array.where, array.dtype, array.text
+        self.attributes, self.note, self._chunk = array.attributes, array.note, 1
+        self.shape = (1,) if array.single else (1, *array.shape)
+
+    def _rows(self, start: int, stop: int) -> Array:
+        return self._array.rows(0, self._array.shape[0]).reshape(self.shape)
+
+    def check(self) -> None:
+        """See `ArrayFile`."""
+        self._array.check()
+
+    def files(self, start: int, stop: int) -> Iterable[str]:
+        """See `ArrayFile`."""
+        return self._array.files(0, self._array.shape[0])
+
+    def close(self) -> None:
+        """See `ArrayFile`."""
+        self._array.close()
 
 
 def unreadable(where: Where, error: Exception) -> DataError:
@@ -177,11 +226,13 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
     shown = [f"{name} {what}".rstrip() for name, what in names.items()]
     more = f"; and {len(shown) - 20} more" if len(shown) > 20 else ""
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
+    if suggestion := looks_like_groups(where.path, names)[1]:
+        raise ConfigError(f"{where.path} {problem}: {suggestion}")
     name = next(iter(names))
-    field = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
+    of = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
     raise ConfigError(
         f"{where.path} {problem}; there are: {'; '.join(shown[:20])}{more}. For example: "
-        f"--field {field}={where.path}:{name}"
+        f"--field {of}={where.path}:{name}"
     )
 
 
@@ -191,18 +242,15 @@ def check_dtype(where: Where, dtype: Any) -> None:
     Raises:
         DataError: The message says what to do instead.
     """
-    kind = dtype.kind if isinstance(dtype, np.dtype) else "T"
-    if kind in "biuf":
+    kind = dtype.kind if isinstance(dtype, np.dtype) else "V"
+    if kind in "biuf" + TEXT:
         return
     if kind == "V" and dtype.names:
         what = f"structured ({', '.join(dtype.names)}): save each of them as an array"
     else:
         what = {
             "c": f"{dtype}: store the real and the imaginary part as two fields",
-            "O": "dtype object (text, lists or Python objects): save arrays of numbers",
-            "S": "text: `python -m data_prep table` or `text` takes it",
-            "U": "text: `python -m data_prep table` or `text` takes it",
-            "T": "text: `python -m data_prep table` or `text` takes it",
+            "O": "dtype object (lists, references or Python objects): save arrays of numbers",
             "M": f"{dtype}: save it as int64",
             "m": f"{dtype}: save it as int64",
         }.get(kind, f"dtype {dtype}: save arrays of numbers")

@@ -1,10 +1,11 @@
 """A field made of several arrays one after the other, and their values as they will be stored."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from data_prep.formats.casts import cast
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
+
+Values = Array | list[Array]
+"""Rows of a field: (n, *shape), or n arrays of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +32,30 @@ class Part:
 
 @dataclass(frozen=True)
 class Column:
-    """The arrays of a field, one after the other."""
+    """The arrays of a field, one after the other.
+
+    Attributes:
+        name: Name of the field.
+        parts: The arrays.
+        axis: The axis that counts the samples; None: each array is a sample.
+        cast: The dtype to cast to, or "".
+        external: Whether HDF5 files may lead to other files.
+        text: Whether the values are text, which is stored as UTF-8.
+        varies: The axis of a sample whose length varies, or None.
+        nbytes: Roughly the bytes of all samples.
+        note: What the user should know; or "".
+        ends: Where each part ends.
+    """
 
     name: str
     parts: tuple[Part, ...]
-    axis: int = 0
+    axis: int | None = 0
     cast: str = ""
     external: bool = False
+    text: bool = False
+    varies: int | None = None
+    nbytes: int = 0
+    note: str = ""
     ends: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +94,7 @@ class OpenColumn:
                 raise DataError(f"{part.where} was changed while it was being read; run this again")
         return self._file
 
-    def rows(self, start: int, stop: int) -> tuple[Array, dict[int, str]]:
+    def rows(self, start: int, stop: int) -> tuple[Values, dict[int, str]]:
         """Return the values, and for each row that cannot be used (from 0) the reason."""
         found = [self._span(*span) for span in self.column.spans(start, stop)]
         if len(found) == 1:
@@ -82,10 +103,15 @@ class OpenColumn:
         for array, bad in found:
             problems.update({before + row: why for row, why in bad.items()})
             before += len(array)
-        return np.concatenate([array for array, _ in found]), problems
+        arrays = [array for array, _ in found]
+        if self.column.text or self.column.varies is not None:
+            return [row for array in arrays for row in array], problems
+        return np.concatenate(arrays), problems
 
-    def _span(self, part: Part, start: int, stop: int) -> tuple[Array, dict[int, str]]:
+    def _span(self, part: Part, start: int, stop: int) -> tuple[Values, dict[int, str]]:
         raw = self.file(part).rows(start, stop)
+        if self.column.text:
+            return [_utf8(text) for text in raw.tolist()], {}
         values, missing = part.packing.read(raw)
         problems: dict[int, str] = {}
         if values.dtype == bool:
@@ -110,6 +136,8 @@ class OpenColumn:
             values, lost = cast(values, to) if to else (values, None)
         if lost is not None:
             _note(problems, lost, lambda row, at: f"{before[row][at]} is no {to}")
+        if self.column.varies is not None:
+            return [np.moveaxis(row, self.column.varies, 0) for row in values], problems
         return values, problems
 
     def close(self) -> None:
@@ -119,50 +147,107 @@ class OpenColumn:
             self._file = None
 
 
+def _utf8(text: str | bytes) -> Array:
+    return np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
+
+
 def _note(problems: dict[int, str], bad: Array, why: Any) -> None:
     """Add `why(row, place of its first bad value)` for each row with a bad value."""
     for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist():
         problems.setdefault(row, why(row, np.unravel_index(bad[row].argmax(), bad[row].shape)))
 
 
+class _Kind(NamedTuple):
+    """What the samples of an array are: the dtype to store, the shape, and whether it is text."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    text: bool
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape) or ''}" if not self.text else "text"
+
+
 def open_parts(
-    name: str, wheres: list[Where], axis: int, to: str, *, unpack: bool, external: bool
+    name: str, wheres: list[Where], axis: int | None, to: str, *, unpack: bool, external: bool
 ) -> tuple[Column, Field]:
     """Open and check each of a field's arrays once, and return the column and its field.
 
     Args:
         name: Name of the field.
         wheres: Its arrays, in their order.
-        axis: The axis that counts the samples.
+        axis: The axis that counts the samples; None: each array is a sample.
         to: The dtype to cast to; "" keeps the stored one.
         unpack: Whether attributes such as scale_factor are applied.
         external: Whether HDF5 files may lead to other files.
 
     Raises:
+        ConfigError: Text is to be cast.
         DataError: An array cannot be read or stored, or differs from the first; or no array has
             samples.
     """
     parts: list[Part] = []
-    schema: Field | None = None
+    kinds: list[_Kind] = []
+    nbytes, note = 0, ""
     for where in wheres:
         with open_array(where, axis, external=external) as array:
             array.check()
             attributes = array.attributes if unpack else {}
-            packing = Packing.of(str(where), array.dtype, attributes)
+            packing = Packing.of(str(where), array.dtype, attributes, text=array.text)
             dtype = np.dtype(packing.dtype)
-            stored = to or ("uint8" if dtype.kind == "b" else dtype.name)
-            rows, shape = array.shape[0], array.shape[1:]
-        try:
-            this = Field(stored, shape)
-        except DataError as error:
-            can = f"; --cast {name}=int64 stores it, checked" if stored == "uint64" else ""
-            raise DataError(f"{where}: {error}{can}") from None
-        schema = schema or this
-        if this != schema:
-            can = f"; --cast {name}=DTYPE makes them one" if this.shape == schema.shape else ""
-            raise DataError(f"{wheres[0]} holds samples of {schema}, {where} of {this}{can}")
+            stored = to or ("uint8" if dtype.kind == "b" or array.text else dtype.name)
+            if array.text and (to or array.shape[1:]):
+                why = f"--cast {to} is for numbers" if to else "it has several texts in a sample"
+                raise DataError(f"{where} is text: {why}")
+            rows = array.shape[0]
+            if array.note and axis is None:
+                reverse = f"each sample {list(array.shape[1:])} has MATLAB's axes in reversed order"
+                note = note or reverse
+            note = note or array.note
+            kinds.append(_Kind(stored, array.shape[1:], array.text))
+            nbytes += math.prod(array.shape) * np.dtype(dtype if array.text else stored).itemsize
         if rows:
             parts.append(Part(where, rows, packing))
-    if schema is None or not parts:
+    if not parts:
         raise DataError(f"{', '.join(map(str, wheres[:3]))} has no samples")
-    return Column(name, tuple(parts), axis, to, external), schema
+    schema, varies = _schema(name, wheres, kinds, whole=axis is None)
+    if varies:
+        note += (
+            f"{'; ' * bool(note)}field {name!r}: the length varies along axis {varies} of "
+            f"{wheres[0]}, {list(kinds[0].shape)}; it becomes the first axis, as in {schema}"
+        )
+    column = Column(
+        *(name, tuple(parts), axis, to, external),
+        text=kinds[0].text,
+        varies=varies,
+        nbytes=nbytes,
+        note=note,
+    )
+    return column, schema
+
+
+def _schema(
+    name: str, wheres: list[Where], kinds: list[_Kind], *, whole: bool
+) -> tuple[Field, int | None]:
+    """Return the field of arrays, and the axis of a sample whose length varies, or None.
+
+    Raises:
+        DataError: The arrays are of different kinds, or no field can hold them.
+    """
+    first, varying = kinds[0], set[int]()
+    for where, kind in zip(wheres, kinds, strict=True):
+        if kind == first:
+            continue
+        alike = kind._replace(shape=first.shape) == first and len(kind.shape) == len(first.shape)
+        varying |= {i for i, size in enumerate(kind.shape) if alike and size != first.shape[i]}
+        if not (whole and alike) or len(varying) > 1:
+            can = f"; --cast {name}=DTYPE makes them one" if kind.shape == first.shape else ""
+            can = "; the length may vary along one axis" if len(varying) > 1 else can
+            raise DataError(f"{wheres[0]} holds samples of {first}, {where} of {kind}{can}")
+    varies = min(varying, default=None)
+    shape = first.shape if varies is None else first.shape[:varies] + first.shape[varies + 1 :]
+    try:
+        return Field(first.dtype, shape, first.text or varies is not None), varies
+    except DataError as error:
+        can = f"; --cast {name}=int64 stores it, checked" if first.dtype == "uint64" else ""
+        raise DataError(f"{wheres[0]}: {error}{can}") from None

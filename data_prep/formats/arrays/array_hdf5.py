@@ -1,4 +1,7 @@
-"""Arrays in HDF5 files, read by h5py; see `array_base`."""
+"""Arrays in HDF5 files, read by h5py; see `array_base`.
+
+A key is the path of a dataset or of a sparse matrix, or PATH@NAME for an attribute.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,58 +9,95 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import READING, ArrayFile, Where, choose, unreadable
+from data_prep.formats.arrays.array_base import READING, ArrayFile, Held, Where, choose, unreadable
 from data_prep.formats.arrays.packing import ATTRIBUTES
+from data_prep.formats.hdf5 import groups, matlab
 from data_prep.formats.hdf5.hdf5_links import Links
 from data_prep.formats.hdf5.hdf5_storage import Written
+from data_prep.formats.hdf5.sparse import SparseRows, form_of, part_of
 from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins
 from hpctrain.shards.types import Array
 
+_LISTED = 10_000  # names that are looked at when a file is described
 
-class HDF5Array(ArrayFile):
-    """An array in an HDF5 file."""
 
-    def __init__(self, where: Where, axis: int, external: bool) -> None:
+def open_hdf5(where: Where, axis: int, external: bool) -> ArrayFile:
+    """Open an array in an HDF5 file; see `open_array`."""
+    file = h5py.File(where.path, "r", locking=False)
+    try:
+        links = Links(where, external)
+        # Walk to the given name: the list of names does not show what links lead to.
+        found = links.find(file, where.key) if where.key else None
+        if found is None:
+            if (value := _attribute(links, file, where)) is not None:
+                file.close()
+                return Held(where, np.asarray(value), axis)
+            found = links.find(file, choose(where, names_of(file)))
+        if (form := form_of(found)) is not None:
+            rows = SparseRows(str(where), found, form, axis)
+            return _SparseArray(where, file, rows, matlab.axes(found, form.shape, axis))
+        if problem := matlab.problem(found) or part_of(found):
+            raise DataError(f"{where} {problem}")
+        return _HDF5Array(where, file, links.dataset(found), axis, links.files)
+    except BaseException:
+        file.close()
+        raise
+
+
+class _SparseArray(ArrayFile):
+    """A sparse matrix in an HDF5 file, whose rows are read as dense ones."""
+
+    def __init__(self, where: Where, file: h5py.File, matrix: SparseRows, note: str) -> None:
+        super().__init__(where, matrix.dtype, matrix.shape, 0)
+        self._file, self._matrix, self.note = file, matrix, note
+
+    def _rows(self, start: int, stop: int) -> Array:
+        try:
+            return self._matrix.rows(start, stop)
+        except READING as error:
+            raise unreadable(self.where, error) from None
+
+    def close(self) -> None:
+        """See `ArrayFile`."""
+        self._file.close()
+
+
+class _HDF5Array(ArrayFile):
+    """A dataset in an HDF5 file."""
+
+    def __init__(
+        self, where: Where, file: h5py.File, dataset: h5py.Dataset, axis: int, others: list[str]
+    ) -> None:
         self._hint = ""
         try:
             plugins()  # Blosc, Zstd, LZ4, …
         except ImportError:
             self._hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
-        self._file = h5py.File(where.path, "r", locking=False)
-        try:
-            links = Links(where, external)
-            # Walk to the given name: the list of names does not show what links lead to.
-            key = where.key or choose(where, _names(self._file))
-            if (found := links.find(self._file, key)) is None:
-                key = choose(where, _names(self._file))
-                found = links.find(self._file, key)
-            self._dataset = links.dataset(found)
-            self._written = Written(self._dataset)
-            self._others = links.files
-            chunks, shape = self._dataset.chunks, self._dataset.shape
-            if shape is None:
-                raise DataError(f"{where} has no shape and no values (a null dataspace)")
-            if (dtype := _type_of(self._dataset)) is None:
-                raise DataError(f"{where} has a type that NumPy does not have; store numbers")
-            chunk = chunks[axis] if chunks and -len(chunks) <= axis < len(chunks) else 1
-            super().__init__(where, dtype, shape, axis, chunk)
-            self.attributes = {
-                name: self._dataset.attrs[name] for name in ATTRIBUTES if name in found.attrs
-            }
-        except BaseException:
-            self._file.close()
-            raise
+        self._file, self._dataset, self._others = file, dataset, others
+        self._written = Written(dataset)
+        chunks, shape = dataset.chunks, dataset.shape
+        if shape is None:
+            raise DataError(f"{where} has no shape and no values (a null dataspace)")
+        if (dtype := _type_of(dataset)) is None:
+            raise DataError(f"{where} has a type that NumPy does not have; store numbers")
+        if h5py.check_string_dtype(dtype):
+            dtype = np.dtypes.StringDType()
+        chunk = chunks[axis] if chunks and -len(chunks) <= axis < len(chunks) else 1
+        super().__init__(where, dtype, shape, axis, chunk)
+        self.note = matlab.axes(dataset, shape, self.axis)
+        self.attributes = {
+            name: dataset.attrs[name] for name in ATTRIBUTES if name in dataset.attrs
+        }
 
     def _rows(self, start: int, stop: int) -> Array:
         try:
             # Before reading: afterwards, HDF5 finds each chunk in its cache.
             if problem := self._written.problem(start, stop, self.axis):
                 raise DataError(f"{self.where} {problem}")
-            array = self._dataset[(slice(None),) * self.axis + (slice(start, stop),)]
+            return self._cut(self._dataset, start, stop)
         except READING as error:
             raise unreadable(self.where, OSError(f"{error}{self._hint}")) from None
-        return np.moveaxis(array, self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:
         """Return the file and the other files that links lead to."""
@@ -68,20 +108,48 @@ class HDF5Array(ArrayFile):
         self._file.close()
 
 
+def matching(where: Where, external: bool) -> tuple[list[groups.Match], list[str]]:
+    """Return what matches the pattern in a key, also by links; see `groups.matching`."""
+    with h5py.File(where.path, "r", locking=False) as file:
+        links = Links(where, external)
+
+        def names(path: str) -> list[str]:
+            found = links.find(file, path)
+            return list(found) if isinstance(found, h5py.Group) else []
+
+        def has(path: str) -> bool:
+            there = links.find(file, path) is not None
+            return there or _attribute(links, file, Where(where.path, path)) is not None
+
+        return groups.matching(where.key, names, has)
+
+
+def names_of(file: h5py.File) -> dict[str, str]:
+    """Return the paths of the first datasets of a file, each with its dtype and shape."""
+    names: dict[str, str] = {}
+
+    def note(name: str, found: Any) -> bool | None:
+        if isinstance(found, h5py.Dataset) and not name.startswith(matlab.HIDDEN):
+            names[f"/{name}"] = f"{_type_of(found) or 'of another type'} {found.shape}"
+        elif form_of(found) is not None:
+            names[f"/{name}"] = "sparse matrix"
+        return True if len(names) >= _LISTED else None
+
+    file.visititems(note)
+    sparse = [f"{name}/" for name, what in names.items() if what == "sparse matrix"]
+    return {n: what for n, what in names.items() if not n.startswith(tuple(sparse))}
+
+
+def _attribute(links: Links, file: h5py.File, where: Where) -> Any:
+    """Return the value of the attribute that a key PATH@NAME names, or None."""
+    path, at, name = where.key.rpartition("@")
+    found = links.find(file, path) if at else None
+    return found.attrs[name] if found is not None and name in found.attrs else None
+
+
 def _type_of(dataset: h5py.Dataset) -> Any:
     """Return a dataset's dtype, or None if NumPy has no such type, such as for H5T_TIME."""
     try:
         return dataset.dtype
     except TypeError:
         return None
-
-
-def _names(file: Any) -> dict[str, str]:
-    names = {}
-
-    def note(name: str, found: Any) -> None:
-        if isinstance(found, h5py.Dataset):
-            names[f"/{name}"] = f"{_type_of(found) or 'of another type'} {found.shape}"
-
-    file.visititems(note)
-    return names

@@ -49,7 +49,7 @@ class NetCDFArray(ArrayFile):
                 name: self._variable.getncattr(name) for name in ATTRIBUTES if name in found
             }
             # Values that were never written are read as this. Single bytes have no such value.
-            if "_FillValue" not in found and dtype.itemsize > 1:
+            if "_FillValue" not in found and dtype.itemsize > 1 and not self.text:
                 self.attributes["_FillValue"] = netcdf.default_fillvals[dtype.str[1:]]
         except BaseException:
             self.close()
@@ -59,13 +59,12 @@ class NetCDFArray(ArrayFile):
         try:
             if self._hdf5 is not None:
                 # Records behind the stored ones are read as the fill value.
-                end = min(stop, self._stored_shape[self.axis])
+                end = stop if self.single else min(stop, self._stored_shape[self.axis])
                 if problem := self._written.problem(min(start, end), end, self.axis):
                     raise DataError(f"{self.where} {problem}")
-            array = self._variable[(slice(None),) * self.axis + (slice(start, stop),)]
+            return self._cut(self._variable, start, stop)
         except READING as error:
             raise unreadable(self.where, error) from None
-        return np.moveaxis(np.asarray(array), self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:
         """Return the file and the other files that links lead to."""
@@ -78,9 +77,17 @@ class NetCDFArray(ArrayFile):
         self._file.close()
 
 
+def names_in(path: str) -> list[str]:
+    """Return the paths of the variables in a file."""
+    with library("netCDF4", f"reading {path}").Dataset(path, "r") as file:
+        return [name for name, _ in _variables(file)]
+
+
 def _type_of(variable: Any) -> Any:
-    """Return the dtype of a variable's values: object for text and variable-length arrays."""
+    """Return the dtype of a variable's values: object for variable-length arrays."""
     dtype = variable.dtype
+    if dtype is str:
+        return np.dtypes.StringDType()
     varies = type(variable.datatype).__name__ == "VLType"  # the dtype is that of the elements
     return np.dtype(object) if varies or not isinstance(dtype, np.dtype) else dtype
 

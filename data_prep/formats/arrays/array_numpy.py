@@ -310,6 +310,11 @@ def npz_names(path: str) -> list[str]:
     if listed not in (MANY, len(names)):  # a damaged length can hide members
         raise DataError(f"{path} is damaged: it says {listed} arrays, and lists {len(names)}")
     keys = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
+    if {"data", "shape", "format"} <= set(keys):
+        raise DataError(
+            f"{path} is a sparse matrix of SciPy: `numpy.save('x.npy', scipy.sparse.load_npz(FILE)"
+            ".toarray())` in Python stores it as an array"
+        )
     if twice := {key for key in keys if keys.count(key) > 1}:
         raise DataError(f"{path} holds {min(twice)!r} twice")
     if other := [name for name in names if not name.endswith(".npy")]:

@@ -17,35 +17,24 @@ from data_prep.libraries import library
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Array
 
+_SPARSE = ("csr_matrix", "csc_matrix")  # AnnData's encoding-type
+
 
 class ZarrArray(ArrayFile):
     """An array in a Zarr store: a folder or a zip file."""
 
     def __init__(self, where: Where, axis: int) -> None:
-        zarr = library("zarr", f"reading {where.path}")
         self._zip = None
         try:
-            store: Any = where.path
-            if where.path.lower().endswith(".zip"):
-                self._zip = store = zarr.storage.ZipStore(where.path, mode="r")
+            self._key = ""
             try:
-                found = zarr.open(store, mode="r")
+                found, self._zip = _opened(where.path)
+                if hasattr(found, "members"):
+                    self._key = _key_in(found, where)
+                    found = found[self._key]
             except READING as error:
                 raise unreadable(where, error) from None
-            self._key = ""
-            if not isinstance(found, zarr.Array):
-                try:
-                    arrays = {
-                        name: array
-                        for name, array in sorted(found.members(max_depth=None))
-                        if isinstance(array, zarr.Array)
-                    }
-                except READING as error:
-                    raise unreadable(where, error) from None
-                texts = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
-                self._key = choose(Where(where.path, where.key.strip("/")), texts)
-                found = arrays[self._key]
-            elif where.key.strip("/"):
+            if where.key.strip("/") and not self._key:
                 raise DataError(f"{where.path} is itself an array and holds no {where.key!r}")
             self._array = found
             self._chunks = found.shards or found.chunks  # each of them is a file
@@ -74,10 +63,9 @@ class ZarrArray(ArrayFile):
                         "and no fill value"
                     )
         try:
-            array = self._array[(slice(None),) * self.axis + (slice(start, stop),)]
+            return self._cut(self._array, start, stop)
         except Exception as error:  # codecs may raise anything
             raise unreadable(self.where, error) from None
-        return np.moveaxis(np.asarray(array), self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterator[str]:
         """Yield the metadata files, and the chunks of these rows that exist."""
@@ -105,14 +93,57 @@ class ZarrArray(ArrayFile):
         counts = [
             -(-size // chunk) for size, chunk in zip(self._array.shape, self._chunks, strict=True)
         ]
-        chunk = self._chunks[self.axis]
         grid = [range(count) for count in counts]
-        grid[self.axis] = range(start // chunk, -(-stop // chunk))
+        if not self.single:
+            chunk = self._chunks[self.axis]
+            grid[self.axis] = range(start // chunk, -(-stop // chunk))
         for place in np.ndindex(*map(len, grid)):
             at = tuple(axis[i] for axis, i in zip(grid, place, strict=True))
             yield os.path.join(self._key, self._array.metadata.encode_chunk_key(at))
 
     def close(self) -> None:
         """See `ArrayFile`."""
-        if self._zip is not None and hasattr(self._zip, "_zf"):  # otherwise opening it failed
+        if self._zip is not None:
             self._zip.close()
+
+
+def names_in(path: str) -> dict[str, str]:
+    """Return the paths of the arrays in a store, each with its dtype and shape."""
+    found, zipped = _opened(path)
+    try:
+        return _texts(found) if hasattr(found, "members") else {}  # else the store is an array
+    finally:
+        if zipped is not None:
+            zipped.close()
+
+
+def _opened(path: str) -> tuple[Any, Any]:
+    """Return the group or array in a store, and the store if it is a zip file."""
+    zarr = library("zarr", f"reading {path}")
+    zipped = zarr.storage.ZipStore(path, mode="r") if path.lower().endswith(".zip") else None
+    try:
+        return zarr.open(zipped or path, mode="r"), zipped
+    except BaseException:
+        if zipped is not None and hasattr(zipped, "_zf"):  # otherwise opening it failed
+            zipped.close()
+        raise
+
+
+def _texts(group: Any) -> dict[str, str]:
+    members = sorted(group.members(max_depth=None))
+    return {name: f"{a.dtype} {a.shape}" for name, a in members if hasattr(a, "dtype")}
+
+
+def _key_in(group: Any, where: Where) -> str:
+    """Return the path of an array in a group; see `choose`."""
+    key = where.key.strip("/")
+    for path in (key, key.rpartition("/")[0]):
+        found = group.get(path) if path and ".." not in path.split("/") else group
+        if str(getattr(found, "attrs", {}).get("encoding-type", "")).endswith(_SPARSE):
+            raise DataError(
+                f"{where} is a sparse matrix, or a part of one, which is read from HDF5 only: "
+                "`data.write_h5ad(FILE)` in Python stores it there"
+            )
+    if key and ".." not in key.split("/") and hasattr(group.get(key), "dtype"):
+        return key  # without a look at all others
+    return choose(Where(where.path, key), _texts(group))

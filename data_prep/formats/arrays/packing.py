@@ -52,13 +52,17 @@ class Packing:
     bounds_unpacked: bool = False
 
     @classmethod
-    def of(cls, what: str, stored: Any, attributes: Mapping[str, Any]) -> "Packing":
-        """Make the packing that an array's attributes describe.
+    def of(
+        cls, what: str, stored: Any, attributes: Mapping[str, Any], *, text: bool = False
+    ) -> "Packing":
+        """Make the packing that an array's attributes describe; text has none.
 
         Raises:
             DataError: An attribute is not a number.
         """
         stored = np.dtype(stored)
+        if text:
+            return cls(stored.str, "uint8")
         unsigned = str(attributes.get("_Unsigned", "")).lower() == "true" and stored.kind == "i"
         missing: list[float] = []
         for name in ("_FillValue", "missing_value"):

@@ -3,13 +3,17 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import h5py
 
+from data_prep.formats.arrays.array_hdf5 import names_of
+from data_prep.formats.hdf5 import matlab
+from data_prep.formats.hdf5.groups import has_wildcard, looks_like_groups, one_of_many
+from data_prep.formats.hdf5.sparse import form_of, part_of
 from data_prep.formats.unread import matlab_5
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.layout import dtype_of
@@ -26,11 +30,13 @@ class FieldSource:
         dataset: Path of the values in the file.
         offsets: Path of the offsets of a variable-length field, or "".
         axis: The axis that counts the samples; negative ones count from the end.
+        chosen: Whether the user has chosen this axis.
     """
 
     dataset: str
     offsets: str = ""
     axis: int = 0
+    chosen: bool = False
 
 
 def open_file(path: Path | str) -> h5py.File:
@@ -91,6 +97,26 @@ def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str
     return fields, count
 
 
+def notes_on(path: Path | str, sources: Mapping[str, FieldSource], rows: int) -> list[str]:
+    """Return what the user should know about the axes of fields that a file has.
+
+    Raises:
+        ConfigError: A field is one of more groups than it has rows, so that each group is a sample.
+    """
+    notes = []
+    with open_file(path) as file:
+        for source in sources.values():
+            dataset = file[source.dataset]
+            notes.append(matlab.axes(dataset, dataset.shape, source.axis % dataset.ndim))
+            if source.chosen or source.offsets:
+                continue
+            is_sample, note = one_of_many(str(path), names_of(file), source.dataset, rows)
+            if is_sample:
+                raise ConfigError(note)
+            notes.append(note)
+    return [note for note in dict.fromkeys(notes) if note]
+
+
 def _look_at(file: h5py.File, name: str, source: FieldSource) -> tuple[Field, int]:
     dataset = _dataset(file, source.dataset)
     dtype, sizes = dtype_of(dataset), dataset.shape
@@ -128,10 +154,17 @@ def _dataset(file: h5py.File, path: str) -> h5py.Dataset:
         raise DataError(
             f"{path} {error}; the samples must lie in the file itself, whose digest the index has"
         ) from None
-    if dataset is None and isinstance(file.get(path), h5py.Group):
-        raise DataError(f"{path} is a group; in this file are {_listed(file)}")
+    if dataset is None and isinstance(group := file.get(path), h5py.Group):
+        if form_of(group) is not None:
+            can = f"`python -m data_prep arrays OUT --field NAME={file.filename}:{path}`"
+            raise DataError(f"{path} is a sparse matrix; {can} makes dense samples of its rows")
+        raise DataError(
+            f"{path} {matlab.problem(group) or f'is a group; in this file are {_listed(file)}'}"
+        )
     if dataset is None:
         raise DataError(_missing(file, path))
+    if problem := matlab.problem(dataset) or part_of(dataset):
+        raise DataError(f"{path} {problem}")
     if dataset.shape is None:
         raise DataError(f"{path} is empty (a null dataspace)")
     if reason := _no_dtype(dataset):
@@ -183,38 +216,31 @@ def _missing(file: h5py.File, path: str) -> str:
             break
         if isinstance(link, h5py.SoftLink) and file.get(part) is None:
             return f"{path}: /{part} is a link to {link.path}, where nothing is"
+    if has_wildcard(path):
+        return (
+            f"an index has no patterns such as {path}, because the samples of a file lie along an "
+            f"axis of a dataset; `python -m data_prep arrays OUT --field 'NAME={file.filename}:"
+            f"{path}'` makes a sample of each match"
+        )
     return f"there is no dataset {path}; in this file are {_listed(file)}"
 
 
-def _listed(file: h5py.File) -> str:
-    found = _datasets(file, _LISTED)
-    return ", ".join(found) or "no datasets"
+def _listed(file: h5py.File, most: int = _LISTED, before: str = "", between: str = ", ") -> str:
+    names = names_of(file)
+    if text := looks_like_groups(file.filename, names)[1]:
+        return text
+    lines = [f"{before}{name} {what}" for name, what in islice(names.items(), most)]
+    return between.join([*lines, "…"] if len(names) > most else lines) or "no datasets"
 
 
-def _datasets(file: h5py.File, most: int) -> list[str]:
-    found: list[str] = []
-
-    def visit(name: str, item: Any) -> bool | None:
-        if isinstance(item, h5py.Dataset):
-            try:
-                kind = item.dtype.name
-            except TypeError:
-                kind = "of another type"
-            found.append(f"/{name} {kind} {list(item.shape or [])}")
-        return True if len(found) > most else None
-
-    file.visititems(visit)
-    return found if len(found) <= most else [*found[:most], "…"]
-
-
-def datasets(path: Path | str, most: int = 100) -> list[str]:
-    """List at most `most` datasets of a file, with dtypes and shapes.
+def described(path: Path | str) -> str:
+    """Return the datasets of a file with dtypes and shapes, or that they lie in alike groups.
 
     Raises:
         DataError: See `open_file`.
     """
     with open_file(path) as file:
-        return _datasets(file, most)
+        return _listed(file, 100, "\n  ", "")
 
 
 def same(first: Mapping[str, Field], other: Mapping[str, Field]) -> Iterable[str]:

@@ -10,6 +10,7 @@ from data_prep.formats.arrays.array_base import Where, unreadable
 from data_prep.formats.hdf5.hdf5_storage import Written
 from hpctrain.errors import DataError
 
+SHOWN = 20  # names that a message lists
 _HOPS = 64  # links followed one after the other; more are taken for a circle
 
 
@@ -55,7 +56,8 @@ class Links:
     def dataset(self, found: Any) -> Any:
         """Check that an object is a dataset whose values are in files that may be read."""
         if not isinstance(found, h5py.Dataset):
-            raise DataError(f"{self._where} is a group; name one of the arrays in it")
+            inside = ", ".join([*found][:SHOWN]) or "there are none"
+            raise DataError(f"{self._where} is a group; name one of the arrays in it: {inside}")
         if found.external:
             raise DataError(
                 f"{self._where} keeps its values in another file, {found.external[0][0]!r}; "

@@ -14,7 +14,6 @@ class ColumnChoice:
 
     columns: Sequence[str] = ()
     drop: Sequence[str] = ()
-    rename: Mapping[str, str] = field(default_factory=dict)
     categorical: Sequence[str] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
     null: Mapping[str, str] = field(default_factory=dict)
@@ -29,7 +28,6 @@ class ColumnChoice:
         options = {
             "--columns": self.columns,
             "--drop": self.drop,
-            "--rename": self.rename,
             "--categorical": self.categorical,
             "--null": self.null,
         }
@@ -67,7 +65,7 @@ class ColumnChoice:
                 stacked |= dict.fromkeys(found, target)
         outputs: dict[str, list[str]] = {}
         for name in names:
-            target = stacked.get(name) or self.rename.get(name, name)
+            target = stacked.get(name) or name
             if target in outputs and not {name, outputs[target][0]} <= stacked.keys():
                 raise ConfigError(f"{outputs[target][0]!r} and {name!r} would both be {target!r}")
             outputs.setdefault(target, []).append(name)

@@ -52,7 +52,10 @@ class Collate:
         needed = {name + more for name, field in fields.items() if field.variable}
         taken = sorted(set(fields) & (needed | {MASK}))
         if taken:
-            raise DataError(f"the loader needs the name {taken[0]!r} itself; rename that field")
+            raise DataError(
+                f"the loader needs the name {taken[0]!r} itself; `python -m data_prep repack OLD "
+                f"NEW --rename {taken[0]}=NAME` renames that field"
+            )
 
     def __call__(self, rows: Mapping[str, Array | Ragged], mask: NDArray[np.bool_]) -> deque[Batch]:
         """Return one batch for each step.

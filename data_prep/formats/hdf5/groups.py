@@ -1,0 +1,146 @@
+"""Files with a group per sample: /0000/x, /0001/x, …, of which the pattern /*/x takes all."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+SHOWN = 3  # names that a message has
+_OPTIONS = 6  # that a command in a message has
+MANY = 10  # groups with the same array that look like samples
+_NUMBER = re.compile(r"\d+")
+_WILD = re.compile(r"(\*|\?|\[[^\]/]+\])")
+
+Match = tuple[str, tuple[str, ...]]
+"""The path of an array, and the names of the groups in it, or for an array's own name what each
+wildcard stands for: the same for the arrays of one sample."""
+
+
+def has_wildcard(key: str) -> bool:
+    """Return whether the key of an array is a pattern."""
+    return bool(_WILD.search(key))
+
+
+def expression(pattern: str) -> re.Pattern[str]:
+    """Return a pattern as a regular expression with a group for each wildcard."""
+    forms = {"*": "([^/]*)", "?": "([^/])"}
+    parts = _WILD.split(pattern)
+    parts[::2] = map(re.escape, parts[::2])
+    parts[1::2] = [forms.get(part) or f"({part.replace('[!', '[^')})" for part in parts[1::2]]
+    return re.compile("".join(parts))
+
+
+def matching(
+    pattern: str, names: Callable[[str], Iterable[str]], has: Callable[[str], bool]
+) -> tuple[list[Match], list[str]]:
+    """Return what matches a pattern such as /rec_*/eeg, and the paths /rec_7 without an eeg.
+
+    Args:
+        pattern: Its last part may be NAME@ATTRIBUTE.
+        names: Returns the names in a group; none if there is no such group.
+        has: Returns whether an array or attribute is at a path.
+    """
+    if has(pattern):  # a name with a "*" in it
+        return [(pattern, ())], []
+    found: list[Match] = [("", ())]
+    *_, last = parts = pattern.strip("/").split("/")
+    for part in parts:
+        name, at, attribute = part.rpartition("@")
+        if not at or has_wildcard(attribute):
+            name, at, attribute = part, "", ""
+        if not has_wildcard(name):
+            found = [(f"{path}/{part}", matched) for path, matched in found]
+            continue
+        whole, is_array = expression(name), part is last and not at
+        found = [
+            (
+                f"{path}/{inner}{at}{attribute}",
+                (*matched, *(match.groups() if is_array else [inner])),
+            )
+            for path, matched in found
+            for inner in names(path)
+            if (match := whole.fullmatch(inner))
+        ]
+    there = [each for each in found if has(each[0])]
+    known = {path for path, _ in there}
+    gone = [path for path, _ in found if path not in known]
+    return there, [path for path in gone if "@" in last or [*names(path.rpartition("/")[0])]]
+
+
+def among(pattern: str, paths: Collection[str]) -> tuple[list[Match], list[str]]:
+    """Return what matches a pattern among the paths of all arrays of a file; see `matching`."""
+    inside: dict[str, dict[str, None]] = defaultdict(dict)  # the names in each group, in order
+    for path in paths:
+        above = ""
+        for name in path.split("/"):
+            inside[above][name] = None
+            above = f"{above}/{name}"
+    known = {f"/{path}" for path in paths}
+    found, gone = matching(pattern, lambda group: inside[group], known.__contains__)
+    return [(path.removeprefix("/"), matched) for path, matched in found], gone
+
+
+def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[int, str]:
+    """Return how many groups of a file look like samples, and a sentence with the command.
+
+    Args:
+        path: The file.
+        names: The paths of its arrays.
+        key: Only groups with this array are meant; "": any.
+    """
+    found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in names:
+        parts = name.strip("/").split("/")
+        for place, part in enumerate(parts):
+            above, rest = "/".join(parts[:place]), "/".join(parts[place + 1 :])
+            # Groups with the same array are samples; arrays, only if they are numbered.
+            alike = "" if rest else _NUMBER.sub("#", part)
+            if rest or alike != part:
+                found[above, alike][rest].append(part)
+    for (above, _), by_rest in found.items():
+        samples = {rest: each for rest, each in by_rest.items() if len(each) >= MANY}
+        if not samples:
+            continue
+        most = max(samples.values(), key=len)
+        low, high = min(most), max(most)  # what these have in common, all have
+        equal = [a == b for a, b in zip(low, high, strict=False)]
+        common = low[: [*equal, False].index(False)].rstrip("0123456789")
+        stem = f"{'/' * bool(above)}{above}/{common}*"
+        keys = [
+            f"{stem}{'/' * bool(rest)}{rest}"
+            for rest, each in samples.items()
+            if 2 * len(each) > len(most)
+        ]
+        if key and not any(expression(each).fullmatch(f"/{key.strip('/')}") for each in keys):
+            continue
+        options = " ".join(f"--field '{_field(each)}={path}:{each}'" for each in keys[:_OPTIONS])
+        return len(most), (
+            f"{len(most):,} arrays at {keys[0]}, which look like a group per sample: `python "
+            f"-m data_prep arrays OUT {options}` takes each as a sample"
+        )
+    return 0, ""
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names of many, as text."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def one_of_many(path: str, names: Iterable[str], key: str, rows: int) -> tuple[bool, str]:
+    """Return whether an array must be one of many samples, and what to say if it may be one.
+
+    Args:
+        path: The file.
+        names: The paths of its arrays.
+        key: The array that the user names.
+        rows: The number of its rows, each of which would be a sample.
+    """
+    many, text = looks_like_groups(path, names, key)
+    said = f"{path}:{key} has {rows:,} rows, each of which would be a sample; the file has {text}"
+    return many > rows, f"{said}; --axis NAME=0 takes the rows" if text else ""
+
+
+def _field(pattern: str) -> str:
+    """Return a name for the field of a pattern: the last part without a wildcard."""
+    last = pattern.rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9_.-]", "", last).lstrip("-.") or "x"

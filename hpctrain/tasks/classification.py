@@ -58,10 +58,7 @@ class Classification(SplitTask):
         self.input, self.target, self.scale = input, target, scale
         self.label_smoothing, self.top_k, self.ignore = label_smoothing, tuple(top_k), ignore
         self.metrics = metrics or {}
-        self._weights: torch.Tensor | None = None
-        self._smallest = 1.0
-        if class_weights is not None:
-            self._weights, self._smallest = _scaled(class_weights)
+        self._weights = None if class_weights is None else _weights(class_weights)
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return the scaled samples, float32 (batch, ...); see `SplitTask`."""
@@ -83,7 +80,7 @@ class Classification(SplitTask):
         weights = self._on(logits)
         if target.is_floating_point():
             classes, counted, weight = target.argmax(1), batch["mask"], batch["mask"]
-            losses = self._losses(logits, target, weights) * self._smallest
+            losses = self._losses(logits, target, weights)
         else:
             classes = target
             mask = batch["mask"].view(-1, *[1] * (target.dim() - 1))
@@ -145,13 +142,9 @@ class Classification(SplitTask):
         return self._weights
 
 
-def _scaled(class_weights: Sequence[float]) -> tuple[torch.Tensor, float]:
-    """Return the weights, float32 (classes,), over the smallest one above 0, and this one.
-
-    A weighted mean does not change, and its count is 1 or more as soon as one sample counts.
-    """
+def _weights(class_weights: Sequence[float]) -> torch.Tensor:
+    """Return the weights, float32 (classes,), if they can be weights."""
     weights = torch.tensor(class_weights, dtype=torch.float32)
     if not weights.isfinite().all() or (weights < 0).any() or not weights.any():
         raise ValueError(f"class_weights={[*class_weights]}: 0 or more, and one of them above 0")
-    smallest = weights[weights > 0].min()
-    return weights / smallest, float(smallest)
+    return weights

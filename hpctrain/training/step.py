@@ -21,7 +21,7 @@ from hpctrain.parallel.reducing.scalars import (
     Scalar,
     Scalars,
     added,
-    at_least,
+    divisor,
     joined,
     on_device,
     over_ranks,
@@ -165,7 +165,7 @@ class TrainStep:
         loss, count = sums[place], sums[place + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = len(batch["mask"]) // mesh.weight
-        factor = rows * mesh.dp_cp_size / at_least(count, 1) / precision.scale
+        factor = rows * mesh.dp_cp_size / divisor(count) / precision.scale
         self.histograms.take(self.model, factor)  # before clipping, which may spread a NaN
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         fits = precision.accepts(loss, self.grad_norm)

@@ -37,6 +37,7 @@ from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill, share
+from hpctrain.parallel.preparing.modes import prepare_modes
 from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
 from hpctrain.parallel.wrappers.ddp import DDPModel
@@ -129,6 +130,7 @@ def _stage(
     # Rank 0 cannot send what it does not have, so a stage of a pipeline is built by its own ranks.
     model, values = begin(build, config.seed, from_rank_0=not whole and degrees.pp == 1)
     cast_parameters(model, precision.params)
+    prepare_modes(model, says=warns and dist.get_rank() == 0)
     if warns:
         prepare_batch_norms(model, config, mesh)
     plan, names = Plan(), list[str]()
@@ -161,7 +163,8 @@ def _stage(
     freeze(model, chosen)
     blocks = list(present(model, names))
     checkpoint_activations(
-        blocks, train.activation_checkpointing, train.activation_checkpointing_every
+        *(blocks, train.activation_checkpointing, train.activation_checkpointing_every),
+        compiled=train.compile != "off",
     )
     _compile(model, blocks, train.compile)
     if not whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):

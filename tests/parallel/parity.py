@@ -18,6 +18,7 @@ from hpctrain.config.schema import Config, OptimizerConfig
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.models import FNO, ConvNet, Transformer, UNet
+from hpctrain.models.plan import Plan
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill
@@ -36,6 +37,28 @@ TOLERANCE = 1e-6 * STEPS
 ROWS = 16
 EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
 EMA = 0.7
+
+
+class Normed(nn.Module):
+    """Blocks with a batch norm, of which a pipeline can have stages."""
+
+    plan = Plan(blocks="blocks", last=("head",))
+
+    def __init__(self, width: int = 64, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())
+            for _ in range(blocks)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
 # What `optimizer="features"` trains with: whole blocks and parts of blocks are frozen.
 RULES: list[dict[str, Any]] = [
     {"match": "*norm*", "weight_decay": 0.0},
@@ -57,6 +80,7 @@ MODELS: dict[str, Any] = {
     "moe, capacity": functools.partial(Transformer, 61, 32, 2, 4, 2, **EXPERTS, capacity=0.75),
     "conv": functools.partial(ConvNet, 1, [16, 32, 32], 10),
     "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
+    "conv, stages": Normed,
     "fields, unet": functools.partial(UNet, 2, 1, [8, 16], periodic=True),
     "fields, fno": functools.partial(FNO, 2, 1, [3, 3], 8, 3),
 }
@@ -80,6 +104,7 @@ TASKS: dict[str, Any] = {
     "moe, capacity": functools.partial(LanguageModel, documents=True),
     "conv": functools.partial(Classification, scale=1 / 16),
     "conv, batch norm": functools.partial(Classification, scale=1 / 16),
+    "conv, stages": functools.partial(Classification, scale=1 / 16),
     "fields, unet": functools.partial(Regression, loss="relative_l2"),
     "fields, fno": functools.partial(Regression, loss="mse", weights={"u": 2.0}, channels=["u"]),
 }

@@ -126,7 +126,7 @@ def _parts(metric: Any) -> Iterator[Any]:
 
 
 def _is_updated(metric: Any) -> bool:
-    """Return whether a metric has had samples; one that has no states keeps its count at a reset."""
+    """Return whether a metric has had samples; without states it keeps its count at a reset."""
     return any(part._update_count for part in _parts(metric) if part._reductions)
 
 

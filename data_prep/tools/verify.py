@@ -2,8 +2,8 @@
 
 --quick opens each file and compares its size, its schema and its number of samples. --full, the
 default, also reads everything: it compares the digests and the statistics, and checks the offsets
-of variable-length fields. The exit code is 3 when there is a problem. Files that the index does
-not list are printed, but are no problem.
+of variable-length fields, and that labels are among their classes. The exit code is 3 when there is
+a problem. Files that the index does not list are printed, but are no problem.
 """
 
 import argparse
@@ -24,6 +24,8 @@ from data_prep.datasets.shards import OpenShard
 from data_prep.options import positive
 from data_prep.progress_bar import Progress
 from data_prep.show import console
+from data_prep.tools import label_ranges
+from data_prep.tools.label_ranges import LabelRanges
 from data_prep.writing.finalize import summary
 from hpctrain.errors import DataError
 from hpctrain.shards.commit import PARTIAL
@@ -45,6 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="open each file, read no samples")
     depth.add_argument("--full", action="store_true", help="read everything (the default)")
+    label_ranges.arguments(parser)
     parser.add_argument(
         "--workers", type=positive, metavar="N", help="number of threads (default: the cores)"
     )
@@ -83,7 +86,8 @@ def run(args: argparse.Namespace) -> None:
     data = DataSet(args.folder)
     quiet = args.quiet or args.json
     workers = args.workers or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-    report = verify(data, full=not args.quick, workers=workers, quiet=quiet)
+    labels = LabelRanges(label_ranges.label_counts(data.index, args.labels), args.ignore)
+    report = verify(data, full=not args.quick, workers=workers, quiet=quiet, labels=labels)
     shards = len(data.index.shards)
     if args.json:
         content = {
@@ -114,7 +118,14 @@ def run(args: argparse.Namespace) -> None:
             console.say(line)
 
 
-def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = True) -> Report:
+def verify(
+    data: DataSet,
+    *,
+    full: bool = True,
+    workers: int = 1,
+    quiet: bool = True,
+    labels: LabelRanges | None = None,
+) -> Report:
     """Compare the shards of a `DataSet` with its index.
 
     Args:
@@ -122,8 +133,10 @@ def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = 
         full: Whether everything is read, or only the files' metadata.
         workers: The number of threads.
         quiet: Whether no progress is shown.
+        labels: The ranges of labels; None has those of the categories.
     """
     shards = data.index.shards
+    ranges = labels or LabelRanges(label_ranges.label_counts(data.index, ()))
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
     problems = [Problem(path, "the index lists it more than once") for path in twice]
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
@@ -138,7 +151,9 @@ def verify(data: DataSet, *, full: bool = True, workers: int = 1, quiet: bool = 
 
         with ThreadPoolExecutor(workers, "verify") as pool:
             try:
-                looks = list(pool.map(lambda shard: _look(data, shard, full, advance), shards))
+                looks = list(
+                    pool.map(lambda s: _look(data, s, full, advance, ranges.of_shard()), shards)
+                )
             except BaseException:
                 stop.set()
                 pool.shutdown(cancel_futures=True)
@@ -155,12 +170,13 @@ class _Look:
     """The problems and the statistics of one shard."""
 
     split: str
+    labels: LabelRanges
     problems: list[Problem] = field(default_factory=list)
     moments: dict[str, Moments] = field(default_factory=dict)
 
 
-def _look(data: DataSet, shard: Shard, full: bool, advance: _Advance) -> _Look:
-    look = _Look(shard.split)
+def _look(data: DataSet, shard: Shard, full: bool, advance: _Advance, labels: LabelRanges) -> _Look:
+    look = _Look(shard.split, labels)
     try:
         for problem in _problems(data, shard, full, advance, look):
             look.problems.append(Problem(shard.path, problem))
@@ -168,6 +184,7 @@ def _look(data: DataSet, shard: Shard, full: bool, advance: _Advance) -> _Look:
         message = str(error).removeprefix(f"shard {data.folder / shard.path}")
         look.problems.append(Problem(shard.path, message.removeprefix(":").strip()))
     advance(0 if full and not look.problems else shard.count, 0)
+    look.problems += [Problem(shard.path, problem) for problem in labels.problems()]
     return look
 
 
@@ -191,13 +208,16 @@ def _problems(
         yield from ragged
         if ragged or digest != shard.digest:
             return
+        start = 0
         for rows in opened.blocks(shard.count):
             values: Any
             for name, values in rows.items():
+                look.labels.add(name, values, start)
                 moments = look.moments.setdefault(name, Moments(len(rows)))
                 if isinstance(values, np.ndarray) or hasattr(moments, "lengths"):
                     moments.add(values)
             advance(len(values), 0)
+            start += len(values)
 
 
 def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
+from hpctrain.tasks.labels import Labels
 from hpctrain.tasks.outputs import described, prediction
 from hpctrain.tasks.task import SplitTask, Sums, field
 
@@ -58,6 +59,8 @@ class Classification(SplitTask):
         self.input, self.target, self.scale = input, target, scale
         self.label_smoothing, self.top_k, self.ignore = label_smoothing, tuple(top_k), ignore
         self.metrics = metrics or {}
+        cure = "task.ignore=VALUE leaves such labels out" if ignore is None else ""
+        self._labels = Labels("task.target", target, cure)
         self._weights = None if class_weights is None else _weights(class_weights)
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
@@ -79,16 +82,20 @@ class Classification(SplitTask):
         logits, target = self._read(outputs, batch)
         weights = self._on(logits)
         if target.is_floating_point():
+            wrong = self._labels.outside(target, logits.shape[1], "they are probabilities")
+            target = torch.where(wrong, torch.nan, target)
             classes, counted, weight = target.argmax(1), batch["mask"], batch["mask"]
             losses = self._losses(logits, target, weights)
         else:
-            classes = target
             mask = batch["mask"].view(-1, *[1] * (target.dim() - 1))
             counted = mask.expand_as(target)
             if self.ignore is not None:
                 counted = counted & (target != self.ignore)
                 target = torch.where(target == self.ignore, 0, target)
-            losses = self._losses(logits, target, weights)
+            there = f"the model returned {logits.shape[1]} classes"
+            wrong = self._labels.outside(target, logits.shape[1], there)
+            classes = target = torch.where(wrong, 0, target)
+            losses = torch.where(wrong, torch.nan, self._losses(logits, target, weights))
             weight = counted if weights is None else weights[target] * counted
         count = counted.sum()
         sums = {
@@ -97,7 +104,7 @@ class Classification(SplitTask):
         }
         if self.top_k:
             # The classes that have a larger logit than the right one: fewer than K of them.
-            rank = (logits > logits.gather(1, self._known(classes).unsqueeze(1))).sum(1)
+            rank = (logits > logits.gather(1, classes.unsqueeze(1))).sum(1)
             sums |= {f"top{k}_accuracy": (((rank < k) & counted).sum(), count) for k in self.top_k}
         return sums
 
@@ -125,9 +132,6 @@ class Classification(SplitTask):
     ) -> torch.Tensor:
         smoothing = self.label_smoothing
         return F.cross_entropy(logits, target, weights, reduction="none", label_smoothing=smoothing)
-
-    def _known(self, classes: torch.Tensor) -> torch.Tensor:
-        return classes if self.ignore is None else torch.where(classes == self.ignore, 0, classes)
 
     def _on(self, logits: torch.Tensor) -> torch.Tensor | None:
         """Return the class weights on the device of the logits."""

@@ -51,8 +51,8 @@ def test_the_layer_its_input_and_its_keys_are_named() -> None:
     tokens = torch.full((2, 4), 99)
     text = problem(wrapped, lambda: wrapped["module"](tokens), vocab_size=16, dim=8, tied=True)
     assert text.startswith(
-        "the layer 0 (Embedding(16, 8)) got int64 (2, 4): index out of range in self; its sizes "
-        "follow from model.vocab_size=16, model.dim=8\n"
+        "the layer 0 (Embedding(16, 8)) got int64 (2, 4) with 99, and has rows for 0 to 15: index "
+        "out of range in self; its sizes follow from model.vocab_size=16, model.dim=8\n"
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ from hpctrain.parallel.wrappers.fsdp import FSDPModel, shard
 from hpctrain.parallel.wrappers.local_sgd import LocalSGDModel
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.parallel.wrappers.pipeline import PipelineModel
+from hpctrain.tasks.task import check_arguments
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,13 @@ class _Stage(NamedTuple):
 
 
 def parallelize(
-    build: Build, config: Config, mesh: Mesh, precision: Precision, *, loss_parallel: bool = False
+    build: Build,
+    config: Config,
+    mesh: Mesh,
+    precision: Precision,
+    *,
+    loss_parallel: bool = False,
+    arguments: Sequence[str] = (),
 ) -> ParallelModel:
     """Build the model and spread it over the ranks; all ranks call this together.
 
@@ -78,9 +86,12 @@ def parallelize(
         mesh: The ranks.
         precision: The number formats.
         loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
+        arguments: The names of the model's arguments that the task's inputs after the first are
+            for; empty if the task says nothing.
 
     Raises:
-        ConfigError: The model has no blocks that could be found, or no plan, but needs them.
+        ConfigError: The model has no blocks that could be found, or no plan, but needs them; or it
+            has other arguments.
     """
     parallel, pp = config.parallel, mesh.degrees.pp
     if config.train.lora.patterns:
@@ -91,6 +102,7 @@ def parallelize(
         _stage(build, number, config, mesh, precision, divided_loss=divided_loss, warns=i == 0)
         for i, number in enumerate(numbers)
     ]
+    check_arguments(stages[0].inputs, arguments)
     wrapped = _wrapped(stages, config, mesh, precision, divided_loss=divided_loss)
     wrapped.settings = stages[0].settings
     return wrapped

@@ -40,8 +40,8 @@ class LanguageModel(SplitTask):
     Args:
         tokens: Field of the windows, an integer dtype, shape (batch, length + 1).
         documents: Whether the model gets the documents of FIELD_document (data.windows.documents)
-            as its second argument, so that it attends only within a document. A target that begins
-            another document than its input then does not count.
+            as its second argument, which must be called `documents`, so that it attends only within
+            a document. A target that begins another document than its input then does not count.
         chunk: Number of positions whose logits are converted to float32 at a time. The conversion
             is repeated in the backward pass, so the float32 logits of the whole batch are never in
             memory.
@@ -55,6 +55,7 @@ class LanguageModel(SplitTask):
             raise ValueError(f"chunk={chunk}: it is 1 or more")
         self.tokens, self.documents, self.chunk = tokens, documents, chunk
         self._labels = Labels("task.tokens", tokens)
+        self.arguments = ("documents",) if documents else ()
         self._bytes: torch.Tensor | None = None
         self._part: Part | None = None
 

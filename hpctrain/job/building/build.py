@@ -96,6 +96,7 @@ def build(
         mesh,
         precision,
         loss_parallel=getattr(task, "loss_parallel", False),
+        arguments=getattr(task, "arguments", ()),
     )
     tracker.log_params({"effective": _facts(model, device)})
     load_initial(config, run, ranks, model)

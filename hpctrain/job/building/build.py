@@ -32,6 +32,7 @@ from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.runs.run_dir import RunDir
@@ -98,6 +99,8 @@ def build(
         loss_parallel=getattr(task, "loss_parallel", False),
         arguments=getattr(task, "arguments", ()),
     )
+    if loader.fills_up(effective.max_steps):
+        check_filled_up(model.module, config)
     tracker.log_params({"effective": _facts(model, device)})
     load_initial(config, run, ranks, model)
     micro_batches = _micro_batches(config, run, ranks, model, sizes)

@@ -32,26 +32,22 @@ class Buffers:
     """The values of the buffers of some models.
 
     Args:
-        models: The models. The buffers are those that they have now.
-        stored: Only those that a checkpoint has, such as statistics, and not tables.
+        models: The models.
+        stored: Only the buffers that a checkpoint has, such as statistics, and not tables.
     """
 
     def __init__(self, *models: nn.Module, stored: bool = False) -> None:
-        self._named = list(_named(models))
-        if stored:
-            self._named = [
-                each for each in self._named if each[2] not in each[1]._non_persistent_buffers_set
-            ]
+        self._models, self._stored = models, stored
+        self._held: list[tuple[nn.Module, str, torch.Tensor]] = []
         # Torch copies a list of one dtype in one operation.
         self._of_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for value in {id(value): value for *_, value in self._named}.values():
-            expanded = 0 in value.stride() and value.numel() > 1
-            if not expanded:  # one that is cannot be written
-                self._of_dtype.setdefault(value.dtype, []).append(value.detach())
         self._kept: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._find()
 
     def keep(self) -> None:
         """Keep the present values; those that were kept before are overwritten."""
+        if any(module._buffers.get(key) is not value for module, key, value in self._held):
+            self._find()  # a forward pass may put another tensor in the place of a buffer
         for dtype, values in self._of_dtype.items():
             if dtype in self._kept:
                 torch._foreach_copy_(self._kept[dtype], values)
@@ -60,11 +56,23 @@ class Buffers:
 
     def restore(self) -> None:
         """Give the models the buffers and the values of the last `keep`."""
-        for _, module, key, value in self._named:
+        for module, key, value in self._held:
             module._buffers[key] = value
         for dtype, kept in self._kept.items():
             # A backward pass may need the same buffer, and refuses one whose version has changed.
             torch._foreach_copy_([value.data for value in self._of_dtype[dtype]], kept)
+
+    def _find(self) -> None:
+        self._held = [
+            (module, key, value)
+            for _, module, key, value in _named(self._models)
+            if not self._stored or key not in module._non_persistent_buffers_set
+        ]
+        self._of_dtype, self._kept = {}, {}
+        for value in {id(value): value for _, _, value in self._held}.values():
+            expanded = 0 in value.stride() and value.numel() > 1
+            if not expanded:  # one that is cannot be written
+                self._of_dtype.setdefault(value.dtype, []).append(value.detach())
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def _stage(
     # Rank 0 cannot send what it does not have, so a stage of a pipeline is built by its own ranks.
     model, values = begin(build, config.seed, from_rank_0=not whole and degrees.pp == 1)
     cast_parameters(model, precision.params)
-    prepare_modes(model, says=warns and dist.get_rank() == 0)
+    prepare_modes(model, says=warns)
     if warns:
         prepare_batch_norms(model, config, mesh)
     plan, names = Plan(), list[str]()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpctrain.job.building.flops import count_flops, meta_batch
-from hpctrain.models.dry_run import dry_run
+from hpctrain.models.dry_run import Buffers, dry_run
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.modes import prepare_modes
 from hpctrain.tasks import Classification
@@ -103,6 +103,18 @@ def test_a_dry_run_leaves_buffers_modes_and_random_numbers() -> None:
     assert state(model) == before
 
 
+def test_values_that_are_kept_are_those_of_the_last_time() -> None:
+    model = Restless()
+    buffers = Buffers(model, stored=True)
+    for calls in (1, 2):
+        buffers.keep()
+        model(torch.randn(4, 64))
+        model(torch.randn(4, 64))
+        buffers.restore()
+        assert int(model.calls) == int(model.layers[1].num_batches_tracked) == calls - 1
+        model(torch.randn(4, 64))
+
+
 def test_counting_flops_leaves_model_and_task() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)).eval()
@@ -131,6 +143,7 @@ def test_a_second_pass_for_activations_does_not_count(mode: str) -> None:
         assert torch.equal(p.grad, q.grad)
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_modes_of_the_constructor_hold(caplog: pytest.LogCaptureFixture) -> None:
     whole, part = Normed().eval(), Normed()
     part.blocks[1].eval()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+import torch.distributed as dist
 from torch import nn
 
 log = logging.getLogger(__name__)
@@ -19,12 +20,12 @@ def prepare_modes(model: nn.Module, *, says: bool) -> None:
 
     Args:
         model: The whole model, on any device.
-        says: Whether these parts are named in the log.
+        says: Whether rank 0 names these parts in the log.
     """
     if not model.training:
         model.train()
     parts = list(_evaluating("", model))
-    if parts and says:
+    if parts and says and dist.get_rank() == 0:
         more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
         log.info(
             "%s%s: in evaluation mode, as the model has made it, and it stays so: no dropout, and "

@@ -71,7 +71,8 @@ def test_the_loss_and_the_code_of_a_user() -> None:
     mlp = MLP(64, [], 5)
     text = problem(mlp, lambda: Own()(mlp, batch), in_features=64, out_features=5)
     assert text.startswith("the loss of task._target_=x.Task: Target ")
-    assert text.endswith("; the sizes of the model are model.in_features=64, model.out_features=5")
+    assert "; the sizes of the model are model.in_features=64, model.out_features=5\n" in text
+    assert 'F.cross_entropy(outputs, batch["label"])' in text
     net = Net()
     text = problem(net, lambda: net(torch.zeros(4, 64)), width=8)
     assert text.startswith("the model (Net) got float32 (4, 64): The size of tensor a (10) must")

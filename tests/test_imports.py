@@ -22,9 +22,11 @@ ALLOWED = {
     "tracking": "",
     "trackers": "tracking",
     "faults": "distributed.objects",
-    "checkpoint": "distributed.long_work distributed.objects distributed.ranks models.lora",
+    "checkpoint": "distributed.long_work distributed.objects distributed.ranks models.dry_run "
+    "models.lora",
     "parallel": (
-        "config distributed.objects models.attention models.lora models.plan shards.types tasks"
+        "config distributed.objects models.attention models.dry_run models.lora models.plan "
+        "shards.types tasks"
     ),
     "forecast": "config hardware tracking.journal",
     "runs": (
@@ -38,7 +40,7 @@ ALLOWED = {
     ),
     "training": (
         "checkpoint config data distributed.long_work distributed.objects distributed.ranks "
-        "faults parallel shards tasks tracking"
+        "faults models.dry_run parallel shards tasks tracking"
     ),
     "launch": (
         "config forecast runs tracking.left tracking.meta tracking.page.links tracking.refusal "
@@ -51,8 +53,8 @@ ALLOWED = {
     "job": (
         "checkpoint config data distributed doctor faults hardware launch.slurm.container "
         "launch.slurm.queue launch.slurm.sbatch launch.slurm.sbatch_options "
-        "launch.slurm.script models.experts models.lora models.quantized monitor parallel runs "
-        "shards tasks trackers tracking training"
+        "launch.slurm.script models.dry_run models.experts models.lora models.quantized monitor "
+        "parallel runs shards tasks trackers tracking training"
     ),
     "bench": (
         "config data distributed doctor.measures faults.stop hardware job runs shards.types "
@@ -74,8 +76,8 @@ ALLOWED = {
         "plot.table_file runs shards tasks tracking training"
     ),
     "plan": (
-        "config data doctor.history forecast hardware job.building launch models.experts "
-        "models.lora models.plan parallel runs shards tasks"
+        "config data doctor.history forecast hardware job.building launch models.dry_run "
+        "models.experts models.lora models.plan parallel runs shards tasks"
     ),
 }
 # The modules at the top: these may import no more than this. `*` is everything.

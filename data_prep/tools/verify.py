@@ -1,10 +1,10 @@
 """Compare the shards of a data set with its index, and print every problem.
 
 --quick opens each file and compares its size, its schema and its number of samples. --full, the
-default, also reads everything: it compares the digests and the statistics, checks the offsets of
-variable-length fields, and that no group (--group of the commands that write) is in two splits. The
-exit code is 3 when there is a problem. Files that the index does not list are printed, but are no
-problem.
+default, also reads everything: it compares the digests and the statistics, and checks the offsets
+of variable-length fields, that labels are among their classes, and that no group (--group of the
+commands that write) is in two splits. The exit code is 3 when there is a problem. Files that the
+index does not list are printed, but are no problem.
 """
 
 import argparse
@@ -25,6 +25,8 @@ from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.options import positive
 from data_prep.show import console
+from data_prep.tools import label_ranges
+from data_prep.tools.label_ranges import LabelRanges
 from data_prep.writing.finalize import summary
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.progress_bar import Progress
@@ -47,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="open each file, read no samples")
     depth.add_argument("--full", action="store_true", help="read everything (the default)")
+    label_ranges.arguments(parser)
     parser.add_argument(
         "--workers", type=positive, metavar="N", help="number of threads (default: the cores)"
     )
@@ -96,7 +99,9 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--group {group} with --quick: it reads no samples; leave one out")
     if group and group not in data.index.fields:
         raise ConfigError(f"--group {group}: the fields are {', '.join(data.index.fields)}")
-    report = verify(data, group, full=not args.quick, workers=workers, quiet=quiet)
+    labels = LabelRanges(label_ranges.label_counts(data.index, args.labels), args.ignore)
+    full = not args.quick
+    report = verify(data, group, full=full, workers=workers, quiet=quiet, labels=labels)
     shards = len(data.index.shards)
     if args.json:
         content = {
@@ -129,7 +134,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def verify(
-    data: DataSet, group: str = "", *, full: bool = True, workers: int = 1, quiet: bool = True
+    data: DataSet,
+    group: str = "",
+    *,
+    full: bool = True,
+    workers: int = 1,
+    quiet: bool = True,
+    labels: LabelRanges | None = None,
 ) -> Report:
     """Compare the shards of a `DataSet` with its index.
 
@@ -139,8 +150,11 @@ def verify(
         full: Whether everything is read, or only the files' metadata.
         workers: The number of threads.
         quiet: Whether no progress is shown.
+        labels: The ranges of labels; None has those of the categories.
     """
     shards = data.index.shards
+    ranges = labels or LabelRanges(label_ranges.label_counts(data.index, ()))
+    each = shards, [_Look(s.split, Groups(group), ranges.of_shard()) for s in shards]
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
     problems = [Problem(path, "the index lists it more than once") for path in twice]
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
@@ -156,7 +170,7 @@ def verify(
         with ThreadPoolExecutor(workers, "verify") as pool:
             try:
                 looks = list(
-                    pool.map(lambda shard: _look(data, shard, group, full, advance), shards)
+                    pool.map(lambda shard, look: _look(data, shard, look, full, advance), *each)
                 )
             except BaseException:
                 stop.set()
@@ -179,12 +193,12 @@ class _Look:
 
     split: str
     groups: Groups
+    labels: LabelRanges
     problems: list[Problem] = field(default_factory=list)
     moments: dict[str, Moments] = field(default_factory=dict)
 
 
-def _look(data: DataSet, shard: Shard, group: str, full: bool, advance: _Advance) -> _Look:
-    look = _Look(shard.split, Groups(group))
+def _look(data: DataSet, shard: Shard, look: _Look, full: bool, advance: _Advance) -> _Look:
     try:
         for problem in _problems(data, shard, full, advance, look):
             look.problems.append(Problem(shard.path, problem))
@@ -192,6 +206,7 @@ def _look(data: DataSet, shard: Shard, group: str, full: bool, advance: _Advance
         message = str(error).removeprefix(f"shard {data.folder / shard.path}")
         look.problems.append(Problem(shard.path, message.removeprefix(":").strip()))
     advance(0 if full and not look.problems else shard.count, 0)
+    look.problems += [Problem(shard.path, problem) for problem in look.labels.problems()]
     return look
 
 
@@ -215,15 +230,18 @@ def _problems(
         yield from ragged
         if ragged or digest != shard.digest:
             return
+        start = 0
         for rows in opened.blocks(shard.count):
             if look.groups.field:
                 look.groups.add(shard.split, rows[look.groups.field])
             values: Any
             for name, values in rows.items():
+                look.labels.add(name, values, start)
                 moments = look.moments.setdefault(name, Moments(len(rows)))
                 if isinstance(values, np.ndarray) or hasattr(moments, "lengths"):
                     moments.add(values)
             advance(len(values), 0)
+            start += len(values)
 
 
 def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[Problem]:

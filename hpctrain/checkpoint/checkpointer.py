@@ -41,6 +41,7 @@ from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import StorageError
+from hpctrain.models.dry_run import stored_buffers
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,8 @@ class Checkpointer:
 
     Attributes:
         readers: The same.
+        wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
+            as "buffer 1.running_var"; "" if all is.
     """
 
     def __init__(
@@ -113,7 +116,13 @@ class Checkpointer:
         self.readers = readers or Readers()
         self.folder, self.keep, self.ranks = folder, keep, ranks
         self._keep_every, self._average, self._base = keep_every, average, base
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.wrong = model, optimizer, ""
+        # A buffer may be infinite by design, as the mask of an attention is.
+        self._judged = {
+            name: buffer.shape
+            for name, buffer in stored_buffers(model.module)
+            if buffer.is_floating_point() and bool(buffer.isfinite().all())
+        }
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
     def exists(self, step: int) -> bool:
@@ -130,8 +139,8 @@ class Checkpointer:
             best: The step of the best checkpoint, which is kept; 0 if there is none.
 
         Returns:
-            Whether all parameters are finite, the same on all ranks. A checkpoint whose parameters
-            are not is written for a look at them; no run resumes from it.
+            Whether all parameters are finite, and all buffers that were so at the start, the same
+            on all ranks. Any other checkpoint is written for a look at it; no run resumes from it.
 
         Raises:
             StorageError: There is no space or no permission. Older checkpoints stay as they are.
@@ -144,8 +153,9 @@ class Checkpointer:
         self.model.share_buffers()
         try:
             self._write_state(temporary)
-            known = objects.all_gather((self._finite(), dict(self._own_files(temporary))))
-            healthy = all(finite for finite, _ in known)
+            known = objects.all_gather((self._not_finite(), dict(self._own_files(temporary))))
+            self.wrong = next((wrong for wrong, _ in known if wrong), "")
+            healthy = not self.wrong
             if self.ranks.is_main:
                 files = {name: facts for _, part in known for name, facts in part.items()}
                 made = Manifest(
@@ -301,11 +311,20 @@ class Checkpointer:
             sync(path)
             yield path.name, {"bytes": path.stat().st_size, "xxh3_128": manifest.digest(path)}
 
-    def _finite(self) -> bool:
-        """Return whether what this rank has of the parameters is finite."""
-        values = (p.detach() for p in self.model.module.parameters() if p.requires_grad)
+    def _not_finite(self) -> str:
+        """Return the first parameter or buffer of this rank that is not finite; "" if all are."""
+        module = self.model.module
+        named = module.named_parameters()
+        judged: dict[str, torch.Tensor] = {f"parameter {n}": p for n, p in named if p.requires_grad}
+        for name, buffer in stored_buffers(module):
+            if self._judged.get(name) == buffer.shape:
+                judged[f"buffer {name}"] = buffer
+        values = (value.detach() for value in judged.values())
         local = [v.to_local() if isinstance(v, DTensor) else v for v in values]
-        return not local or bool(torch.stack([torch.isfinite(v).all() for v in local]).all())
+        finite = [value.isfinite().all().to(local[0].device) for value in local]
+        found = zip(judged, torch.stack(finite).tolist() if finite else (), strict=True)
+        kind, _, name = next((name for name, good in found if not good), "").partition(" ")
+        return f"{kind} {plain_name(name)}" if kind else ""
 
     def _remove_old(self, best: int) -> None:
         needed = {self.path(step) for step in self.readers.needed()}

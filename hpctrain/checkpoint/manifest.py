@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 NAME = "manifest.json"
 VERSION = 1
-NOT_HEALTHY = "its parameters are not finite"
+NOT_HEALTHY = "its parameters or buffers are not finite"
 Progress = dict[str, Any]
 _DIGEST = b',\n "digest": "xxh3_128:%s"\n}\n'
 

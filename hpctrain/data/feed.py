@@ -71,6 +71,10 @@ class Feed:
         """See `Loader.steps_in`."""
         return self.loader.steps_in(epochs)
 
+    def fills_up(self, steps: int) -> bool:
+        """See `Loader.fills_up`."""
+        return self.loader.fills_up(steps)
+
     @property
     def epoch(self) -> int:
         """The number of whole epochs given to the training."""

@@ -152,16 +152,20 @@ class Health:
             if problem := _problem(numbers):
                 self.decide(problem, self._last)
 
-    def judge_parameters(self, healthy: bool) -> None:
-        """Judge the parameters after the last step, as `judge` does with its numbers."""
-        if not healthy:
-            self.decide("parameters", self._last)
+    def judge_state(self, wrong: str) -> None:
+        """Judge the model after the last step, as `judge` does with the numbers of the step.
+
+        Args:
+            wrong: What is not finite, such as "parameter 0.weight"; "" if all is.
+        """
+        if wrong:
+            self.decide(wrong, self._last)
 
     def decide(self, problem: str, judged: Judged) -> None:
         """Return if the run goes on without the update of a step; all ranks call this together.
 
         Args:
-            problem: What is not finite: "loss", "gradient" or "parameters".
+            problem: What is not finite: "loss", "gradient", or what `judge_state` gets.
             judged: The step.
 
         Raises:
@@ -170,10 +174,10 @@ class Health:
         """
         step = judged.step
         found = _gathered(problem, judged)
-        text = f"{_is(problem)} not finite since step {step}{_first(found)}"
+        text = f"{problem} is not finite since step {step}{_first(found)}"
         if self._run is not None:
             text += self._listed(text, step, found)
-        if self.policy == "stop" or (self.policy == "skip" and problem == "parameters"):
+        if self.policy == "stop" or (self.policy == "skip" and problem not in _OF_STEP):
             raise HealthError(f"{text}. {_CURE}")
         self._steps = [each for each in self._steps if each > step - self._window] + [step]
         self.skipped += 1
@@ -220,6 +224,7 @@ class Health:
         return f"; its samples: {some}{more} ({file})"
 
 
+_OF_STEP = ("loss", "gradient")
 _DOES = {
     "skip": "the update is left out",
     "rollback": "the run goes back to its newest healthy checkpoint, and will leave out this batch",
@@ -233,7 +238,7 @@ _CURE = (
 
 def _problem(numbers: Sequence[float]) -> str:
     """Return what is not finite among the loss, the norm and others; "" also without numbers."""
-    named = zip(("loss", "gradient"), numbers, strict=False)
+    named = zip(_OF_STEP, numbers, strict=False)
     return next((name for name, number in named if not math.isfinite(number)), "")
 
 
@@ -249,10 +254,6 @@ def _gathered(problem: str, judged: Judged) -> list[dict[str, Any]]:
     known: list[dict[str, Any]] = objects.all_gather(mine)
     first = [each for each in known if isinstance(each["loss"], str)]
     return first if problem == "loss" and first else known
-
-
-def _is(problem: str) -> str:
-    return "parameters are" if problem == "parameters" else f"{problem} is"
 
 
 def _first(found: list[dict[str, Any]]) -> str:

@@ -60,7 +60,7 @@ def shape_problem(error: Exception, config: Config, model: nn.Module) -> str:
         shown = type(layer).__name__ if any(True for _ in layer.children()) else layer
         place = f"the layer {names[layer]} ({shown})" if names[layer] else f"the model ({shown})"
         if given := _input(working[-1]):
-            place += f" got {given}"
+            place += f" got {given}{_outside(layer, working[-1])}"
     listed = ", ".join(f"model.{key}={value}" for key, value in keys.items())
     sizes = f"; its sizes follow from {listed}" if listed else ""
     if not working and listed:
@@ -89,12 +89,26 @@ def _is_of_task(frame: FrameType) -> bool:
 
 def _input(frame: FrameType) -> str:
     """Return the dtype and shape of the first tensor that a function was called with."""
+    first = _tensor(frame)
+    return "" if first is None else f"{str(first.dtype).removeprefix('torch.')} {(*first.shape,)}"
+
+
+def _outside(layer: nn.Module, frame: FrameType) -> str:
+    """Return the first number that an embedding has no row for."""
+    numbers = _tensor(frame)
+    if not isinstance(layer, nn.Embedding) or numbers is None or numbers.device.type != "cpu":
+        return ""
+    wrong = numbers[(numbers < 0) | (numbers >= layer.num_embeddings)]
+    if not len(wrong):
+        return ""
+    return f" with {int(wrong[0])}, and has rows for 0 to {layer.num_embeddings - 1}"
+
+
+def _tensor(frame: FrameType) -> torch.Tensor | None:
+    """Return the first tensor that a function was called with."""
     given = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     values = (frame.f_locals.get(name) for name in given)
-    first = next((value for value in values if isinstance(value, torch.Tensor)), None)
-    if first is None:
-        return ""
-    return f"{str(first.dtype).removeprefix('torch.')} {tuple(first.shape)}"
+    return next((value for value in values if isinstance(value, torch.Tensor)), None)
 
 
 def _user_code(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill, share
 from hpctrain.parallel.preparing.model_summary import ModelSummary
+from hpctrain.parallel.preparing.modes import prepare_modes
 from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
 from hpctrain.parallel.wrappers.ddp import DDPModel
@@ -45,6 +47,7 @@ from hpctrain.parallel.wrappers.fsdp import FSDPModel, shard
 from hpctrain.parallel.wrappers.local_sgd import LocalSGDModel
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.parallel.wrappers.pipeline import PipelineModel
+from hpctrain.tasks.task import check_arguments
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +73,13 @@ class _Stage(NamedTuple):
 
 
 def parallelize(
-    build: Build, config: Config, mesh: Mesh, precision: Precision, *, loss_parallel: bool = False
+    build: Build,
+    config: Config,
+    mesh: Mesh,
+    precision: Precision,
+    *,
+    loss_parallel: bool = False,
+    arguments: Sequence[str] = (),
 ) -> ParallelModel:
     """Build the model and spread it over the ranks; all ranks call this together.
 
@@ -80,9 +89,12 @@ def parallelize(
         mesh: The ranks.
         precision: The number formats.
         loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
+        arguments: The names of the model's arguments that the task's inputs after the first are
+            for; empty if the task says nothing.
 
     Raises:
-        ConfigError: The model has no blocks that could be found, or no plan, but needs them.
+        ConfigError: The model has no blocks that could be found, or no plan, but needs them; or it
+            has other arguments.
     """
     parallel, pp = config.parallel, mesh.degrees.pp
     if config.train.lora.patterns:
@@ -93,6 +105,7 @@ def parallelize(
         _stage(build, number, config, mesh, precision, divided_loss=divided_loss, warns=i == 0)
         for i, number in enumerate(numbers)
     ]
+    check_arguments(stages[0].inputs, arguments)
     wrapped = _wrapped(stages, config, mesh, precision, divided_loss=divided_loss)
     wrapped.settings, wrapped.summary = stages[0].settings, stages[0].summary
     return wrapped
@@ -132,6 +145,7 @@ def _stage(
     # Rank 0 cannot send what it does not have, so a stage of a pipeline is built by its own ranks.
     model, values = begin(build, config.seed, from_rank_0=not whole and degrees.pp == 1)
     cast_parameters(model, precision.params)
+    prepare_modes(model, says=warns)
     if warns:
         prepare_batch_norms(model, config, mesh)
     plan, names = Plan(), list[str]()
@@ -165,7 +179,8 @@ def _stage(
     freeze(model, chosen)
     blocks = list(present(model, names))
     checkpoint_activations(
-        blocks, train.activation_checkpointing, train.activation_checkpointing_every
+        *(blocks, train.activation_checkpointing, train.activation_checkpointing_every),
+        compiled=train.compile != "off",
     )
     _compile(model, blocks, train.compile)
     if not whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):

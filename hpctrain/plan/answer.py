@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -40,6 +41,7 @@ from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryMode
 from hpctrain.plan.predicting.timing import Efficiencies, best_of
 from hpctrain.plan.ranking import Ranking, on, rank, sizes_of, smallest
 from hpctrain.shards.types import Batch
+from hpctrain.tasks.task import check_arguments
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ def _estimator(
     config: Config, task: Any, sample: Batch, efficiencies: Efficiencies
 ) -> tuple[Estimator, ModelFacts, nn.Module]:
     model = build_on_meta(config)
+    check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
     facts = explained(partial(facts_of, model, task, sample), "plan: the model")
     activations = _Measured(config, task, sample)
     memory = MemoryModel(model, facts, activations)

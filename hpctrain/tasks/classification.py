@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
+from hpctrain.tasks.labels import Labels
 from hpctrain.tasks.outputs import described, prediction
 from hpctrain.tasks.task import SplitTask, Sums, field
 
@@ -58,10 +59,9 @@ class Classification(SplitTask):
         self.input, self.target, self.scale = input, target, scale
         self.label_smoothing, self.top_k, self.ignore = label_smoothing, tuple(top_k), ignore
         self.metrics = metrics or {}
-        self._weights: torch.Tensor | None = None
-        self._smallest = 1.0
-        if class_weights is not None:
-            self._weights, self._smallest = _scaled(class_weights)
+        cure = "task.ignore=VALUE leaves such labels out" if ignore is None else ""
+        self._labels = Labels("task.target", target, cure)
+        self._weights = None if class_weights is None else _weights(class_weights)
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return the scaled samples, float32 (batch, ...); see `SplitTask`."""
@@ -82,16 +82,20 @@ class Classification(SplitTask):
         logits, target = self._read(outputs, batch)
         weights = self._on(logits)
         if target.is_floating_point():
+            wrong = self._labels.outside(target, logits.shape[1], "they are probabilities")
+            target = torch.where(wrong, torch.nan, target)
             classes, counted, weight = target.argmax(1), batch["mask"], batch["mask"]
-            losses = self._losses(logits, target, weights) * self._smallest
+            losses = self._losses(logits, target, weights)
         else:
-            classes = target
             mask = batch["mask"].view(-1, *[1] * (target.dim() - 1))
             counted = mask.expand_as(target)
             if self.ignore is not None:
                 counted = counted & (target != self.ignore)
                 target = torch.where(target == self.ignore, 0, target)
-            losses = self._losses(logits, target, weights)
+            there = f"the model returned {logits.shape[1]} classes"
+            wrong = self._labels.outside(target, logits.shape[1], there)
+            classes = target = torch.where(wrong, 0, target)
+            losses = torch.where(wrong, torch.nan, self._losses(logits, target, weights))
             weight = counted if weights is None else weights[target] * counted
         count = counted.sum()
         sums = {
@@ -100,7 +104,7 @@ class Classification(SplitTask):
         }
         if self.top_k:
             # The classes that have a larger logit than the right one: fewer than K of them.
-            rank = (logits > logits.gather(1, self._known(classes).unsqueeze(1))).sum(1)
+            rank = (logits > logits.gather(1, classes.unsqueeze(1))).sum(1)
             sums |= {f"top{k}_accuracy": (((rank < k) & counted).sum(), count) for k in self.top_k}
         return sums
 
@@ -129,9 +133,6 @@ class Classification(SplitTask):
         smoothing = self.label_smoothing
         return F.cross_entropy(logits, target, weights, reduction="none", label_smoothing=smoothing)
 
-    def _known(self, classes: torch.Tensor) -> torch.Tensor:
-        return classes if self.ignore is None else torch.where(classes == self.ignore, 0, classes)
-
     def _on(self, logits: torch.Tensor) -> torch.Tensor | None:
         """Return the class weights on the device of the logits."""
         if self._weights is None:
@@ -145,13 +146,9 @@ class Classification(SplitTask):
         return self._weights
 
 
-def _scaled(class_weights: Sequence[float]) -> tuple[torch.Tensor, float]:
-    """Return the weights, float32 (classes,), over the smallest one above 0, and this one.
-
-    A weighted mean does not change, and its count is 1 or more as soon as one sample counts.
-    """
+def _weights(class_weights: Sequence[float]) -> torch.Tensor:
+    """Return the weights, float32 (classes,), if they can be weights."""
     weights = torch.tensor(class_weights, dtype=torch.float32)
     if not weights.isfinite().all() or (weights < 0).any() or not weights.any():
         raise ValueError(f"class_weights={[*class_weights]}: 0 or more, and one of them above 0")
-    smallest = weights[weights > 0].min()
-    return weights / smallest, float(smallest)
+    return weights

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.types import Batch
+from hpctrain.tasks.labels import Labels
 from hpctrain.tasks.task import Part, SplitTask, Sums, field
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ class LanguageModel(SplitTask):
     Args:
         tokens: Field of the windows, an integer dtype, shape (batch, length + 1).
         documents: Whether the model gets the documents of FIELD_document (data.windows.documents)
-            as its second argument, so that it attends only within a document. A target that begins
-            another document than its input then does not count.
+            as its second argument, which must be called `documents`, so that it attends only within
+            a document. A target that begins another document than its input then does not count.
         chunk: Number of positions whose logits are converted to float32 at a time. The conversion
             is repeated in the backward pass, so the float32 logits of the whole batch are never in
             memory.
@@ -53,6 +54,8 @@ class LanguageModel(SplitTask):
         if chunk < 1:
             raise ValueError(f"chunk={chunk}: it is 1 or more")
         self.tokens, self.documents, self.chunk = tokens, documents, chunk
+        self._labels = Labels("task.tokens", tokens)
+        self.arguments = ("documents",) if documents else ()
         self._bytes: torch.Tensor | None = None
         self._part: Part | None = None
 
@@ -109,7 +112,12 @@ class LanguageModel(SplitTask):
                 f"the model returned logits of shape {tuple(logits.shape)}; a language model "
                 f"returns (batch, length, vocabulary), here {(*targets.shape, 'vocabulary')}"
             )
+        size = logits.shape[-1]
+        there = f"the model returned logits of {size} tokens"
+        wrong = self._labels.outside(targets, size, there)
+        targets = torch.where(wrong, 0, targets)
         losses = self._losses(logits.flatten(0, 1), targets.flatten())
+        losses = torch.where(wrong.flatten(), torch.nan, losses)
         total = (losses * counted.flatten()).sum()
         sums = {"loss": (total, counted.sum())}
         if self._bytes is not None:

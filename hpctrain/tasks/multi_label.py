@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
+from hpctrain.tasks.labels import Labels
 from hpctrain.tasks.outputs import described, prediction
 from hpctrain.tasks.task import SplitTask, Sums, field
 
@@ -27,6 +28,7 @@ class MultiLabel(SplitTask):
         positive_weights: A weight of each label where it is 1, for labels that are rare: the number
             of samples without it divided by the number of samples with it balances both.
         threshold: The threshold, above 0 and below 1.
+        ignore: A label that does not count, such as -1 where nobody knows.
         metrics: Metrics of torchmetrics by name, for the evaluation. They get the probabilities,
             float32, and the labels, int64, both in the shape of the target.
 
@@ -41,6 +43,7 @@ class MultiLabel(SplitTask):
         scale: float = 1.0,
         positive_weights: Sequence[float] | None = None,
         threshold: float = 0.5,
+        ignore: int | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         if not 0 < threshold < 1:
@@ -48,7 +51,9 @@ class MultiLabel(SplitTask):
         if positive_weights is not None and not all(weight > 0 for weight in positive_weights):
             raise ValueError(f"positive_weights={[*positive_weights]}: each is above 0")
         self.input, self.target, self.scale, self.threshold = input, target, scale, threshold
-        self.metrics = metrics or {}
+        self.metrics, self.ignore = metrics or {}, ignore
+        cure = "task.ignore=VALUE leaves such labels out" if ignore is None else ""
+        self._labels = Labels("task.target", target, cure)
         self._weights = None if positive_weights is None else torch.tensor(positive_weights)
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
@@ -68,15 +73,21 @@ class MultiLabel(SplitTask):
         """
         logits, labels = self._read(outputs, batch)
         weights = self._on(logits)
+        counted = batch["mask"].view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        if self.ignore is not None:
+            counted = counted & (labels != self.ignore)
+            labels = torch.where(labels == self.ignore, 0, labels)
+        # torch computes with any number, so that a loss may even be negative.
+        wrong = self._labels.outside(labels, 2, "each is there or not")
         losses = F.binary_cross_entropy_with_logits(
             logits, labels.float(), reduction="none", pos_weight=weights
         )
-        counted = batch["mask"].view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        losses = torch.where(wrong, torch.nan, losses)
         found, there = (logits.sigmoid() > self.threshold) & counted, (labels > 0) & counted
         right, found_sum, there_sum = (found & there).sum(), found.sum(), there.sum()
         count = counted.sum()
         return {
-            "loss": ((losses * counted).sum(), count),
+            "loss": (torch.where(counted, losses, 0.0).sum(), count),
             "accuracy": (((found == there) & counted).sum(), count),
             "precision": (right, found_sum),
             "recall": (right, there_sum),
@@ -89,6 +100,7 @@ class MultiLabel(SplitTask):
         return logits.sigmoid(), labels.long()
 
     def _read(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits, float32, and the labels, int64 or a floating dtype."""
         logits = prediction(outputs, "logits (batch, labels)")
         labels = field(batch, self.target, "task.target")
         shaped = logits.squeeze(-1) if labels.dim() == 1 and logits.dim() == 2 else logits
@@ -97,7 +109,7 @@ class MultiLabel(SplitTask):
                 f"the model returned {described(logits)} for task.target={self.target}, which is "
                 f"{described(labels)}: a logit for each label is needed"
             )
-        return shaped.float(), labels
+        return shaped.float(), labels if labels.is_floating_point() else labels.long()
 
     def _on(self, logits: torch.Tensor) -> torch.Tensor | None:
         if self._weights is None:

@@ -11,7 +11,7 @@ padded last batch give the same numbers as one process. The gradient is that of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,11 +56,14 @@ class SplitTask(ABC):
     Attributes:
         loss_parallel: Whether `sums` computes with logits that the ranks of tensor parallel have
             divided by their last dimension (a DTensor).
+        arguments: The names of the model's arguments that the inputs after the first are for, in
+            their order; empty gives them whatever they are called.
         metrics: Metrics of torchmetrics by name, which an evaluation updates with what `measured`
             returns (`hpctrain.tasks.metric_updates`).
     """
 
     loss_parallel = False
+    arguments: tuple[str, ...] = ()
     metrics: Mapping[str, Any] = {}
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
@@ -104,6 +107,28 @@ class SplitTask(ABC):
             "`measured(outputs, batch)`, which returns what they are updated with, such as "
             "(predictions, targets)"
         )
+
+
+def check_arguments(names: Sequence[str], needed: Sequence[str]) -> None:
+    """Raise an error if the inputs of a task would be other arguments of the model.
+
+    Args:
+        names: The arguments of the model's forward function.
+        needed: The attribute `arguments` of the task.
+
+    Raises:
+        ConfigError: The model has other names there.
+    """
+    found = [*names[1 : 1 + len(needed)]]
+    if found == [*needed]:
+        return
+    wrong = ", ".join(found) if found else "none"
+    raise ConfigError(
+        f"the task gives the model {', '.join(needed)} after its first argument, but there its "
+        f"forward({', '.join(names)}) has {wrong}: a model that takes {', '.join(needed)} has "
+        "arguments of these names in these places, as hpctrain.models.Transformer has; "
+        "task.documents=false gives it none"
+    )
 
 
 def checked(sums: Any) -> Sums:

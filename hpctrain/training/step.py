@@ -15,13 +15,14 @@ import torch
 
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
+from hpctrain.models.dry_run import Buffers
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.parallel.reducing.scalars import (
     Scalar,
     Scalars,
     added,
-    at_least,
+    divisor,
     joined,
     on_device,
     over_ranks,
@@ -137,6 +138,10 @@ class TrainStep:
         self.timer = timer or EvaluationTimer()
         self.histograms = histograms or NoHistograms()
         self.parts, self._rows = parts or {}, 0
+        # What a forward pass changes beside gradients, such as the statistics of a batch norm.
+        again = micro_batches is not None and model.can_repeat
+        kept = [model.module] if self.health.undoes or again else []
+        self._buffers = Buffers(*kept, stored=not self.health.undoes)
         self.totals = Totals()
         self.grad_norm: Scalar = math.nan
 
@@ -150,8 +155,7 @@ class TrainStep:
         mesh, precision = self.model.mesh, self.model.precision
         if self.parts and len(batch["mask"]) != self._rows:
             self._resize(len(batch["mask"]))
-        buffers = list(self.model.module.buffers()) if self.health.undoes else []
-        before = [buffer.clone() for buffer in buffers]  # such as the statistics of a batch norm
+        self._buffers.keep()
         names, values = self._forward_backward(batch)
         stopping = self.stop.flags()
         flags = stopping + self.timer.flags()
@@ -165,7 +169,7 @@ class TrainStep:
         loss, count = sums[place], sums[place + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = len(batch["mask"]) // mesh.weight
-        factor = rows * mesh.dp_cp_size / at_least(count, 1) / precision.scale
+        factor = rows * mesh.dp_cp_size / divisor(count) / precision.scale
         self.histograms.take(self.model, factor)  # before clipping, which may spread a NaN
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         fits = precision.accepts(loss, self.grad_norm)
@@ -175,8 +179,8 @@ class TrainStep:
         healthy = self.health.accepts(loss, norm, values[place])
         if healthy:
             self.totals.add(*balanced)
-        elif buffers:
-            torch._foreach_copy_(buffers, before)
+        else:
+            self._buffers.restore()
         if fits and healthy:
             set_rates(self.optimizer, lr, self._ratios)
             self.optimizer.step()
@@ -205,3 +209,4 @@ class TrainStep:
             except torch.OutOfMemoryError:
                 if self.micro_batches is None or not self.micro_batches.lower():
                     raise
+                self._buffers.restore()

@@ -31,6 +31,7 @@ from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.stop import Stop
 from hpctrain.forks import ending_here
+from hpctrain.models.dry_run import same_modes
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.shards.types import Batch
@@ -222,11 +223,11 @@ class Trainer:
         self.train_step.health.judge(late=False)
         if self._evaluations:
             doing = self.display.doing("an evaluation")
-            with self.meter.spent("evaluation"), doing, self._untouched_random_state():
+            modes = same_modes(self.train_step.model.module)
+            with self.meter.spent("evaluation"), doing, self._untouched_random_state(), modes:
                 self.hooks.before_evaluation(self._state())
                 with self.train_step.average.applied():
                     values = self._evaluate_all()
-            self.train_step.model.module.train()
             if values is None:
                 return False
             with self.meter.spent("other"):
@@ -301,7 +302,7 @@ class Trainer:
     def _write_checkpoint(self) -> None:
         self.train_step.health.judge(late=False)
         self.tracker.sync()
-        healthy = self.checkpointer.save(
+        self.checkpointer.save(
             self.step,
             {
                 "step": self.step,
@@ -322,7 +323,7 @@ class Trainer:
             },
             best=self.best.step,
         )
-        self.train_step.health.judge_parameters(healthy)
+        self.train_step.health.judge_state(self.checkpointer.wrong)
         self.best.mark(self.step)
 
     def _state(self, batch: Batch | None = None) -> RunState:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from hpctrain.checkpoint import manifest
@@ -20,10 +21,12 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
 from hpctrain.checkpoint.weights import load_weights
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import StorageError
+from hpctrain.errors import HealthError, StorageError
+from hpctrain.faults.stop import Stop
+from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
-from tests.steps import ALONE, batch, make, weights
+from tests.steps import ALONE, alone, batch, make, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
@@ -80,7 +83,7 @@ def test_the_newest_healthy_one_stays_and_is_loaded(
     assert left == [1, 3, 4], "the newest healthy one, beside the two that are kept"
     with caplog.at_level(logging.WARNING):
         assert saved.load_latest() == {"step": 1}
-    assert "step-00000004 is not healthy (its parameters are not finite)" in caplog.text
+    assert "step-00000004 is not healthy (its parameters or buffers are not finite)" in caplog.text
     assert torch.equal(weights(step), healthy)
     assert all(saved.save(number, {"step": number}) for number in (5, 6))
     assert sorted(int(path.name[5:]) for path in checkpoints(tmp_path)) == [5, 6]
@@ -90,6 +93,44 @@ def test_the_newest_healthy_one_stays_and_is_loaded(
     saved.save(7, {"step": 7})
     with pytest.raises(StorageError, match="no checkpoint is intact and healthy"):
         saved.load_latest()
+
+
+class Masked(nn.Module):
+    """A model with buffers that may be infinite, and a batch norm, which may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+        self.register_buffer("table", torch.ones(4), persistent=False)
+        self.register_buffer("lazy", torch.empty(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.table = self.table * torch.inf
+        self.lazy = torch.full((2,), -torch.inf)
+        return self.layers(x)
+
+
+def test_a_buffer_that_has_become_infinite_is_as_bad_as_a_parameter(tmp_path: Path) -> None:
+    model = alone(Masked())
+    optimizer = torch.optim.SGD(model.parameters)
+    step = TrainStep(model, Classification(), optimizer, clip_norm=None, stop=Stop())
+    saved = checkpointer(tmp_path, step)
+    step(batch(16), 1e-2)
+    assert saved.save(1, {})
+    assert saved.wrong == ""
+    model.module.get_buffer("layers.1.running_var")[3] = torch.inf
+    assert not saved.save(2, {})
+    assert saved.wrong == "buffer layers.1.running_var"
+    text = "buffer layers.1.running_var is not finite since step 2. Resuming the run starts from"
+    step.health.begin(2, 32, list)
+    step(batch(16), 0.0)  # the loss does not show it
+    for policy in ("stop", "skip"):
+        step.health.policy = policy
+        step.health.judge(late=False)
+        with pytest.raises(HealthError, match=text):
+            step.health.judge_state(saved.wrong)
+    assert manifest.newest_healthy(tmp_path) == saved.path(1)
 
 
 @pytest.mark.parametrize("kind", ["bit", "truncated", "missing", "manifest", "progress"])

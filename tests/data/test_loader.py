@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hpctrain.data.loading import batch_reader, prefetcher
 from hpctrain.data.loading.loader import Loader
+from hpctrain.data.loading.steps import Steps
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
@@ -548,3 +549,16 @@ def test_the_first_batch_waits_for_nothing_else():
     assert not behind.is_set()
     behind.set()
     assert joined(batch["x"].tolist() for batch in batches) == list(range(10, 10_000))
+
+
+@pytest.mark.parametrize("ramp", [(), ((2, 3),), ((1, 2), (2, 1)), ((2, 7),)])
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_whether_a_batch_is_filled_up(tail, ramp):
+    for count in range(4, 15):
+        steps = Steps(count, 4, tail=tail, ramp=ramp)
+        filled = []
+        for stretch in steps.stretches(0):
+            filled += [not mask.all() for mask in steps.positions(stretch)[1]]
+            if len(filled) > 30:
+                break
+        assert [steps.fills_up(n) for n in range(1, 25)] == [any(filled[:n]) for n in range(1, 25)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import h5py
 import hdf5plugin
@@ -10,10 +11,13 @@ import pytest
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.shards import OpenShard
+from data_prep.tools.label_ranges import LabelRanges, label_counts
 from data_prep.tools.verify import verify
+from hpctrain.errors import DataError
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index, Shard
 from hpctrain.shards.shard import digest_file
+from tests.conftest import run_module
 
 VALUES = ("mean", "std", "min", "max", "nonfinite", "nan")
 
@@ -277,3 +281,41 @@ def test_what_was_left_out_has_its_own_line(tmp_path, data_prep):
     code, out, err = data_prep("verify", tmp_path / "OUT")
     assert (code, err) == (0, "")
     assert out.endswith("\n4 duplicate samples left out\n")
+
+
+def labelled(tmp_path, **options):
+    """Return the problems of a data set with labels of several kinds."""
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    label = np.arange(40) % 3
+    label[[17, 21]] = -100, 3
+    pixels = np.zeros((40, 4, 4), np.uint8)
+    pixels[30, 1] = 255
+    tags = [np.full(i % 3, 9 if i == 5 else 1, np.int32) for i in range(40)]
+    fields = {"label": label, "pixels": pixels, "tags": tags, "id": np.arange(40) - 7}
+    write_shards(folder, [("train", fields)])
+    index = Index.load(folder)
+    replace(index, categories={"label": ["a", "b", "c"]}).save(folder)
+    data = DataSet(folder)
+    counts = label_counts(data.index, options.get("labels", []))
+    found = verify(data, labels=LabelRanges(counts, options.get("ignore", ())))
+    return [(each.shard, each.problem) for each in found.problems]
+
+
+def test_labels_outside_their_range_are_found_once_per_shard(tmp_path):
+    shard = "train-00000.h5"
+    cure = (
+        "If such samples shall not count, train with task.ignore={0}, and verify with --ignore {0}"
+    )
+    label = "label: row 17 is -100, and 1 more are outside; its labels are 0 to 2. "
+    assert labelled(tmp_path) == [(shard, label + cure.format(-100))]
+    pixels = "pixels: row 30 is 255, and 3 more are outside; its labels are 0 to 20. "
+    tags = "tags: row 5 is 9, and 1 more are outside; its labels are 0 to 1. "
+    found = labelled(tmp_path, labels=["label=4", "pixels=21", "tags=2"], ignore=[-100])
+    assert found == [(shard, pixels + cure.format(255)), (shard, tags + cure.format(9))]
+    assert labelled(tmp_path, labels=["label=4", "pixels=21"], ignore=[-100, 255]) == []
+    for wrong in ("label", "label=0", "nothing=3"):
+        with pytest.raises(DataError, match=f"--labels {wrong}: it is FIELD=CLASSES"):
+            labelled(tmp_path, labels=[wrong])
+    done = run_module("data_prep", "verify", str(tmp_path / "0"), "--ignore", "-100", code=3)
+    assert "train-00000.h5: label: row 21 is 3; its labels are 0 to 2." in done.stdout
+    assert "1 problem, in 1 of 1 shards" in done.stderr

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from hpctrain.config.schema import Config
 from hpctrain.job.shapes import shape_problem
 from hpctrain.models import MLP, ConvNet
-from hpctrain.tasks import Classification
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import Classification, Sums
 from tests.conftest import Completed, run_json, runs
 
 
@@ -25,6 +27,13 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(x.flatten(1)) + torch.zeros(3, 7)
+
+
+class Own(Classification):
+    """A user's task, which computes its loss by itself."""
+
+    def sums(self, outputs: torch.Tensor, batch: Batch) -> Sums:
+        return {"loss": (F.cross_entropy(outputs, batch["label"]), batch["mask"].sum())}
 
 
 def problem(model: nn.Module, work: Callable[[], object], **arguments: Any) -> str:
@@ -51,8 +60,8 @@ def test_the_layer_its_input_and_its_keys_are_named() -> None:
     tokens = torch.full((2, 4), 99)
     text = problem(wrapped, lambda: wrapped["module"](tokens), vocab_size=16, dim=8, tied=True)
     assert text.startswith(
-        "the layer 0 (Embedding(16, 8)) got int64 (2, 4): index out of range in self; its sizes "
-        "follow from model.vocab_size=16, model.dim=8\n"
+        "the layer 0 (Embedding(16, 8)) got int64 (2, 4) with 99, and has rows for 0 to 15: index "
+        "out of range in self; its sizes follow from model.vocab_size=16, model.dim=8\n"
     )
 
 
@@ -60,9 +69,10 @@ def test_the_loss_and_the_code_of_a_user() -> None:
     batch = {"image": torch.zeros(4, 64), "label": torch.arange(4) + 5}
     batch["mask"] = torch.ones(4, dtype=torch.bool)
     mlp = MLP(64, [], 5)
-    text = problem(mlp, lambda: Classification()(mlp, batch), in_features=64, out_features=5)
+    text = problem(mlp, lambda: Own()(mlp, batch), in_features=64, out_features=5)
     assert text.startswith("the loss of task._target_=x.Task: Target ")
-    assert text.endswith("; the sizes of the model are model.in_features=64, model.out_features=5")
+    assert "; the sizes of the model are model.in_features=64, model.out_features=5\n" in text
+    assert 'F.cross_entropy(outputs, batch["label"])' in text
     net = Net()
     text = problem(net, lambda: net(torch.zeros(4, 64)), width=8)
     assert text.startswith("the model (Net) got float32 (4, 64): The size of tensor a (10) must")

@@ -132,13 +132,13 @@ def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: P
     """Loss and gradient of the only step are finite; AdamW without eps divides 0 by 0."""
     once = ["train.max_steps=1", "tracking.enabled=false"]
     done = train("+optimizer.options.eps=0", *once, code=8)
-    assert "parameters are not finite since step 1" in done.stderr
+    assert "weight is not finite since step 1" in done.stderr
     (run,) = runs(tmp_path / "runs")
     assert run_json(run)["state"] == "failed"
     (checkpoint,) = checkpoints(run / "checkpoints")
     assert not Manifest.read(checkpoint).healthy
     table = run_module("hpctrain", "checkpoints", str(run), code=1)
-    assert "its parameters are not finite" in table.stdout
+    assert "its parameters or buffers are not finite" in table.stdout
 
 
 def test_an_evaluation_that_is_not_finite_is_said(

@@ -1,6 +1,7 @@
 """`train.sync_batchnorm` gives the batch norms of one process; without it a warning names them."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.models import ConvNet
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
+from hpctrain.parallel.preparing.batch_norm import check_filled_up, prepare_batch_norms
+from tests.conftest import run_module
 from tests.parallel.parity import TOLERANCE, Cell, Result, build, difference, whole
 from tests.ranks import run_ranks
 
@@ -204,3 +206,46 @@ def test_what_it_cannot_be_combined_with(key: str, value: Any) -> None:
     setattr(functools.reduce(getattr, section.split("."), config), name, value)
     (problem,) = parallel_problems(config, Degrees.of(config.parallel, 4))
     assert f"train.sync_batchnorm=true with {key}={value}: " in problem
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_rows_that_fill_up_a_batch_are_refused_where_statistics_would_count_them() -> None:
+    config = Config()
+    config.model = {"norm": "batch"}
+    text = (
+        r"data\.tail=pad .* the statistics of blocks\.0\.first_norm \(BatchNorm2d\) and 3 more "
+        r"layers would count them: use data\.tail=drop, .*\(model\.norm=group\)"
+    )
+    model = ConvNet(1, [8, 16], 10, "batch")
+    for wrapped in (model, nn.ModuleDict({"module": model})):
+        with pytest.raises(ConfigError, match=text):
+            check_filled_up(wrapped, config)
+    for counting in (nn.SyncBatchNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)):
+        with pytest.raises(ConfigError, match=type(counting).__name__):
+            check_filled_up(nn.Sequential(counting), config)
+    for fine in (ConvNet(1, [8], 10), nn.Sequential(nn.BatchNorm2d(4).eval()), nn.LayerNorm(4)):
+        check_filled_up(fine, config)
+
+
+def stages(model: nn.Module) -> str:
+    """Let only the last rank have a batch norm, as a stage of a pipeline has."""
+    here = model if distributed.get_rank() == 1 else nn.Linear(2, 2)
+    with pytest.raises(ConfigError) as caught:
+        check_filled_up(here, Config())
+    return str(caught.value)
+
+
+def test_all_ranks_refuse_for_a_layer_of_one_of_them() -> None:
+    first, second = run_ranks(stages, 2, nn.Sequential(nn.BatchNorm1d(2)))
+    assert first == second
+    assert "the statistics of 0 (BatchNorm1d) would" in first
+
+
+@pytest.mark.slow
+def test_a_run_is_refused_only_if_a_batch_is_filled_up(digits: Path, tmp_path: Path) -> None:
+    given = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}", "data.tail=pad"]
+    given += ["model=convnet", "model.widths=[8]", "model.norm=batch", "tracking.enabled=false"]
+    done = run_module("hpctrain", *given, "train.max_epochs=1", code=2)
+    assert "the statistics of blocks.0.first_norm (BatchNorm2d) and 1 more layers" in done.stderr
+    run_module("hpctrain", *given, "train.max_steps=3")  # the epoch does not end
+    run_module("hpctrain", *given, "train.max_epochs=1", "model.norm=group")

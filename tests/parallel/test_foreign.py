@@ -1,6 +1,7 @@
 """Unmodified models of transformers and timm, given by `_target_`, train alike when sharded."""
 
 import functools
+import inspect
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import distributed
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
@@ -16,6 +18,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import Classification, LanguageModel
+from hpctrain.tasks.task import check_arguments
 from hpctrain.training.step import TrainStep
 from tests.parallel.parity import Result, difference, whole
 from tests.ranks import run_ranks
@@ -124,6 +127,14 @@ def test_a_pipeline_follows_the_plan_of_transformers() -> None:
     parallel = ParallelConfig(dp_replicate=1, pp=2)
     for result in run_ranks(train, 2, "llama", parallel, 2):
         assert max(difference(result, expected)) < 1e-5
+
+
+@pytest.mark.slow
+def test_documents_are_no_attention_mask() -> None:
+    model = make("model", LLAMA)
+    names = [*inspect.signature(model.forward).parameters]
+    with pytest.raises(ConfigError, match=r"forward\(input_ids, attention_mask, .* has att"):
+        check_arguments(names, LanguageModel(documents=True).arguments)
 
 
 @pytest.mark.parametrize("schedule", ["zbv", "interleaved_zb"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,38 @@ def test_auto_takes_the_largest_that_fits(size: float, rows: int) -> None:
     assert auto.micro_batches is not None
     assert found == [rows] == [auto.micro_batches.rows]
     assert torch.allclose(weights(auto), weights(plain), atol=1e-6), "training goes on meanwhile"
+
+
+class After(Simulated):
+    """A task that runs out of memory after the forward pass, once."""
+
+    def sums(self, outputs: Any, batch: Batch) -> Sums:
+        if self.limit:
+            self.limit = 0.0
+            raise torch.OutOfMemoryError("simulated")
+        return super().sums(outputs, batch)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Sums:
+        return Classification.__call__(self, model, batch)
+
+
+def test_a_repeated_step_counts_once_in_the_statistics_of_a_batch_norm() -> None:
+    found = []
+    for task in (After(1.0), Classification()):
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(64)
+        model = alone(nn.Sequential(nn.Flatten(), norm, nn.Linear(64, 10)), 2)
+        sizes = MicroBatches(model, 32, lambda _: None)
+        optimizer = torch.optim.SGD(model.parameters)
+        if isinstance(task, After):
+            model.accumulate = 1  # and 2 after the error
+        made = TrainStep(
+            *(model, task, optimizer), clip_norm=None, stop=Stop(), micro_batches=sizes
+        )
+        made(batch(32), 1e-3)
+        assert model.accumulate == 2
+        found.append([norm.num_batches_tracked, norm.running_mean, norm.running_var])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_out_of_memory_lowers_it_and_repeats_the_step(caplog: pytest.LogCaptureFixture) -> None:

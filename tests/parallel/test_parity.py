@@ -79,6 +79,15 @@ SLOW = [
 ]
 
 
+# The weights of all tokens of a step add up to 0.23: the layouts that divide by it by other roads.
+PIPELINE: Keys = {"parallel.pp": 2, "parallel.dp_replicate": 1, "train.accumulate": 2}
+TP: Keys = {"parallel.tp": 2, "parallel.dp_replicate": 1}
+CELLS += cells({"zero3": ZERO[3]}, 2, [("untied, light", 2)])
+CELLS += [Cell("untied, light", 2, tuple(PIPELINE.items()))]
+SLOW += cells({"ddp": {}, "zero1": ZERO[1], "zero2": ZERO[2], "tp": TP}, 2, [("untied, light", 1)])
+SLOW += cells(OF_FOUR, 4, [("untied, light", 2)])
+
+
 @functools.cache
 def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
     """Train all cells of `ranks` ranks in one call, which saves start-up time."""

@@ -1,5 +1,6 @@
 """Tests of the language task: its targets, counts and bytes, and the memory that its loss takes."""
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -13,11 +14,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import names as metric_names
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, PrecisionConfig
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.models import Transformer
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import Classification, LanguageModel, SplitTask, bind, derived
 from tests.conftest import run_module
 
@@ -54,6 +59,45 @@ def test_inputs_and_targets_are_shifted_by_one() -> None:
     assert [x.tolist() for x in model.inputs] == [[[5, 6]]]
     assert model.inputs[0].dtype == torch.int64
     assert [value.item() for value in sums["loss"]] == [0.0, 2]
+
+
+class Other(nn.Module):
+    """A model whose second argument is another one, as those of transformers."""
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, **_: Any) -> torch.Tensor:
+        raise AssertionError("it is refused before it works")
+
+
+class Swallows(Other):
+    def forward(self, *inputs: Any, **more: Any) -> torch.Tensor:
+        return super().forward(*inputs, **more)
+
+
+class Later(Other):
+    def forward(self, x: Any, positions: Any = None, documents: Any = None) -> torch.Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Other, r"forward\(input_ids, attention_mask, _\) has attention_mask: a model that takes"),
+        (Swallows, r"forward\(inputs, more\) has more"),
+        (Later, r"forward\(x, positions, documents\) has positions"),
+        (nn.Identity, r"forward\(input\) has none"),
+    ],
+)
+def test_documents_are_no_other_argument_of_a_model(model: Any, said: str) -> None:
+    cpu = torch.device("cpu")
+    made = functools.partial(
+        parallelize, model, Config(), Mesh(Degrees(), 0, cpu), Precision(PrecisionConfig(), cpu)
+    )
+    with pytest.raises(ConfigError, match=r"the task gives the model documents after .*" + said):
+        made(arguments=LanguageModel(documents=True).arguments)
+    assert made(arguments=LanguageModel().arguments).module is not None
+    own = functools.partial(Transformer, 61, 8, 1, 2)
+    parallelize(own, *made.args[1:], arguments=LanguageModel(documents=True).arguments)
 
 
 def test_rows_that_are_masked_and_other_documents_do_not_count() -> None:

@@ -41,6 +41,8 @@ def made(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
             "auroc": torchmetrics.AUROC(**given),  # lists of samples
             "binned": torchmetrics.AUROC(**given, thresholds=20),  # a sum
             "f1": torchmetrics.F1Score(**given, average="macro"),
+            "half": torchmetrics.AUROC(**given) * 0.5,  # a list in a metric inside
+            "longest": kept(torchmetrics.Metric),
         }
         task: Any = Classification("x", "y", metrics=metrics)
         y = torch.randint(0, CLASSES, (ROWS,), generator=draw)
@@ -60,13 +62,33 @@ def made(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
     return task, {"x": x, "y": y}
 
 
+def kept(metric: Any, more: Any = None) -> Any:
+    """Return a metric with a list that is joined, and not made one tensor; it may stay empty."""
+
+    class Longest(metric):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("rows", default=[], dist_reduce_fx=None)
+
+        def update(self, probabilities: torch.Tensor, _: torch.Tensor) -> None:
+            sure = probabilities[probabilities.amax(1) > 0.6]
+            if len(sure):
+                self.rows.append(sure if more is None else more)
+
+        def compute(self) -> torch.Tensor:
+            return torch.stack([rows.max() for rows in self.rows]).max()
+
+    return Longest()
+
+
 def evaluated(kind: str, degrees: Degrees, batch: int = 4) -> dict[str, float]:
     """Evaluate as a trainer does. A rank has every dp-th row; the last batches are padded."""
     mesh = Mesh(degrees, distributed.get_rank(), CPU)
     task, whole = made(kind)
     model = ParallelModel(Same(), mesh, Precision(PrecisionConfig(), CPU), 1)
-    found: dict[str, float] = {}
-    for stopped in (True, False):  # an evaluation that is stopped midway leaves nothing
+    found: list[dict[str, float]] = []
+    # An evaluation that is stopped midway leaves nothing, nor does one that was made.
+    for stopped in (True, False, False):
         measured = Measured(task, mesh)
         mine = [*range(mesh.dp_rank, ROWS, mesh.dp_size)]
         mine = mine if mesh.dp_rank < 2 else []  # a rank without samples
@@ -79,8 +101,9 @@ def evaluated(kind: str, degrees: Degrees, batch: int = 4) -> dict[str, float]:
             if stopped:
                 break
         else:
-            found = measured.values()
-    return found
+            found.append(measured.values())
+    assert found[0] == found[1]
+    return found[0]
 
 
 KINDS = ("classes", "labels", "numbers")
@@ -112,11 +135,13 @@ def test_states_that_were_sent_give_the_metric_of_all_samples(kind: str) -> None
                 arguments = task.measured(batch["x"], batch)
                 metric.update(*(each[half] for each in arguments))
         received.append(sent([metric_states._states(metric) for metric in own.values()]))
-    values = {}
+    values: dict[str, Any] = {}
     for number, (name, metric) in enumerate(task.metrics.items()):
-        metric.update(*task.measured(whole["x"], whole))  # what is there is replaced
-        metric_states._merge(metric, [states[number] for states in received])
-        values[name] = float(metric.compute())
+        for _ in range(2):  # as two evaluations of one run
+            metric.reset()
+            metric.update(*task.measured(whole["x"], whole))  # what is there is replaced
+            merged = metric_states._value(metric, [states[number] for states in received])
+            assert values.setdefault(name, merged) == merged
     assert values == pytest.approx(expected(kind, [*range(ROWS)]), rel=1e-5)
 
 
@@ -169,7 +194,15 @@ def test_metrics_that_do_not_fit() -> None:
     import torchmetrics
 
     given: dict[str, Any] = {"task": "multiclass", "num_classes": CLASSES}
+    both = torchmetrics.MetricCollection([torchmetrics.F1Score(**given)])
     none = refused({"auroc": 3})
+    assert refused({"all": both}) == (
+        "task.metrics.all is a dict of MulticlassF1Score; a metric is one number: choose an "
+        "average (average: macro), or give each part its own metric"
+    )
+    assert refused({"kept": kept(torchmetrics.Metric, "text")}).startswith(
+        "a metric of task.metrics keeps an object of builtins.str in its state 'rows': ranks can "
+    )
     several = refused({"f1": torchmetrics.F1Score(**given, average=None)})
     other = refused({"f1": torchmetrics.F1Score(task="binary")})
     assert none.startswith("task.metrics.auroc is 3; it must be a metric of torchmetrics")

@@ -11,7 +11,15 @@ from torch import nn
 from hpctrain.config.rules.metrics import names as metric_names
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.tasks import Classification, MultiLabel, Regression, checked, derived
+from hpctrain.tasks import (
+    Classification,
+    LanguageModel,
+    MultiLabel,
+    Regression,
+    checked,
+    derived,
+)
+from hpctrain.tasks.labels import Labels
 
 MASK = torch.tensor([True, True, True, True, False, True])
 
@@ -41,14 +49,6 @@ def test_class_weights_and_smoothing_are_those_of_torch() -> None:
     found = means(task, logits, image=torch.zeros(6, 1), label=soft)
     expected = F.cross_entropy(logits[MASK], soft[MASK], torch.tensor(weights), label_smoothing=0.1)
     assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_the_smallest_weight_does_not_make_the_count_small() -> None:
-    """The gradient is divided by the count, at least 1: a light batch must not be lighter still."""
-    task = Classification(class_weights=[1e-6, 1.0])
-    batch = {"image": torch.zeros(2, 1), "label": torch.zeros(2).long(), "mask": MASK[:2]}
-    _, count = task.sums(torch.zeros(2, 2), batch)["loss"]
-    assert count == 2
 
 
 def test_pixels_that_are_ignored_do_not_count() -> None:
@@ -142,6 +142,101 @@ X = {"x": torch.zeros(6, 3), "y": torch.zeros(6, 2), "label": torch.zeros(6, 2),
 def test_what_the_task_cannot_read(task: Any, outputs: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         means(task, outputs, **X)
+
+
+DTYPES = (torch.uint8, torch.float32)
+OF_SAMPLES = torch.tensor([0, 1, 2, -100, 1, 3])
+OF_PIXELS = OF_SAMPLES[:, None, None].expand(6, 2, 2)
+OUTSIDE = [
+    (
+        Classification(),
+        torch.zeros(6, 3),
+        OF_SAMPLES,
+        "row 3 of 6 is -100, and 1 more are outside, but the model returned 3 classes: labels are "
+        "0 to 2. task.ignore=-100 leaves such labels out",
+    ),
+    (
+        Classification(ignore=-100),
+        torch.zeros(6, 3, 2, 2),
+        OF_PIXELS,
+        "row 5 of 6, position 0, 0 is 3, and 3 more are outside, but the model returned 3 classes: "
+        "labels are 0 to 2. Are they counted from 1?",
+    ),
+    (
+        Classification(),
+        torch.zeros(6, 3),
+        torch.eye(3).repeat(2, 1) * 2,
+        "row 0 of 6, position 0 is 2, and 5 more are outside, but they are probabilities: labels "
+        "are 0 to 1. task.ignore=2 leaves such labels out",
+    ),
+    *(
+        (
+            MultiLabel(),
+            torch.zeros(6, 2),
+            labels,
+            "row 5 of 6, position 1 is 255, but each is there or not: labels are 0 to 1. "
+            "task.ignore=255 leaves such labels out",
+        )
+        for labels in (
+            torch.tensor([[0, 1]] * 5 + [[1, 255]], dtype=d) for d in (torch.uint8, torch.float32)
+        )
+    ),
+    (
+        LanguageModel("label"),
+        torch.zeros(6, 2, 5),
+        torch.tensor([[9, 1, 4]] * 5 + [[9, 1, 5]]),
+        "row 5 of 6, position 1 is 5, but the model returned logits of 5 tokens: labels are 0 to 4."
+        " Are they counted from 1?",
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "outputs", "labels", "said"), OUTSIDE)
+def test_a_label_outside_its_range_is_named(
+    task: Any, outputs: torch.Tensor, labels: torch.Tensor, said: str
+) -> None:
+    batch = {"image": torch.zeros(6, 1), "label": labels, "mask": MASK}
+    with pytest.raises(ConfigError) as caught:
+        task.sums(outputs, batch)
+    name = "tokens" if isinstance(task, LanguageModel) else "target"
+    assert str(caught.value) == f"task.{name}=label: {said}"
+
+
+@pytest.mark.parametrize(("task", "outputs", "labels", "said"), OUTSIDE)
+def test_where_the_host_does_not_wait_the_loss_is_nan(
+    task: Any,
+    outputs: torch.Tensor,
+    labels: torch.Tensor,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a later batch on a GPU, which the tests do not have."""
+    monkeypatch.setattr(Labels, "_looks", lambda *_: False)
+    batch = {"image": torch.zeros(6, 1), "label": labels, "mask": MASK}
+    assert task.sums(outputs, batch)["loss"][0].isnan()
+    with torch.device("meta"):
+        task.sums(outputs.to("meta"), {name: value.to("meta") for name, value in batch.items()})
+
+
+def test_labels_that_nobody_knows_do_not_count() -> None:
+    logits, labels = torch.randn(6, 5), torch.randint(0, 2, (6, 5))
+    labels[:4, 1] = -1
+    found = means(MultiLabel(ignore=-1), logits, image=torch.zeros(6, 1), label=labels)
+    known = MASK[:, None] & (labels != -1)
+    expected = F.binary_cross_entropy_with_logits(logits[known], labels[known].float())
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    right = ((logits > 0) == labels)[known]
+    assert found["accuracy"] == pytest.approx(right.float().mean().item())
+
+
+def test_only_first_batches_on_a_gpu_are_waited_for() -> None:
+    labels = Labels("task.target", "y")
+    meta = torch.zeros(3, dtype=torch.int64, device="meta")
+    assert not any(labels._looks(meta) for _ in range(20))  # these do not use up the first ones
+    assert labels._left == {True: 8, False: 8}
+    with torch.no_grad():
+        assert all(labels._looks(torch.zeros(3)) for _ in range(20))
+    assert labels._left == {True: 8, False: 0}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.faults.health import Health
 from hpctrain.models import MLP
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.reducing.scalars import divisor
 from hpctrain.tasks import Classification
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import Totals, TrainStep
@@ -40,6 +41,26 @@ def test_masked_rows_count_nothing() -> None:
     padded(filled, 1e-2)
     assert torch.allclose(weights(full), weights(padded), atol=1e-7)
     assert full.totals.means() == pytest.approx(padded.totals.means(), rel=1e-6)
+
+
+def test_only_a_count_of_zero_is_taken_as_one() -> None:
+    assert [divisor(count) for count in (0.0, 0.23, 7.0)] == [1.0, 0.23, 7.0]
+    counts = (torch.tensor(count, dtype=torch.float64) for count in (0.0, 0.23, 7.0))
+    assert [float(divisor(count)) for count in counts] == [1.0, 0.23, 7.0]
+    light, full = make(), make()
+    # The mean is the same for any weight; Adam's would not even show another gradient.
+    light.task = Classification(class_weights=[0.01] * 10)
+    for step in (light, full):
+        step.optimizer = torch.optim.SGD(step.model.parameters, lr=1.0)
+        step(batch(23), 1.0)
+    assert float(light.grad_norm) == pytest.approx(float(full.grad_norm), rel=1e-5)
+    assert torch.allclose(weights(light), weights(full), atol=1e-6)
+    light.totals.means()
+    assert light.totals.counts["loss"] == pytest.approx(0.23)
+    nothing = batch(4) | {"mask": torch.zeros(4, dtype=torch.bool)}
+    before = weights(light)
+    light(nothing, 1.0)
+    assert torch.equal(weights(light), before)
 
 
 def test_clipping_is_of_the_global_norm() -> None:

@@ -146,6 +146,10 @@ class Loader:
         """Return the number of batches of the first `epochs` epochs, counted from the state 0."""
         return self._steps.steps_in(epochs)
 
+    def fills_up(self, steps: int) -> bool:
+        """Return whether one of the first `steps` batches, from the state 0, has masked samples."""
+        return self._steps.fills_up(steps)
+
     @property
     def count(self) -> int:
         """The number of positions in an epoch: of samples, if the sampler takes each once."""

@@ -104,6 +104,21 @@ class Steps:
                 total += self._between(begin, int(last), size)
         return total
 
+    def fills_up(self, steps: int) -> bool:
+        """Return whether one of the first `steps` steps has positions that do not count."""
+        final = self._stages[-1]
+        for stretch in () if self._drops else self.stretches(0):
+            if stretch.offset == 0 and stretch.epoch * self.count >= final.begin:
+                # From here on all epochs are alike.
+                return self.count % final.batch_size > 0 and steps >= self.steps_per_epoch
+            made = min(steps, len(stretch.consumed))
+            if stretch.offset + made * stretch.batch_size > self.count:
+                return True
+            steps -= made
+            if not steps:
+                return False
+        return False
+
     def stretches(self, consumed: int) -> Iterator[Stretch]:
         """Yield the steps from `consumed` on, at most _STRETCH positions of this rank at a time."""
         while True:

@@ -27,6 +27,7 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.make import make
+from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.secrets import mask
 from hpctrain.shards.types import Array
@@ -92,7 +93,7 @@ def _save(model: nn.Module, inputs: list[Array], out: Path) -> None:
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    with torch.no_grad():
+    with dry_run(model), torch.no_grad():
         outputs = model(*map(torch.from_numpy, inputs))
     signature = ModelSignature(
         Schema(

@@ -102,6 +102,7 @@ def restored(
             mesh,
             Precision(config.precision, device),
             loss_parallel=divided_loss and getattr(task, "loss_parallel", False),
+            arguments=getattr(task, "arguments", ()),
         )
         _load(config, checkpoint, model)
         model.module.eval()

@@ -34,6 +34,7 @@ from hpctrain.job.building.make import make
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.runs.run_dir import RunDir
@@ -98,7 +99,10 @@ def build(
         mesh,
         precision,
         loss_parallel=getattr(task, "loss_parallel", False),
+        arguments=getattr(task, "arguments", ()),
     )
+    if loader.fills_up(effective.max_steps):
+        check_filled_up(model.module, config)
     tracker.log_params({"effective": _facts(model, device)})
     if ranks.is_main:
         _show_summary(model, run, tracker)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from functools import partial
@@ -14,6 +13,7 @@ from hpctrain.config.schema import Config
 from hpctrain.hardware import Hardware
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
 from hpctrain.job.building.make import make
+from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import skeleton
@@ -45,7 +45,7 @@ def build_utilisation(
     if not all(parameter.requires_grad for parameter in model.module.parameters()):
         log.info("no MFU: parameters that are not trained need fewer operations than are counted")
         return NoUtilisation()
-    return Utilisation(partial(_count, config, task, device), peak * devices)
+    return Utilisation(partial(_count, config, task), peak * devices)
 
 
 def _figures(config: Config, device: torch.device) -> Hardware | None:
@@ -62,11 +62,11 @@ def _figures(config: Config, device: torch.device) -> Hardware | None:
     return hardware.of_device(name, torch.cuda.get_device_properties(device).total_memory)
 
 
-def _count(config: Config, task: Task, device: torch.device, batch: Batch) -> Work | None:
+def _count(config: Config, task: Task, batch: Batch) -> Work | None:
     """Return the operations of a sample; the random state stays as it is."""
     mode, every = config.train.activation_checkpointing, config.train.activation_checkpointing_every
     on_meta = meta_batch(batch)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with dry_run():
         needed = _flops(config, task, on_meta, "none")
         if needed is None:
             log.info("no MFU: the FLOPs of this model cannot be counted")
@@ -86,4 +86,4 @@ def _flops(config: Config, task: Task, batch: Batch, mode: str) -> Flops | None:
     if mode != "none":
         blocks = [block for _, block in find_blocks(model, config.parallel.blocks)]
         checkpoint_activations(blocks, mode, 1)
-    return count_flops(model, copy.copy(task), batch)  # a task may keep tensors on the device
+    return count_flops(model, task, batch)

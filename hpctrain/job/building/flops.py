@@ -11,6 +11,7 @@ follows from it is MFU and not HFU.
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from hpctrain.models.dry_run import dry_run
 from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.preparing.alike import measured_by_block
 from hpctrain.parallel.preparing.initial import Build, skeleton
@@ -89,14 +91,14 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
 
     def measure() -> tuple[int, int]:
         with FlopCounterMode(display=False) as forward:
-            loss = task(model, batch)["loss"][0]
+            loss = copy.copy(task)(model, batch)["loss"][0]  # it may keep tensors on a device
         with FlopCounterMode(display=False) as backward:
             loss.backward()
         return forward.get_total_flops(), backward.get_total_flops()
 
-    model.train()
     try:
-        with used_evenly(model):
+        with dry_run(model), used_evenly(model):
+            model.train()
             first, second = measured_by_block(model, measure)
     except Exception as error:  # an operation needs values, which tensors on meta do not have
         log.info("FLOPs cannot be counted on the meta device: %s", _first_line(error))

@@ -5,7 +5,8 @@ The forward function of a block is replaced, not the block, so that all paramete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from hpctrain.models.dry_run import same_buffers, stored_buffers
+
+_Context = AbstractContextManager[object]
 _ops = torch.ops.aten
 # Matrix products and attention take most of the time of a block, but their results are few.
 _KEPT = {
@@ -31,7 +35,9 @@ _KEPT = {
 }
 
 
-def checkpoint_activations(blocks: Sequence[nn.Module], mode: str, every: int) -> None:
+def checkpoint_activations(
+    blocks: Sequence[nn.Module], mode: str, every: int, *, compiled: bool = False
+) -> None:
     """Let blocks compute activations again in the backward pass instead of keeping them.
 
     Args:
@@ -39,6 +45,8 @@ def checkpoint_activations(blocks: Sequence[nn.Module], mode: str, every: int) -
         mode: "none"; "full", which keeps the inputs of a block; or "selective", which keeps the
             results of matrix products and attention too.
         every: The first of so many successive blocks is changed.
+        compiled: Whether the blocks will be compiled: the compiler computes again what has no
+            effect on buffers, and knows no contexts of ours.
     """
     if mode == "none":
         return
@@ -46,8 +54,27 @@ def checkpoint_activations(blocks: Sequence[nn.Module], mode: str, every: int) -
         options: dict[str, Any] = {"use_reentrant": False}
         if mode == "selective":
             options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        if not compiled and any(True for _ in stored_buffers(block)):
+            options["context_fn"] = partial(_contexts, block, options.get("context_fn"))
         forward: Callable[..., Any] = block.forward
         block.forward = partial(checkpoint, forward, **options)
+
+
+def _contexts(
+    block: nn.Module, contexts: Callable[[], tuple[_Context, _Context]] | None
+) -> tuple[_Context, _Context]:
+    """Return the contexts of the first pass and of the second one.
+
+    Only the first changes buffers, such as the statistics of a batch norm.
+    """
+    first, second = (nullcontext(), nullcontext()) if contexts is None else contexts()
+    return first, _once(block, second)
+
+
+@contextmanager
+def _once(block: nn.Module, second: _Context) -> Iterator[None]:
+    with same_buffers(block, stored=True), second:
+        yield
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

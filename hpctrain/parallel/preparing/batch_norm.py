@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.schema import Config
+from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
 
@@ -59,6 +60,34 @@ def prepare_batch_norms(model: nn.Module, config: Config, mesh: Mesh) -> None:
             if config.train.compile != "off":  # the compiler knows no such collectives
                 forward = torch.compiler.disable(forward)
             layer.forward = forward  # type: ignore[method-assign]
+
+
+def check_filled_up(model: nn.Module, config: Config) -> None:
+    """Raise an error if rows that only fill up a batch would count in statistics of the model.
+
+    Args:
+        model: What this rank has of the model; all ranks call this together.
+        config: Some batches of its training are filled up (`data.tail=pad`).
+
+    Raises:
+        ConfigError: A layer takes its statistics from the rows of a batch.
+    """
+    here = [f"{name} ({type(layer).__name__})" for name, layer in _depending(model)]
+    found = [text for texts in objects.all_gather(here) for text in texts]
+    layers = list(dict.fromkeys(text.removeprefix("module.") for text in found))
+    if layers:
+        more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
+        raise ConfigError(
+            "data.tail=pad fills up the last batch of an epoch with rows that come twice, and the "
+            f"statistics of {layers[0]}{more} would count them: use data.tail=drop, a "
+            "train.global_batch_size that divides the samples of an epoch, or "
+            f"{_other_norm(config)}"
+        )
+
+
+def _other_norm(config: Config) -> str:
+    own = "model.norm=group" if config.model.get("norm") == "batch" else "such as GroupNorm"
+    return f"a norm whose result does not depend on other samples ({own})"
 
 
 def _depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -92,8 +121,7 @@ def _warning(layers: list[tuple[str, nn.Module]], config: Config, mesh: Mesh) ->
     if ranks > 1 and not train.sync_batchnorm and not any(sync_problems(config, mesh.degrees)):
         exact = "" if len(seen) == 1 else ", but not over micro-batches"
         cures.append(f"compute them over all ranks{exact} (train.sync_batchnorm=true)")
-    own = "model.norm=group" if config.model.get("norm") == "batch" else "such as GroupNorm"
-    cures.append(f"take a norm whose result does not depend on other samples ({own})")
+    cures.append(f"take {_other_norm(config)}")
     name, layer = alone[0]
     more = f" and {len(alone) - 1} more layers" if len(alone) > 1 else ""
     return (

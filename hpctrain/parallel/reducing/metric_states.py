@@ -23,6 +23,7 @@ from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.tasks import Task, measuring
+from hpctrain.tasks.outputs import described
 
 _States = list[dict[str, Any]]  # of a metric and of the metrics inside it, in their order
 
@@ -65,14 +66,14 @@ def computed(metrics: Mapping[str, Any], device: torch.device) -> dict[str, floa
     All ranks of the default group call this. A metric that no rank has updated has no value.
 
     Args:
-        metrics: Metrics of torchmetrics, the same ones on every rank. One rank's have the states of
-            all ranks afterwards, until they are reset.
+        metrics: Metrics of torchmetrics, the same ones on every rank. Each rank's have its own
+            states afterwards, as before.
         device: Where the states are.
 
     Raises:
-        ConfigError: The value of a metric is not one number.
+        ConfigError: The value of a metric is not one number, or it keeps what is no tensor.
     """
-    updated = [any(part._update_count for part in _parts(m)) for m in metrics.values()]
+    updated = [_is_updated(metric) for metric in metrics.values()]
     states = [_states(m) if u else [] for m, u in zip(metrics.values(), updated, strict=True)]
     # A rank that has samples computes: torchmetrics warns on a rank that has none.
     ranks = [rank for rank, one in enumerate(objects.all_gather(any(updated))) if one]
@@ -83,8 +84,7 @@ def computed(metrics: Mapping[str, Any], device: torch.device) -> dict[str, floa
     if dist.get_rank() == ranks[0]:
         for number, (name, metric) in enumerate(metrics.items()):
             if found := [states[number] for states in gathered if states[number]]:
-                _merge(metric, found)
-                values[name] = _number(metric.compute())
+                values[name] = _value(metric, found)
     values = objects.broadcast(values, ranks[0])
     for name, value in values.items():
         if isinstance(value, str):
@@ -93,6 +93,20 @@ def computed(metrics: Mapping[str, Any], device: torch.device) -> dict[str, floa
                 "(average: macro), or give each part its own metric"
             )
     return {name: float(value) for name, value in values.items()}
+
+
+def _value(metric: Any, found: list[_States]) -> float | str:
+    """Return the value of a metric for the states of several ranks; see `_number`.
+
+    It has its own states afterwards. A list that was merged is a tensor, which the metric could not
+    empty for its next use.
+    """
+    own = _states(metric)
+    _merge(metric, found)
+    try:
+        return _number(metric.compute())
+    finally:
+        _set(metric, own)
 
 
 def _number(value: Any) -> float | str:
@@ -111,8 +125,19 @@ def _parts(metric: Any) -> Iterator[Any]:
     yield from (module for module in metric.modules() if hasattr(module, "_reductions"))
 
 
+def _is_updated(metric: Any) -> bool:
+    """Return whether a metric has had samples; without states it keeps its count at a reset."""
+    return any(part._update_count for part in _parts(metric) if part._reductions)
+
+
 def _states(metric: Any) -> _States:
     return [{name: getattr(part, name) for name in part._reductions} for part in _parts(metric)]
+
+
+def _set(metric: Any, states: _States) -> None:
+    for part, values in zip(_parts(metric), states, strict=True):
+        for name, value in values.items():
+            setattr(part, name, value)
 
 
 def _merge(metric: Any, found: list[_States]) -> None:
@@ -124,9 +149,7 @@ def _merge(metric: Any, found: list[_States]) -> None:
             {name: _reduced(each[name], [ranks[n][name] for ranks in found]) for name in each}
             for n, each in enumerate([part._reductions for part in _parts(metric)])
         ]
-    for part, states in zip(_parts(metric), merged, strict=True):
-        for name, value in states.items():
-            setattr(part, name, value)
+    _set(metric, merged)
 
 
 def _reduced(reduction: Any, values: list[Any]) -> Any:
@@ -144,7 +167,10 @@ def _gather(states: list[_States], to: int, device: torch.device) -> list[list[_
     described = [[_outline(part, tensors) for part in metric] for metric in states]
     outlines = objects.all_gather(described)
     content = torch.cat(
-        [torch.empty(0, dtype=torch.uint8, device=device), *map(_bytes, tensors)]
+        [
+            torch.empty(0, dtype=torch.uint8, device=device),
+            *(_bytes(tensor).to(device) for tensor in tensors),
+        ]
     ).contiguous()
     sizes = [_size(outline) for outline in outlines]
     padded = torch.nn.functional.pad(content, (0, max(sizes) - len(content)))
@@ -161,6 +187,11 @@ def _outline(part: Mapping[str, Any], tensors: list[torch.Tensor]) -> dict[str, 
     outline: dict[str, Any] = {}
     for name, value in part.items():
         items = value if isinstance(value, list) else [value]
+        if other := [each for each in items if not isinstance(each, torch.Tensor)]:
+            raise ConfigError(
+                f"a metric of task.metrics keeps {described(other[0])} in its state {name!r}: "
+                "ranks can merge tensors, and lists of tensors"
+            )
         tensors += items
         shapes = [[str(each.dtype).removeprefix("torch."), [*each.shape]] for each in items]
         outline[name] = shapes if isinstance(value, list) else shapes[0]

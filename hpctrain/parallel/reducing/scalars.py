@@ -68,9 +68,11 @@ def over_ranks(values: Scalars, mesh: Mesh) -> Scalars:
     return values
 
 
-def at_least(value: Scalar, least: float) -> Scalar:
-    """Return the larger one; NaN stays NaN."""
-    return value.clamp(min=least) if isinstance(value, torch.Tensor) else max(value, least)
+def divisor(count: Scalar) -> Scalar:
+    """Return a count as the divisor of its sum: 1 where nothing has counted, as the sum is 0."""
+    if isinstance(count, torch.Tensor):
+        return torch.where(count == 0, 1.0, count)
+    return count or 1.0
 
 
 def at_most(value: Scalar, most: float) -> Scalar:

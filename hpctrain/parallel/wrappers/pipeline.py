@@ -27,6 +27,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
+from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.dividing.stages import United, numbers_of
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
@@ -172,12 +173,22 @@ class PipelineModel(ParallelModel):
         for stage in made:
             stage.clock, stage.loads = self._clock, Loads(stage.submod)
         self._clock.skip()  # torch runs a micro-batch to learn the shapes
-        return get_schedule_class(_CLASSES[self._kind])(
+        schedule = get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made,
             parts,
             loss_fn=self._loss_of,
             scale_grads=False,
         )
+        learn = schedule._initialize_pp_stages
+
+        def learn_once(*args: Any, **kwargs: Any) -> Any:
+            """Learn the shapes, by a pass in which all stages but the first get random numbers."""
+            del schedule._initialize_pp_stages  # later calls run nothing
+            with dry_run(*self.roots):
+                return learn(*args, **kwargs)
+
+        schedule._initialize_pp_stages = learn_once
+        return schedule
 
     def _loss_of(self, outputs: Any, number: torch.Tensor) -> torch.Tensor:
         """Return the part of the loss of one micro-batch, and keep its sums.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
 from hpctrain.job.building.make import make
+from hpctrain.models.dry_run import dry_run
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
@@ -184,8 +186,8 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
     counts: dict[str, Any] = {}
     batch = meta_batch(sample)
     try:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            task(model, batch)
+        with dry_run(model), FlopCounterMode(display=False) as counter, torch.no_grad():
+            copy.copy(task)(model, batch)
         counts = {k.partition(".")[2]: sum(v.values()) for k, v in counter.flop_counts.items()}
     except Exception:  # it needs values: the table has parameters only
         outputs = {}

@@ -1,0 +1,157 @@
+"""What a library runs dry leaves a model as it was: shapes of a pipeline, FLOPs, a second pass."""
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.job.building.flops import count_flops, meta_batch
+from hpctrain.models.dry_run import Buffers, dry_run
+from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
+from hpctrain.parallel.preparing.modes import prepare_modes
+from hpctrain.tasks import Classification
+from tests.parallel.parity import Cell, Normed, batch, build
+from tests.ranks import run_ranks
+from tests.steps import batch as digits
+
+Values = dict[str, torch.Tensor]
+PARTS = ("train.accumulate", 4)
+PIPELINE = (("parallel.pp", 2), ("parallel.dp_replicate", 1), PARTS)
+CELLS = [
+    Cell("conv, stages", 2, (*PIPELINE, ("parallel.pipeline.schedule", name)))
+    for name in ("1f1b", "gpipe", "interleaved", "zbv", "interleaved_zb")
+]
+BRIEF = [CELLS[0], CELLS[3]]
+
+
+def statistics(cells: list[Cell]) -> list[tuple[Values, float, float]]:
+    """Train on batches of two shapes, with evaluations between; return buffers and losses."""
+    found = []
+    for cell in cells:
+        made = build(cell)
+        for rows in (16, 8, 16, 8):
+            made.step(made._share(batch(cell.model, made.seen, rows)), 0.1)
+            made.seen += 1
+            made._evaluate(cell)
+        named = made.model.module.named_buffers()
+        buffers = {name: value.clone() for name, value in named}
+        found.append((buffers, made._evaluate(cell), made.step.totals.means()["loss"]))
+    return found
+
+
+def check(cells: list[Cell]) -> None:
+    """Compare with one process, which has the same micro-batches."""
+    expected, loss, trained = run_ranks(statistics, 1, [Cell("conv, stages", 1, (PARTS,))])[0][0]
+    for stages in zip(*run_ranks(statistics, 2, cells), strict=True):
+        found = stages[0][0] | stages[1][0]
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+        assert {int(found[name]) for name in found if name.endswith("tracked")} == {16}
+        for stage in stages:
+            assert stage[1:] == pytest.approx((loss, trained), rel=1e-5)
+
+
+def test_statistics_of_a_pipeline_are_those_of_one_process() -> None:
+    check(BRIEF)
+
+
+@pytest.mark.slow
+def test_statistics_of_every_schedule_are_those_of_one_process() -> None:
+    check(CELLS)
+
+
+class Restless(nn.Module):
+    """A model whose every pass changes a buffer, replaces another one, and draws numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 10)
+        )
+        self.quiet = nn.Dropout().eval()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("wide", torch.zeros(1).expand(3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return self.layers(x)
+
+
+def state(model: nn.Module) -> list[Any]:
+    named = model.named_buffers()
+    return [
+        {name: (id(value), value.tolist()) for name, value in named},
+        [module.training for module in model.modules()],
+        torch.get_rng_state().tolist(),
+    ]
+
+
+def test_a_dry_run_leaves_buffers_modes_and_random_numbers() -> None:
+    model = Restless()
+    before = state(model)
+    for forward in (model.train, model.eval):
+        with dry_run(model):
+            forward()
+            model(torch.randn(4, 64))
+        assert state(model) == before
+    with pytest.raises(RuntimeError), dry_run(model):
+        model(torch.randn(4, 64) @ model(torch.randn(4, 64)))
+    assert state(model) == before
+
+
+def test_values_that_are_kept_are_those_of_the_last_time() -> None:
+    model = Restless()
+    buffers = Buffers(model, stored=True)
+    for calls in (1, 2):
+        buffers.keep()
+        model(torch.randn(4, 64))
+        model(torch.randn(4, 64))
+        buffers.restore()
+        assert int(model.calls) == int(model.layers[1].num_batches_tracked) == calls - 1
+        model(torch.randn(4, 64))
+
+
+def test_counting_flops_leaves_model_and_task() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)).eval()
+    random, task = torch.get_rng_state(), Classification(class_weights=[1.0] * 10)
+    assert count_flops(model, task, meta_batch(digits(4))) is not None
+    assert not any(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+    images = torch.zeros(4, 10)
+    task.sums(images, digits(4))  # its weights are not on the meta device
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_a_second_pass_for_activations_does_not_count(mode: str) -> None:
+    torch.manual_seed(0)
+    once = Normed(64, 3)
+    twice = copy.deepcopy(once)
+    checkpoint_activations(twice.blocks, mode, 1)
+    for seed in range(3):
+        for model in (once, twice):
+            images = digits(8, seed)["image"].float()
+            model(images).square().sum().backward()
+    assert int(twice.blocks[0][1].num_batches_tracked) == 3
+    for a, b in zip(once.buffers(), twice.buffers(), strict=True):
+        assert torch.equal(a, b)
+    for p, q in zip(once.parameters(), twice.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_modes_of_the_constructor_hold(caplog: pytest.LogCaptureFixture) -> None:
+    whole, part = Normed().eval(), Normed()
+    part.blocks[1].eval()
+    with caplog.at_level(logging.INFO):
+        prepare_modes(whole, says=True)
+        assert all(module.training for module in whole.modules())
+        assert caplog.text == ""
+        prepare_modes(part, says=True)
+    assert "blocks.1 (Sequential): in evaluation mode, as the model has made it" in caplog.text
+    assert not part.blocks[1][1].training
+    assert part.blocks[0][1].training

@@ -2,6 +2,7 @@
 
     HpctrainError            1   (only its subclasses are raised)
     ├── ConfigError          2   a config key, or the command line
+    │   └── MisfitError      2   the model is another one than that of the checkpoint
     ├── DataError            3   shards, index, a source file
     ├── LaunchError          4   the scheduler, submission
     ├── DistributedError     5   ranks, ports, the process group
@@ -29,6 +30,10 @@ class ConfigError(HpctrainError):
     """A config key or an argument is unknown or has a bad value."""
 
     exit_code = 2
+
+
+class MisfitError(ConfigError):
+    """The weights of a checkpoint have other names or shapes than those of the model."""
 
 
 class DataError(HpctrainError):

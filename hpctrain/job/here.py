@@ -91,9 +91,16 @@ def _train_to_the_end(
 ) -> int:
     if not again and run.read().get("state") == "finished":
         if ranks.is_main:
+            from hpctrain.runs.code import trained_code
             from hpctrain.runs.summary import show
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
+            if changed := trained_code.changes(config, run):
+                log.warning(
+                    "%s has finished with other code: %s. launch.rerun=all trains it again, and "
+                    "keeps this directory under another name; name=OTHER makes another run",
+                    *(run.name, changed),
+                )
             _complete_upload(config.tracking, run)
             show(config, run, argv)
         return 0

@@ -51,7 +51,7 @@ def _problem(target: str) -> str:
         return f"no package {package!r} here{extra or _misspelt_package(package)}"
     if not rest:
         return f"{target} is a module; name a class or function in it"
-    names = _names(spec.origin or "", _package(spec))
+    names = _names(spec.origin or "", package_of(spec))
     if names is None:
         return _misspelt_module(spec, rest)
     if rest[0] in names:
@@ -102,16 +102,16 @@ def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
         return spec.name, statement
     source = next(a.name for a in statement.names if {rest[0], "*"} & {a.asname, a.name})
     source = rest[0] if source == "*" else source
-    module = _imported(statement, _package(spec))
+    module = imported(statement, package_of(spec))
     return definition(f"{module}.{source}", hops - 1) if hops else None
 
 
-def _package(spec: ModuleSpec) -> str:
+def package_of(spec: ModuleSpec) -> str:
     """Return the package from which the relative imports of a module start."""
     return spec.name if spec.submodule_search_locations is not None else spec.parent or ""
 
 
-def _imported(statement: ast.ImportFrom, package: str) -> str:
+def imported(statement: ast.ImportFrom, package: str) -> str:
     """Return the full name of the module that an import in this package imports from."""
     for _ in range(statement.level - 1):
         package = package.rpartition(".")[0]
@@ -162,8 +162,8 @@ def _names(file: str, package: str, hops: int = 8) -> frozenset[str] | None:
         return None
     for node in ast.walk(tree) if _STAR in found else ():
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            spec, rest = _located(_imported(node, package))
-            inner = spec and not rest and _names(spec.origin or "", _package(spec), hops - 1)
+            spec, rest = _located(imported(node, package))
+            inner = spec and not rest and _names(spec.origin or "", package_of(spec), hops - 1)
             if not inner:
                 return None
             found |= inner

@@ -34,6 +34,7 @@ from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
@@ -107,6 +108,7 @@ def build(
     checkpointer = Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
+        kept=trained_code.turning_points(run.read()) if ranks.is_main else (),
         average=average.tensors,
         base=adapted_base(config),
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,

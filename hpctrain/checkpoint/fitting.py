@@ -37,9 +37,9 @@ def misfit(
     there = {key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")}
     foreign = there - state.keys()
     if divided:
-        known = objects.all_gather((own, foreign))
+        known = objects.all_gather((own, sorted(foreign)))
         own = [text for texts, _ in known for text in texts]
-        foreign = set.intersection(*(names for _, names in known))
+        foreign = set.intersection(*({*names} for _, names in known))
     found = [*dict.fromkeys(own), *(f"{n} is not in the model" for n in sorted(foreign))]
     more = len(found) - _SHOWN
     return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")

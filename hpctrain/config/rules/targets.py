@@ -122,7 +122,7 @@ def _located(target: str) -> tuple[ModuleSpec | None, list[str]]:
     """Return the innermost module of a target, and the names that are left."""
     package, *rest = target.split(".")
     spec = importlib.util.find_spec(package)
-    while spec and rest and (inner := _submodule(spec, rest[0])) is not None:
+    while spec and rest and (inner := submodule(spec, rest[0])) is not None:
         spec, rest = inner, rest[1:]
     return spec, rest
 
@@ -143,9 +143,14 @@ def _bindings(file: str) -> dict[str, list[ast.stmt]]:
     return found
 
 
-def _submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
+def submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
+    """Return the spec of a module in a package; None if there is no such module."""
     folders = spec.submodule_search_locations
-    return None if folders is None else PathFinder.find_spec(f"{spec.name}.{name}", folders)
+    # With its dotted name, a folder without __init__.py is only found if the package is imported.
+    found = None if folders is None else PathFinder.find_spec(name, [*folders])
+    if found is not None:
+        found.name = f"{spec.name}.{name}"
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -24,12 +24,12 @@ import xxhash
 
 from hpctrain import secrets
 from hpctrain.config.frozen import plain
-from hpctrain.config.rules.targets import imported, package_of
+from hpctrain.config.rules.targets import imported, package_of, submodule
 from hpctrain.config.schema import Config
 from hpctrain.runs.code.git import code_folders
 
 _LARGEST = 4 << 20  # bytes of a module whose text is kept
-_NOT_USERS = {"hpctrain", "__main__", *sys.stdlib_module_names}
+_NOT_USERS = ("hpctrain", "__main__")
 _NO_PART = ("tracking", "notify")  # sections that have no part in the result
 _SHOWN = 3  # files, and functions of a file
 _LINE = 60  # characters of a line that is shown
@@ -142,16 +142,11 @@ def _targets(node: Any) -> Iterator[str]:
 
 def _located(name: str, folders: Sequence[Path]) -> Iterator[ModuleSpec]:
     """Yield the package, the inner packages and the module of a dotted name, as far as they are."""
-    search: list[str] | None = [str(folder) for folder in folders]
-    parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:count]), search)
-        if spec is None:
-            return
+    package, *rest = name.split(".")
+    spec = PathFinder.find_spec(package, [*map(str, folders)])
+    while spec is not None:
         yield spec
-        if spec.submodule_search_locations is None:
-            return
-        search = [*spec.submodule_search_locations]
+        spec = submodule(spec, rest.pop(0)) if rest else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -196,14 +191,15 @@ def _change(old: Module | None, new: Module | None) -> tuple[str, str] | None:
     a, b = before.splitlines(), now.splitlines()
     matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
     parts = [each[1:] for each in matcher.get_opcodes() if each[0] != "equal"]
-    count = sum(max(i2 - i1, j2 - j1) for i1, i2, j1, j2 in parts)
+    sizes = [(sum(map(bool, a[i1:i2])), sum(map(bool, b[j1:j2]))) for i1, i2, j1, j2 in parts]
+    count = sum(map(max, sizes))
     places = dict.fromkeys(
         name
         for i1, i2, j1, j2 in parts
         for name in (*_functions(before, i1, i2), *_functions(now, j1, j2))
     )
     where = ", ".join([*places][:_SHOWN]) + ", …" * (len(places) > _SHOWN)
-    if [(i2 - i1, j2 - j1) for i1, i2, j1, j2 in parts] == [(1, 1)]:
+    if sizes == [(1, 1)]:
         (i, _, j, _) = parts[0]
         where += f"{': ' if where else ''}{_short(a[i])} -> {_short(b[j])}"
     return f"{count} line{'' if count == 1 else 's'} changed", where

@@ -145,6 +145,8 @@ class Checkpointer:
         if self.ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
         dist.barrier()
+        if not self.folder.is_dir():  # torch would make it anew, in a run that nobody finds
+            raise StorageError(f"{self.folder} is gone, so no checkpoint can be written")
         self.model.share_buffers()
         try:
             self._write_state(temporary)

@@ -20,7 +20,7 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import HpctrainError, MisfitError, NodeError, PortTakenError
+from hpctrain.errors import HpctrainError, MisfitError, NodeError, PortTakenError, StorageError
 from hpctrain.job import run_page
 from hpctrain.job.building.build_trackers import other_trackers
 from hpctrain.job.environment import changes, environment
@@ -110,6 +110,15 @@ class Attempt(NoAttempt):
         self._stack.__exit__(*raised)
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self._record_failure(error)
+        except (OSError, StorageError) as problem:
+            # Nothing can be written there, which is often the error that has ended the attempt.
+            if error is None:
+                raise
+            log.error("the end of this attempt is not recorded: %s", problem)
+
+    def _record_failure(self, error: BaseException | None) -> None:
         if isinstance(error, PortTakenError):
             error.requeued = requeue_for_a_port(self._ranks, self._run.read()["attempts"])
         if isinstance(error, (NodeError, PortTakenError)) and error.requeued:

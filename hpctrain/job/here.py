@@ -104,11 +104,12 @@ def _train_to_the_end(
             _complete_upload(config.tracking, run)
             show(config, run, argv)
         return 0
+    from hpctrain.runs.storage_failure import told
     from hpctrain.runs.terminal_log import kept
 
     # The other ranks keep a log once rank 0 has certainly made the folder.
     where = run.logs, ranks.launcher, ranks.rank
-    with kept(*where) if ranks.is_main else nullcontext():
+    with kept(*where) if ranks.is_main else nullcontext(), told(run.path):
         code = _train_attempt(config, run, ranks)
     if code == 0 and ranks.is_main:
         from hpctrain.runs.summary import show

@@ -47,7 +47,7 @@ def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
     records = _records(run.path)
     before = _merged(records)
     now = modules.find(config, also=[*before, *loaded])
-    if records and not modules.difference(before, now, ""):
+    if not modules.difference(before, now, ""):
         return
     changed: dict[str, Any] = {
         name: module._asdict() for name, module in now.items() if before.get(name) != module

@@ -9,6 +9,7 @@
     │   ├── LateRankError    5   a rank did not come to a collective operation in time
     │   └── PortTakenError   5   another process listens on the port of rank 0
     ├── StorageError         6   the run directory, checkpoints, permissions, space
+    │   └── InUseError       6   another process trains the run
     ├── TrackingError        7   the MLflow store
     ├── HealthError          8   a loss, a gradient or a parameter that is not finite
     └── NodeError            9   a node or the cluster does not pass a check, or is slower
@@ -72,6 +73,10 @@ class StorageError(HpctrainError):
     """A run directory or checkpoint cannot be read or written."""
 
     exit_code = 6
+
+
+class InUseError(StorageError):
+    """Another process holds the run directory, so this one leaves it as it is."""
 
 
 class TrackingError(HpctrainError):

@@ -26,7 +26,7 @@ from hpctrain.launch.arrays import Entry
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.queue import UnreachableError
+from hpctrain.launch.slurm.queue import Job, Task, UnreachableError
 from hpctrain.launch.sweeps import wait
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.capacity import Room
@@ -287,11 +287,7 @@ class Sweep:
         with submit_lock({entry.run.path.parent for entry in entries}) as self._locks:
             for entry in entries:
                 entry.before = entry.run.read()
-            try:
-                jobs = query_queue(entries) if cluster else {}
-            except UnreachableError:
-                self._discard()
-                raise
+            jobs = self._jobs_of(entries, cluster)
             for entry in entries:
                 # A job may have ended between the two queries; then run.json says so now.
                 if entry.before.get("submission"):
@@ -301,6 +297,21 @@ class Sweep:
             in_queue = {job.id.partition("_")[0] for job in jobs.values()}
             in_queue &= {entry.job.partition("_")[0] for entry in self.entries}
             return self._start([entry for entry in entries if not entry.state], cluster, in_queue)
+
+    def _jobs_of(self, entries: list[Entry], cluster: bool) -> dict[Task, Job]:
+        """Return the queue; runs that shall run here may have jobs of earlier submissions in it."""
+        if not cluster and not (
+            sbatch.available() and any(entry.before.get("submission") for entry in entries)
+        ):
+            return {}
+        try:
+            return query_queue(entries)
+        except UnreachableError as error:
+            if not cluster:
+                say(f"{error}: whether jobs of these runs wait is not known", style="yellow")
+                return {}
+            self._discard()
+            raise
 
     def _start(self, todo: list[Entry], cluster: bool, in_queue: set[str]) -> list[Entry]:
         """Freeze and submit runs; return the ones over the submit limit.

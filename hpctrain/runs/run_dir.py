@@ -4,6 +4,7 @@
         config.yaml    the frozen config, which every rank reads
         run.json       signature, state, submission, attempts, result
         provenance/    commit, changes and package versions (see `hpctrain.runs.code.provenance`)
+        modules.json   the user's code (see `hpctrain.runs.code.trained_code`)
         failed         why a rank has failed under Slurm (see `hpctrain.runs.failure`)
         progress.json  the last step and its metrics, while the run trains
         stop           a stop request (see `hpctrain.runs.stop_request`)

@@ -355,3 +355,21 @@ def test_a_controller_that_does_not_answer(train: Train, tmp_path: Path, paced: 
     assert "nothing was" in done.stderr
     assert "nothing to delete" in run_module("hpctrain", "gc", *where, **blind).stdout
     assert status(run.parent)[run.name]["state"] == "running"
+
+
+def test_the_same_command_here_names_the_job_that_waits(train: Train, tmp_path: Path) -> None:
+    size = ("train.max_steps=1", "tracking=off")
+    train("-m", *size, "+site.sbatch.begin=now+1hour", "launch.check=false")
+    (run,) = runs(tmp_path / "runs")
+    job, before = cluster.job_id(run), run_json(run)
+    refused = train(*size, code=4).stderr
+    assert f"job {job} of this run waits in the queue (BeginTime), and goes on" in refused
+    assert f"`python -m hpctrain cancel {run}`" in refused
+    frozen = run_module("hpctrain", "run", str(run), code=4, cwd=tmp_path).stderr
+    assert f"job {job} of this run waits in the queue" in frozen
+    local = train("-m", *size, "hydra/launcher=submitit_local", code=4)
+    assert "pending already" in local.stderr
+    assert run_json(run) == before
+    run_module("hpctrain", "cancel", str(run), cwd=tmp_path)
+    train(*size)
+    assert len(run_json(run)["attempts"]) == 1

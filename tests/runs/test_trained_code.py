@@ -169,6 +169,30 @@ def test_the_code_is_that_which_made_the_newest_checkpoint(project: Path) -> Non
         assert trained_code.changes(config, run) == ""
 
 
+def test_a_branch_knows_the_code_of_its_checkpoint(project: Path) -> None:
+    config, run = trained(project)
+    edit(project / "helper.py", "mean", "sum")
+    run.begin_attempt(first_step=4)
+    trained_code.record(config, run)
+    (run.checkpoints / "step-00000006").mkdir()
+    for step, code in ((4, "mean"), (6, "sum")):
+        config.seed = step
+        child = RunDir.of(config, "digest")
+        freeze(config, child)
+        trained_code.inherit(run, child, step)
+        (child.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+        edit(project / "helper.py", "sum", "amax")
+        assert trained_code.changes(config, child) == (
+            CHANGED.replace("attempt 1", "the branch").replace("mean", code)
+        )
+        child.begin_attempt(first_step=step)
+        trained_code.record(config, child)
+        assert "since the branch" in trained_code.changes(config, child)
+        (child.checkpoints / "step-00000008").mkdir()
+        assert trained_code.changes(config, child) == ""
+        edit(project / "helper.py", "amax", "sum")
+
+
 @pytest.mark.parametrize("why", ["changed", "misfit", "has gone on"])
 def test_from_scratch_keeps_the_directory_and_starts_again_once(
     project: Path, why: str, caplog: pytest.LogCaptureFixture

@@ -81,8 +81,11 @@ def find(
             if spec.name in found or not spec.origin:
                 continue
             file = Path(spec.origin)
-            facts = file.stat()
-            text, imports = _read(file, package_of(spec), facts.st_mtime_ns, facts.st_size)
+            try:
+                facts = file.stat()
+                text, imports = _read(file, package_of(spec), facts.st_mtime_ns, facts.st_size)
+            except OSError:  # the import will tell it
+                continue
             root = next((each for each in places if file.is_relative_to(each)), file.parent)
             found[spec.name] = Module(str(file.relative_to(root)), text)
             todo += imports

@@ -53,9 +53,24 @@ def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
         name: module._asdict() for name, module in now.items() if before.get(name) != module
     }
     changed |= dict.fromkeys(before.keys() - now.keys())
-    records.append({"attempt": len(run.read()["attempts"]), "modules": changed})
-    text = json.dumps({"version": _VERSION, "records": records}, indent=1)
-    write_atomically(run.path / "modules.json", text + "\n")
+    _write(run, [*records, {"attempt": len(run.read()["attempts"]), "modules": changed}])
+
+
+def inherit(parent: RunDir, run: RunDir, step: int) -> None:
+    """Note the code of a checkpoint with which a run begins, as if an attempt 0 had made it.
+
+    Args:
+        parent: The run whose checkpoint it is.
+        run: The new run.
+        step: The step of the checkpoint.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    last = _maker(parent.read(), step)
+    if before := _merged([one for one in _records(parent.path) if one["attempt"] <= last]):
+        modules_of = {name: module._asdict() for name, module in before.items()}
+        _write(run, [{"attempt": 0, "modules": modules_of}])
 
 
 def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) -> str:
@@ -69,14 +84,16 @@ def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) 
     Returns:
         "" if nothing differs, or nothing is known, or nothing of an older training would go on.
     """
-    content = run.read()
-    last = run.last_checkpoint()
-    known = [one for one in _records(run.path) if one["attempt"] <= _maker(content, last)]
-    if not known or not (last or content.get("state") == "finished"):
+    content, step = run.read(), run.last_checkpoint()
+    finished = content.get("state") == "finished"
+    maker = len(content.get("attempts", [])) if finished else _maker(content, step)
+    known = [one for one in _records(run.path) if one["attempt"] <= maker]
+    if not known or not (step or finished):
         return ""
     before = _merged(known)
     now = modules.find(config, folders, also=before)
-    return modules.difference(before, now, f"attempt {known[-1]['attempt']}")
+    attempt = known[-1]["attempt"]
+    return modules.difference(before, now, f"attempt {attempt}" if attempt else "the branch")
 
 
 def warn(config: Config, run: RunDir) -> None:
@@ -98,18 +115,20 @@ def turning_points(content: Mapping[str, Any]) -> dict[int, str]:
     }
 
 
-def _maker(content: Mapping[str, Any], last: int) -> int:
-    """Return the number of the attempt that made the newest checkpoint, counted from 1."""
-    attempts = content.get("attempts", [])
-    if content.get("state") == "finished":
-        return len(attempts)
-    reached = last
+def _maker(content: Mapping[str, Any], step: int) -> int:
+    """Return the number of the attempt that made a checkpoint, counted from 1.
+
+    Args:
+        content: The content of run.json.
+        step: The step of the checkpoint. A run that has begun as a branch has had it before: 0.
+    """
+    attempts, reached = content.get("attempts", []), step
     for number in range(len(attempts), 0, -1):
         first = int(attempts[number - 1].get("first_step", 0))
         if first < reached:
             return number
         reached = first
-    return len(attempts)
+    return 0
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
@@ -130,6 +149,11 @@ def _records(path: Path) -> list[dict[str, Any]]:
         ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return []
+
+
+def _write(run: RunDir, records: Sequence[Mapping[str, Any]]) -> None:
+    text = json.dumps({"version": _VERSION, "records": records}, indent=1)
+    write_atomically(run.path / "modules.json", text + "\n")
 
 
 def _merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Module]:

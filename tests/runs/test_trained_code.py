@@ -2,6 +2,8 @@
 
 import json
 import logging
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -267,6 +269,29 @@ def test_a_sweep_resume_and_evaluate_say_it(
     train("-m", *OWN, "launch.rerun=all", **no_sbatch)
     assert len(run_json(run)["attempts"]) == 1
     assert run_json(Path(f"{run}.1"))["attempts"][1]["code_changed"] == CHANGED
+
+
+@pytest.mark.slow
+def test_a_job_that_runs_from_its_copy_has_not_changed(
+    train: Callable[..., Completed], project: Path, no_sbatch: dict[str, str]
+) -> None:
+    """The copy counts in a job, although the working directory has the module that was edited."""
+    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+    git = str(Path(str(shutil.which("git"))).parent)
+    env = {"PATH": f"{no_sbatch['PATH']}:{git}"} if not shutil.which("sbatch", path=git) else {}
+    local = () if env else ("hydra/launcher=submitit_local",)
+    train("-m", *OWN, *local, code=4, STOP="yes", **env)
+    (run,) = runs(project / "runs")
+    (copy,) = (project / "runs" / "code").iterdir()
+    RunDir(run).update(code=copy.name)  # as a submission to Slurm notes it
+    edit(project / "helper.py", "mean", "amax")
+    resumed = run_module("hpctrain", "resume", run.name, cwd=project, **no_sbatch)
+    assert "the code has changed" not in resumed.stderr
+    for log in (run / "logs").glob("*_log.out"):
+        assert "the code has changed" not in log.read_text()
+    assert run_json(run)["state"] == "finished"
+    again = train("-m", *OWN, *local, **env)
+    assert CHANGED in again.stderr, "a finished run, and the code of now"
 
 
 def test_a_model_of_other_shapes_is_one_clear_error(

@@ -145,8 +145,9 @@ class Checkpointer:
         if self.ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
         dist.barrier()
-        if not self.folder.is_dir():  # torch would make it anew, in a run that nobody finds
-            raise StorageError(f"{self.folder} is gone, so no checkpoint can be written")
+        run = self.folder.parent
+        if not run.exists():  # torch would make it anew, and nobody would find the checkpoint
+            raise StorageError(f"{run} is gone, so no checkpoint can be written")
         self.model.share_buffers()
         try:
             self._write_state(temporary)

@@ -33,7 +33,7 @@ def misfit(
         divided: Whether the ranks have different weights, as in a pipeline. Then all of them call
             this together.
     """
-    own = list(_own(saved, state, part))
+    own = list(differences(saved, state, part))
     there = {key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")}
     foreign = there - state.keys()
     if divided:
@@ -45,7 +45,8 @@ def misfit(
     return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _own(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) -> Iterator[str]:
+def differences(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) -> Iterator[str]:
+    """Yield which weights of the model a checkpoint lacks, or has in another shape."""
     for name, value in state.items():
         entry = saved.get(f"{part}.{name}")
         if entry is None:

@@ -335,8 +335,7 @@ class Sweep:
             todo = replace_waiting(todo)
             self._copies.write(todo)
             for entry in todo:
-                again = may_start_again(entry.config, entry.run, imported_from(entry))
-                if entry.again or again:
+                if entry.again or may_start_again(entry.config, entry.run, imported_from(entry)):
                     archived[entry.run.path] = entry.run.archive()
                     # A new directory has no provenance yet, also if it keeps the code.
                     entry.before, entry.again, entry.keeps_code = {}, False, False

@@ -99,13 +99,14 @@ def loaded(before: Iterable[str]) -> list[str]:
         before: The names in `sys.modules` at an earlier time.
     """
     folders = search_path()
-    new = [(name, sys.modules[name]) for name in {*sys.modules} - {*before}]
+    new = {*sys.modules} - {*before}
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in new}
     return sorted(
         name
-        for name, module in new
-        if (file := getattr(module, "__file__", None))
+        for name, file in files.items()
+        if file
         and name.partition(".")[0] not in _NOT_USERS
-        and any(Path(file).is_relative_to(folder) for folder in folders)
+        and any(Path(file).resolve().is_relative_to(folder) for folder in folders)
         and not {"site-packages", "dist-packages"} & {*Path(file).parts}
     )
 

@@ -108,7 +108,7 @@ def build(
     checkpointer = Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
-        kept=[*trained_code.turning_points(run.read())][-1:],
+        kept=[*trained_code.turning_points(run.read())][-1:] if ranks.is_main else (),
         average=average.tensors,
         base=adapted_base(config),
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,

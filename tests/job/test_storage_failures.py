@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
 
 from hpctrain.errors import StorageError
 from hpctrain.runs.storage_failure import told
@@ -79,6 +80,7 @@ def test_a_run_directory_that_is_deleted_while_it_trains(
     assert not runs(tmp_path / "runs"), "no checkpoint was written where nobody finds it"
 
 
+@pytest.mark.slow  # the log itself is looked at below
 def test_what_is_no_exception_is_shown_by_logs(
     train: Callable[..., Completed], tmp_path: Path
 ) -> None:
@@ -112,7 +114,12 @@ def test_only_failures_of_the_storage_are_retold(tmp_path: Path) -> None:
         raise KeyError("attempts")
 
 
-def test_the_end_that_a_user_asks_for_is_no_error_in_the_log(tmp_path: Path) -> None:
+def test_the_log_has_every_error_but_the_end_that_a_user_asks_for(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException), kept(tmp_path, "single", 0):
+        raise CheckpointException("not written", {})
+    (log,) = tmp_path.iterdir()
+    assert "CheckpointException: " in log.read_text()
+    log.unlink()
     for error in (SystemExit(1), KeyboardInterrupt()):
         with pytest.raises(type(error)), kept(tmp_path, "single", 0):
             raise error

@@ -223,11 +223,26 @@ def test_from_scratch_keeps_the_directory_and_starts_again_once(
     assert (run_json(kept)["uid"], run.read()["attempts"]) == (uid, [])
 
 
-def test_the_same_command_after_an_edit_says_it_and_goes_on(
+def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
     train: Callable[..., Completed], project: Path
 ) -> None:
     train(*OWN, code=1, STOP="yes")
     (run,) = runs(project / "runs")
+    # Other names and shapes are an error.
+    edit(project / "net.py", "16, 10)", "16, 10, bias=False)")
+    more = "Linear(8, 16)\n        self.more = torch.nn.Linear(2, 2, bias=False)"
+    edit(project / "net.py", "Linear(8, 16)", more)
+    done = train(*OWN, code=2)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: {run}/checkpoints/step-00000004 does not fit the model: ")
+    assert "more.weight is not in the checkpoint; last.bias is not in the model. The code" in last
+    assert "net.py: 2 lines changed since attempt 1 (Net.__init__)" in last
+    for choice in ("name=OTHER", "train.from_scratch=true"):
+        assert choice in last
+    assert "Traceback" not in done.stderr
+    assert run_json(run)["attempts"][-1]["misfit"]
+    # With those of before, it goes on.
+    (project / "net.py").write_text(NET)
     edit(project / "helper.py", "    return", "    # the same\n    return")
     edit(project / "helper.py", "mean", "amax")
     done = train(*OWN, "checkpoint.keep=2")
@@ -235,13 +250,13 @@ def test_the_same_command_after_an_edit_says_it_and_goes_on(
     for choice in ("name=OTHER", "train.from_scratch=true", f"branch {run.name} --step 4"):
         assert choice in done.stderr
     record = run_json(run)
-    assert [one.get("code_changed") for one in record["attempts"]] == [None, CHANGED]
+    assert [one.get("code_changed") for one in record["attempts"]][::2] == [None, CHANGED]
     left = sorted(int(path.name[5:]) for path in (run / "checkpoints").iterdir())
     assert left == [4, 6, 8], "the last one of the old code is kept"
     (row,) = json.loads(run_module("hpctrain", "status", "--json", cwd=project).stdout)
     assert row["changed_code"] == f"other code from step 4 on: {CHANGED}"
     edit(project / "helper.py", "amax", "mean")
-    assert "since attempt 2 (pool: return x.amax(1) -> return x.mean(1))" in train(*OWN).stderr
+    assert "since attempt 3 (pool: return x.amax(1) -> return x.mean(1))" in train(*OWN).stderr
     assert run_json(run) == record
 
 
@@ -291,25 +306,6 @@ def test_a_job_that_runs_from_its_copy_has_not_changed(
     assert run_json(run)["state"] == "finished"
     again = train("-m", *OWN, *local, **env)
     assert CHANGED in again.stderr, "a finished run, and the code of now"
-
-
-def test_a_model_of_other_shapes_is_one_clear_error(
-    train: Callable[..., Completed], project: Path
-) -> None:
-    train(*OWN, code=1, STOP="yes")
-    (run,) = runs(project / "runs")
-    edit(project / "net.py", "16, 10)", "16, 10, bias=False)")
-    edit(project / "net.py", "Linear(8, 16)", "Linear(8, 16)\n        self.more = torch.nn.ReLU()")
-    edit(project / "net.py", "torch.nn.ReLU()", "torch.nn.Linear(2, 2, bias=False)")
-    done = train(*OWN, code=2)
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"error: {run}/checkpoints/step-00000004 does not fit the model: ")
-    assert "more.weight is not in the checkpoint; last.bias is not in the model. The code" in last
-    assert "net.py: 2 lines changed since attempt 1 (Net.__init__)" in last
-    assert "name=OTHER" in last
-    assert "train.from_scratch=true" in last
-    assert "Traceback" not in done.stderr
-    assert run_json(run)["attempts"][-1]["misfit"]
 
 
 WIDE = """\

@@ -128,7 +128,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         code = 130
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
         # submitit and Hydra would hide the exception: the log must show it and the job must fail.
         if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
             _print_traceback()

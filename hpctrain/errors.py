@@ -2,12 +2,14 @@
 
     HpctrainError            1   (only its subclasses are raised)
     ├── ConfigError          2   a config key, or the command line
+    │   └── MisfitError      2   the model is another one than that of the checkpoint
     ├── DataError            3   shards, index, a source file
     ├── LaunchError          4   the scheduler, submission
     ├── DistributedError     5   ranks, ports, the process group
     │   ├── LateRankError    5   a rank did not come to a collective operation in time
     │   └── PortTakenError   5   another process listens on the port of rank 0
     ├── StorageError         6   the run directory, checkpoints, permissions, space
+    │   └── InUseError       6   another process trains the run
     ├── TrackingError        7   the MLflow store
     ├── HealthError          8   a loss, a gradient or a parameter that is not finite
     └── NodeError            9   a node or the cluster does not pass a check, or is slower
@@ -29,6 +31,10 @@ class ConfigError(HpctrainError):
     """A config key or an argument is unknown or has a bad value."""
 
     exit_code = 2
+
+
+class MisfitError(ConfigError):
+    """The weights of a checkpoint have other names or shapes than those of the model."""
 
 
 class DataError(HpctrainError):
@@ -67,6 +73,10 @@ class StorageError(HpctrainError):
     """A run directory or checkpoint cannot be read or written."""
 
     exit_code = 6
+
+
+class InUseError(StorageError):
+    """Another process holds the run directory, so this one leaves it as it is."""
 
 
 class TrackingError(HpctrainError):

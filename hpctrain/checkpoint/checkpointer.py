@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
+from hpctrain.checkpoint.fitting import misfit
 from hpctrain.checkpoint.manifest import Manifest, Progress, step_of
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import plain_name
@@ -40,7 +41,7 @@ from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import StorageError
+from hpctrain.errors import MisfitError, StorageError
 from hpctrain.models.dry_run import stored_buffers
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Checkpointer:
         model: The model on its ranks.
         optimizer: The optimizer of the model's parameters.
         keep_every: The checkpoints of the multiples of this step are kept as well.
+        kept: The checkpoints of these steps are kept as well.
         average: The moving average of the model's parameters, by name. A checkpoint that has one is
             loaded into these tensors.
         base: The digest of the weights that the adapters of the model (LoRA) belong to. Then its
@@ -109,13 +111,15 @@ class Checkpointer:
         model: _SpreadModel,
         optimizer: torch.optim.Optimizer,
         keep_every: int | None = None,
+        kept: Collection[int] = (),
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
         readers: Readers | None = None,
     ) -> None:
         self.readers = readers or Readers()
         self.folder, self.keep, self.ranks = folder, keep, ranks
-        self._keep_every, self._average, self._base = keep_every, average, base
+        self._keep_every, self._kept = keep_every, kept
+        self._average, self._base = average, base
         self.model, self.optimizer, self.wrong = model, optimizer, ""
         # A buffer may be infinite by design, as the mask of an attention is.
         self._judged = {
@@ -150,6 +154,9 @@ class Checkpointer:
         if self.ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted save
         dist.barrier()
+        run = self.folder.parent
+        if not run.exists():  # torch would make it anew, and nobody would find the checkpoint
+            raise StorageError(f"{run} is gone, so no checkpoint can be written")
         self.model.share_buffers()
         try:
             self._write_state(temporary)
@@ -192,6 +199,7 @@ class Checkpointer:
         """Load the newest intact checkpoint and return its progress; None when there is none.
 
         Raises:
+            MisfitError: It is the checkpoint of another model.
             StorageError: There are checkpoints, but none is intact, or its adapters belong to other
                 weights.
         """
@@ -227,6 +235,9 @@ class Checkpointer:
         }
         replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
         model, optimizer = f"{replica}model", f"{replica}optimizer"
+        divided = self.model.layout.get("pp", 1) > 1
+        if wrong := misfit(saved, state["model"], model, divided=divided):
+            raise MisfitError(f"{path} does not fit the model: {wrong}")
         fresh = _without_state(state["optimizer"], saved, optimizer)
         known = {key: value for key, value in state["optimizer"].items() if key not in fresh}
         to_load = {model: state["model"], optimizer: known} | random | own
@@ -327,7 +338,7 @@ class Checkpointer:
         return f"{kind} {plain_name(name)}" if kind else ""
 
     def _remove_old(self, best: int) -> None:
-        needed = {self.path(step) for step in self.readers.needed()}
+        needed = {self.path(step) for step in (*self.readers.needed(), *self._kept)}
         kept = needed | {manifest.newest_healthy(self.folder), self.path(best)}
         for path in manifest.checkpoints(self.folder)[self.keep :]:
             step = step_of(path)

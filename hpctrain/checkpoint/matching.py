@@ -121,7 +121,7 @@ def match(
     found.initial = [n for n in model if n not in known and ties.get(n, n) not in loaded]
     if found.other_shape:
         shown = [
-            f"{name} is {_shape(there)} there and {_shape(here)} in the model"
+            f"{name} is {shape_text(there)} there and {shape_text(here)} in the model"
             for name, (there, here) in list(found.other_shape.items())[:_SHOWN]
         ]
         more = len(found.other_shape) - len(shown)
@@ -180,5 +180,6 @@ def _check_patterns(
             raise ConfigError(_pattern_problem("checkpoint.init_skip", pattern, sorted(names)))
 
 
-def _shape(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
+    """Return a shape as text: `64 x 8`."""
     return " x ".join(map(str, shape)) or "a scalar"

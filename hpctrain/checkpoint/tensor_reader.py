@@ -69,7 +69,8 @@ class Reader(dcp.FileSystemReader):
             no_dist: Whether this process loads alone.
 
         Raises:
-            StorageError: A file cannot be read, or holds an object that could run code.
+            StorageError: A file cannot be read, lacks something, or holds an object that could run
+                code.
         """
         with warnings.catch_warnings():
             # torch says that there is no process group, even with no_dist.
@@ -80,7 +81,9 @@ class Reader(dcp.FileSystemReader):
                 first = next(iter(error.failures.values()))[0]
                 if isinstance(first, StorageError):
                     raise first from None
-                raise
+                raise StorageError(
+                    f"{self._folder}: it cannot be loaded ({type(first).__name__}: {first})"
+                ) from error
 
     def read_metadata(self, *_: Any, **__: Any) -> classes.Metadata:
         """Return the metadata, which was read before."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from hpctrain.checkpoint.fitting import differences
 from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.errors import StorageError
 
@@ -45,6 +46,8 @@ def load_weights(
         raise StorageError(
             f"{checkpoint} has no {lacking[0]}: it is the checkpoint of another model"
         )
+    if wrong := next(differences(saved, found, part), ""):
+        raise StorageError(f"{checkpoint} is the checkpoint of another model: {wrong}")
     reader.load({part: found}, no_dist=True)
     if ema:
         _load_average(model, reader, "replica.0.ema" if alone else "ema", checkpoint)

@@ -29,12 +29,13 @@ from hpctrain.commands.state import (
     step,
 )
 from hpctrain.console import Cell, Console
+from hpctrain.runs.code import trained_code
 from hpctrain.runs.swept import label
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Uploaded
 
 _ROWS = 40
-_PROBLEMS = 3  # lines about uploads
+_PROBLEMS = 3  # lines about uploads and the like
 _LINES_AROUND = 7 + _PROBLEMS  # lines of --watch that are no rows
 _COLUMNS = (
     *("run", "swept", "state", "reason", "node", "restarts", "time", "step", "ETA"),
@@ -110,6 +111,12 @@ class Row:
             f"failed; `{command}` evaluates here"
         )
 
+    @property
+    def changed_code(self) -> str:
+        """From which step on the run has trained with other code; "" if it has not."""
+        turns = trained_code.turning_points(self.run.record).items()
+        return "; ".join(f"other code from step {step} on: {what}" for step, what in turns)
+
     def cells(self, metric_name: str = "") -> list[Cell]:
         """Return the cells, one for each of _COLUMNS; the metric without `metric_name`."""
         done, left, took, main_metric = step(self.run), self.eta_s, self.trained_s, metric(self.run)
@@ -153,6 +160,7 @@ class Row:
             "duration_s": self.trained_s,
             "eta_s": self.eta_s,
             "upload_problem": self.upload_problem,
+            "changed_code": self.changed_code,
             "unevaluated": self.run.unevaluated,
             "metric": None if main_metric is None else main_metric[0],
             "best": None if found is None else {"value": found[0], "step": found[1]},
@@ -303,6 +311,7 @@ def _table(rows: list[Row], where: str, width: int, most: int = _ROWS) -> Group:
         for row in shown
         for text in filter(None, (row.upload_problem, row.waiting_evaluations))
     ]
+    problems += [(row.run.name, text) for row in shown if (text := row.changed_code)]
     lines: list[Text] = [Cell(f"{name}: {text}", "yellow") for name, text in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         lines.append(Text(f"… {len(problems) - _PROBLEMS} more runs have such a problem (--json)"))

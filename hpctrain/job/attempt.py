@@ -20,13 +20,13 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import HpctrainError, NodeError, PortTakenError
+from hpctrain.errors import HpctrainError, MisfitError, NodeError, PortTakenError, StorageError
 from hpctrain.job import run_page
 from hpctrain.job.building.build_trackers import other_trackers
 from hpctrain.job.environment import changes, environment
 from hpctrain.job.requeue import may_requeue, requeue_for_a_port, requeue_from_rank
 from hpctrain.runs import failure, lost_checkpoints, stop_request
-from hpctrain.runs.code import provenance
+from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.swept import titled
 from hpctrain.trackers.several import SeveralTrackers
@@ -72,6 +72,7 @@ class Attempt(NoAttempt):
             self._drop_old_stop_request()
             facts = environment(self._config.site.container.image)
             before = self._environment_before()
+            code = trained_code.changes(self._config, self._run)
             self._run.begin_attempt(
                 environment=facts,
                 host=socket.gethostname(),
@@ -84,6 +85,7 @@ class Attempt(NoAttempt):
                 restart_count=ranks.restart_count,
                 first_step=self._run.last_checkpoint(),
                 code=str(Path(__file__).parents[2]),
+                **({"code_changed": code} if code else {}),
             )
             stack.push(self._failed)  # called for every exception from here on
             lost_checkpoints.refuse(self._config, self._run)
@@ -96,9 +98,11 @@ class Attempt(NoAttempt):
             tags = run_page.tags(self._run, ranks, facts)
             if changed := changes(before, facts) if before else []:
                 tags["hpctrain.environment_changed"] = ", ".join(changed)
+            if code:
+                tags["hpctrain.code_changed"] = code
             self.tracker.start(run_page.params(self._config, self._run.read()), tags)
             self._record_data()
-            self._say_what_changed(changed)
+            self._say_what_changed(changed, code)
             self._stack = stack.pop_all()
         return self
 
@@ -106,6 +110,15 @@ class Attempt(NoAttempt):
         self._stack.__exit__(*raised)
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self._record_failure(error)
+        except (OSError, StorageError) as problem:
+            # Nothing can be written there, which is often the error that has ended the attempt.
+            if error is None:
+                raise
+            log.error("the end of this attempt is not recorded: %s", problem)
+
+    def _record_failure(self, error: BaseException | None) -> None:
         if isinstance(error, PortTakenError):
             error.requeued = requeue_for_a_port(self._ranks, self._run.read()["attempts"])
         if isinstance(error, (NodeError, PortTakenError)) and error.requeued:
@@ -118,7 +131,8 @@ class Attempt(NoAttempt):
             if failure.is_of_another_rank(reason):  # the first rank that failed has told why
                 ranks = self._ranks
                 reason = failure.read(self._run.path, ranks.job_id, ranks.restart_count) or reason
-            self._run.end_attempt("failed", error=reason)
+            misfit = {"misfit": True} if isinstance(error, MisfitError) else {}
+            self._run.end_attempt("failed", error=reason, **misfit)
             # The batch script may requeue the job then (`hpctrain.job.verdict`).
             open_end = (
                 failure.is_of_another_rank(reason)
@@ -221,8 +235,17 @@ class Attempt(NoAttempt):
                     shutil.copyfile(plot, copy)
                     self.tracker.log_file(copy)
 
-    def _say_what_changed(self, changed: list[str]) -> None:
-        """Warn if Python, its packages or the host's software are others than before."""
+    def _say_what_changed(self, changed: list[str], code: str) -> None:
+        """Warn if the code, Python, its packages or the host's software are others than before."""
+        if code:
+            step = self._run.last_checkpoint()
+            log.warning(
+                "the code has changed: %s. The run goes on from step %d with the code as it is "
+                "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
+                "%s; and `branch %s --step %d` goes on with the old code, once you have put it "
+                "back",
+                *(code, step, trained_code.CHOICE, self._run.name, step),
+            )
         if changed:
             log.warning("not the environment of the attempt before: %s", ", ".join(changed))
         if changed := provenance.changes(self._run.provenance):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import sys
 from contextlib import nullcontext, suppress
 from functools import partial
 
@@ -20,7 +21,7 @@ from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, MisfitError
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
@@ -34,6 +35,7 @@ from hpctrain.job.shapes import shape_problem
 from hpctrain.job.unread import unread_problem
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import stop_file
@@ -117,7 +119,7 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    timeout_s, store = config.parallel.timeout_s, long_work.store()
+    timeout_s, store, before = config.parallel.timeout_s, long_work.store(), {*sys.modules}
     with (
         LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.host) as late,
         deterministic(config.train.deterministic, device),
@@ -127,6 +129,8 @@ def _fit(
         while True:
             account.enter("startup")
             trainer = build(config, run, ranks, device, tracker, stop, account)
+            if ranks.is_main:
+                trained_code.record(config, run, modules.loaded(before))
             late.step = partial(getattr, trainer, "step")
             with suppress(RolledBack):
                 return _fitted(trainer, config, run, ranks)
@@ -151,6 +155,12 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
     except torch.OutOfMemoryError:
         _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
         raise
+    except MisfitError as error:
+        code = trained_code.changes(config, run)
+        changed = f". The code has changed: {code}" if code else ""
+        raise MisfitError(
+            f"{error}{changed}. Put the model back as it was; or {trained_code.CHOICE}"
+        ) from error
     except (RuntimeError, LookupError, ValueError, AttributeError, TypeError) as error:
         if problem := unread_problem(error, config):
             raise ConfigError(problem) from error

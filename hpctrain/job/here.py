@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import ConfigError, DataError, TrackingError
+from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask_logging
@@ -40,6 +41,7 @@ def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
     run = check(config, ranks.world_size)
     # Every rank composes the same config, and one of them writes it.
     if ranks.is_main:
+        _check_queue(run, ranks)
         freeze(config, run, argv)
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
@@ -70,6 +72,7 @@ def train_frozen(path: Path) -> int:
         validate(config, ranks.world_size)
         # The check opens every shard, so only one rank does it; if it fails, the others end too.
         if ranks.is_main:
+            _check_queue(run, ranks)
             check_sbatch(config)
             try:
                 digest = check(config, ranks.world_size).data_digest
@@ -91,17 +94,25 @@ def _train_to_the_end(
 ) -> int:
     if not again and run.read().get("state") == "finished":
         if ranks.is_main:
+            from hpctrain.runs.code import trained_code
             from hpctrain.runs.summary import show
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
+            if changed := trained_code.changes(config, run):
+                log.warning(
+                    "%s has finished with other code: %s. launch.rerun=all trains it again, and "
+                    "keeps this directory under another name; name=OTHER makes another run",
+                    *(run.name, changed),
+                )
             _complete_upload(config.tracking, run)
             show(config, run, argv)
         return 0
+    from hpctrain.runs.storage_failure import told
     from hpctrain.runs.terminal_log import kept
 
     # The other ranks keep a log once rank 0 has certainly made the folder.
     where = run.logs, ranks.launcher, ranks.rank
-    with kept(*where) if ranks.is_main else nullcontext():
+    with kept(*where) if ranks.is_main else nullcontext(), told(run.path):
         code = _train_attempt(config, run, ranks)
     if code == 0 and ranks.is_main:
         from hpctrain.runs.summary import show
@@ -179,6 +190,38 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
             f"this job has {idle + 1} tasks (SLURM_NTASKS), but only this process was started: "
             "put srun in front, or set HPCTRAIN_LAUNCHER=single to train with one process here"
         )
+
+
+def _check_queue(run: RunDir, ranks: RankInfo) -> None:
+    """Check that no job of Slurm has the run, before a process outside of Slurm trains it.
+
+    Raises:
+        LaunchError: A job of the run waits in the queue, after a preemption for example, or runs.
+    """
+    record = run.read()
+    submission, attempts = record.get("submission"), record.get("attempts") or [{}]
+    may_have_job = submission or attempts[-1].get("job_id")
+    if not may_have_job or record["state"] == "finished" or not shutil.which("squeue"):
+        return
+    if ranks.launcher not in ("single", "torchrun"):  # the job of the run, or a sweep, which asked
+        return
+    from hpctrain.launch.slurm import queue
+
+    try:
+        jobs = queue.queued({queue.me(), *([str(submission["user"])] if submission else [])})
+    except queue.UnreachableError as error:
+        log.warning("%s: whether a job of this run waits in the queue is not known", error)
+        return
+    task = queue.task_of(record, jobs)
+    job = jobs.get(task) if task else None
+    if job is None or job.is_ending or job.id == ranks.job_id:
+        return
+    waits = f"waits in the queue ({job.reason})" if job.state == "PENDING" else f"is {job.state}"
+    raise LaunchError(
+        f"{run.path}: job {job.id} of this run {waits}, and goes on with the run. To train it here "
+        f"instead, take the job out of the queue: `python -m hpctrain cancel {run.path}`; then "
+        "give this command again"
+    )
 
 
 def _log_to_stderr() -> None:

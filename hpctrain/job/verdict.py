@@ -69,6 +69,8 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
     error = failure.read(run.path, job_id, restart_count)
     if state == "finished" or (code <= 128 and not error):
         return ""
+    if error and failure.is_of_other_holder(error):  # run.json is about that process
+        return ""
     if not attempt:
         facts: dict[str, Any] = {"job_id": job_id, "restart_count": restart_count}
         if error:  # `logs` shows what was written since the start

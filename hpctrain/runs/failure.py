@@ -64,6 +64,11 @@ def is_of_late_rank(error: str) -> bool:
     return _LATE_RANK.search(error) is not None
 
 
+def is_of_other_holder(error: str) -> bool:
+    """Return whether an error says that another process trains the run, which records its end."""
+    return error.startswith("InUseError: ")
+
+
 def one_line(error: str) -> str:
     """Return the text of an error in one line, without the code lines of a user's constructor."""
     return " ".join(error.partition('\n  File "')[0].split())
@@ -87,7 +92,8 @@ def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
         yield
     except BaseException as error:
         text = described(error)
-        follows = isinstance(error, Exception) and is_of_another_rank(text)
+        asked = isinstance(error, KeyboardInterrupt | SystemExit)
+        follows = not asked and is_of_another_rank(text)
         if run.is_dir() and not follows and read(run, job_id, restart_count) is None:
             content = {
                 "error": text,

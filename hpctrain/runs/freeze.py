@@ -16,6 +16,7 @@ from hpctrain.runs import lost_checkpoints, weights_digest
 from hpctrain.runs.code import provenance
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.storage_failure import told
 from hpctrain.secrets import reference
 from hpctrain.tracking.store import check_uri
 
@@ -68,7 +69,8 @@ def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
     if finished or lost_checkpoints.may_start_again(config, run):
         run.archive()
     run.freeze(config, provenance=None, overrides=[*map(reference, overrides)])
-    provenance.store(run.provenance, provenance.collect())
+    with told(run.path):
+        provenance.store(run.provenance, provenance.collect())
 
 
 _check_uri = functools.lru_cache(maxsize=16)(check_uri)

@@ -1,4 +1,4 @@
-"""A run that has made steps, but whose checkpoints are gone, must not start again in silence.
+"""A run that cannot go on as it was: its checkpoints are gone, or they are of other code.
 
 A run that died before its first checkpoint starts again at step 0, and that is right. Here the
 record of the run shows that there was a checkpoint:
@@ -6,19 +6,25 @@ record of the run shows that there was a checkpoint:
     attempts in run.json            one has saved and stopped
     journal, progress.json          a step after the first multiple of checkpoint.every_steps
 
-With `train.from_scratch=true` the directory is kept under another name, with its journal, its uid
-and so its run in MLflow, and the run starts again as a new one. So a curve in MLflow has one value
-for each step, and points that are not yet uploaded can still be.
+Such a run must not start again in silence. One whose code has changed goes on, and says so
+(`hpctrain.runs.code.trained_code`).
+
+In each of these cases `train.from_scratch=true` keeps the directory under another name, with its
+journal, its uid and so its run in MLflow, and the run starts again as a new one. So a curve in
+MLflow has one value for each step, and points that are not yet uploaded can still be.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 
 from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.disk import read_json
 from hpctrain.errors import StorageError
+from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.journal import journal_path, last_step
 
@@ -39,8 +45,16 @@ def refuse(config: Config, run: RunDir) -> None:
         )
 
 
-def may_start_again(config: Config, run: RunDir) -> bool:
+def may_start_again(config: Config, run: RunDir, folders: Sequence[Path] | None = None) -> bool:
     """Return whether the directory must be archived, so that the run can start at step 0.
+
+    A run that has checkpoints of the code as it is goes on: the same command, typed again after a
+    preemption, must not throw away what it has trained.
+
+    Args:
+        config: The config.
+        run: The run directory.
+        folders: Where the run will import its modules from; None means as this process.
 
     Raises:
         StorageError: The checkpoints of the run are gone, and `train.from_scratch` is not set; or
@@ -49,17 +63,29 @@ def may_start_again(config: Config, run: RunDir) -> bool:
     if not config.train.from_scratch:
         refuse(config, run)
         return False
-    step = _saved_step(config.checkpoint, run)
-    if not step:
+    if not (why := _why_again(config, run, folders)):
         return False
     with run.lock():
         log.warning(
-            "train.from_scratch: %s was at step %d and has no checkpoint: this directory is kept "
-            "under another name, with its journal and its run in MLflow, and a new run starts at "
-            "step 0",
-            *(run.path, step),
+            "train.from_scratch: %s %s: this directory is kept under another name, with its "
+            "journal and its run in MLflow, and a new run starts at step 0",
+            *(run.path, why),
         )
     return True
+
+
+def _why_again(config: Config, run: RunDir, folders: Sequence[Path] | None) -> str:
+    """Return why a run cannot go on as it was; "" if it can."""
+    if step := _saved_step(config.checkpoint, run):
+        return f"was at step {step} and has no checkpoint"
+    record = run.read()
+    if (record.get("attempts") or [{}])[-1].get("misfit"):
+        return "has checkpoints of another model"
+    if code := trained_code.changes(config, run, folders):
+        return f"has checkpoints of other code ({code})"
+    if trained_code.turning_points(record):
+        return "has gone on with other code"
+    return ""
 
 
 def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:

@@ -4,6 +4,7 @@
         config.yaml    the frozen config, which every rank reads
         run.json       signature, state, submission, attempts, result
         provenance/    commit, changes and package versions (see `hpctrain.runs.code.provenance`)
+        modules.json   the user's code (see `hpctrain.runs.code.trained_code`)
         failed         why a rank has failed under Slurm (see `hpctrain.runs.failure`)
         progress.json  the last step and its metrics, while the run trains
         stop           a stop request (see `hpctrain.runs.stop_request`)
@@ -40,7 +41,7 @@ from hpctrain.config.frozen import dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
 from hpctrain.disk import create, read_json, set_aside, write_atomically
-from hpctrain.errors import StorageError
+from hpctrain.errors import InUseError, StorageError
 from hpctrain.forks import keep_private
 from hpctrain.lock import is_locked, open_lock
 
@@ -207,7 +208,7 @@ class RunDir:
         """Hold the lock of the run. The kernel releases it when the process ends.
 
         Raises:
-            StorageError: Another process holds it.
+            InUseError: Another process holds it.
         """
         with open(self.path / "lock", "a+", opener=open_lock) as file:
             try:
@@ -224,21 +225,21 @@ class RunDir:
         """Check that no process holds the lock of the run, as far as this host can see.
 
         Raises:
-            StorageError: A process holds it.
+            InUseError: A process holds it.
         """
         if self.is_locked():
             raise self._in_use()
 
-    def _in_use(self) -> StorageError:
+    def _in_use(self) -> InUseError:
         lock = self.path / "lock"
         holder = lock.read_text(errors="replace")[:_LONGEST_HOLDER].strip() or "another process"
         match = _HOLDER.fullmatch(holder)
         if match and match["host"] == socket.gethostname() and not Path("/proc", match[1]).exists():
-            return StorageError(
+            return InUseError(
                 f"{self.path} is in use, but not by {holder}, which has ended: a process that it "
                 f"has started, or another user's, locks it (`fuser -v {lock}` names it)"
             )
-        return StorageError(f"{self.path} is in use by {holder}: wait for it, or stop it")
+        return InUseError(f"{self.path} is in use by {holder}: wait for it, or stop it")
 
     def is_locked(self) -> bool:
         """Return whether a process holds the lock of the run, as far as this host can see."""

@@ -40,7 +40,9 @@ def kept(folder: Path, launcher: str, rank: int) -> Iterator[None]:
     root.addHandler(handler)
     try:
         yield
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
         ours = isinstance(error, HpctrainError)
         handler.write(f"error: {error}\n" if ours else traceback.format_exc())
         raise
@@ -55,6 +57,11 @@ class _File(logging.FileHandler):
         with suppress(OSError):
             self.stream.write(mask(text))
             self.flush()
+
+    def close(self) -> None:
+        """Close the file, also on a full disk."""
+        with suppress(OSError):
+            super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignore a full disk: the terminal has the line."""

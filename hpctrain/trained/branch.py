@@ -24,6 +24,7 @@ from hpctrain.commands.select import select
 from hpctrain.config.frozen import load
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
+from hpctrain.runs.code import trained_code
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import exact
@@ -97,6 +98,7 @@ def branch(
     run.update(
         parent={"run": str(before.path), "uid": record.get("uid"), "step": found.step},
     )
+    trained_code.inherit(before, run, found.step)
     _copy_evaluations(before.path, run.path, found.step)
     position = _copy_history(before.path, run.path, int(found.progress["tracker"]))
     _take_over(checkpoint, run.checkpoints / checkpoint.name, found, position)

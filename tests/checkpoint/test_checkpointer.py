@@ -21,8 +21,9 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
 from hpctrain.checkpoint.weights import load_weights
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import HealthError, StorageError
+from hpctrain.errors import HealthError, MisfitError, StorageError
 from hpctrain.faults.stop import Stop
+from hpctrain.models import MLP
 from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
@@ -52,6 +53,24 @@ def test_saved_and_loaded_twice_goes_on_the_same(tmp_path: Path) -> None:
     for number in range(1, 7):
         undisturbed(batch(16, number), 1e-2)
     assert torch.equal(weights(step), weights(undisturbed))
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_names_and_shapes(tmp_path: Path) -> None:
+    step = make()
+    step(batch(8), 1e-2)
+    checkpointer(tmp_path, step).save(1, {"step": 1})
+    other = make()
+    other.model = alone(MLP(64, [8, 8], 10))
+    other.optimizer = torch.optim.AdamW(other.model.parameters)
+    with pytest.raises(MisfitError) as raised:
+        checkpointer(tmp_path, other).load_latest()
+    assert str(raised.value) == (
+        f"{tmp_path}/step-00000001 does not fit the model: 1.weight is 16 x 64 there and 8 x 64 in "
+        "the model; 1.bias is 16 there and 8 in the model; 3.weight is 10 x 16 there and 8 x 8 in "
+        "the model; 3.bias is 10 there and 8 in the model; and 2 more"
+    )
+    with pytest.raises(StorageError, match=r"of another model: 1\.weight is 16 x 64 there and 8"):
+        load_weights(MLP(64, [8], 10), tmp_path / "step-00000001")
 
 
 def test_only_the_newest_stay_and_an_unfinished_one_is_none(tmp_path: Path) -> None:

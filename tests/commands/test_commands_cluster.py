@@ -355,3 +355,38 @@ def test_a_controller_that_does_not_answer(train: Train, tmp_path: Path, paced: 
     assert "nothing was" in done.stderr
     assert "nothing to delete" in run_module("hpctrain", "gc", *where, **blind).stdout
     assert status(run.parent)[run.name]["state"] == "running"
+
+
+SHORT = ("train.max_steps=1", "tracking=off")
+
+
+def wait_in_the_queue(train: Train, folder: Path) -> Path:
+    """Submit a run that begins in an hour, as one that was requeued; return its directory."""
+    train("-m", *SHORT, "+site.sbatch.begin=now+1hour", "launch.check=false")
+    (run,) = runs(folder / "runs")
+    return run
+
+
+def test_the_same_command_here_names_the_job_that_waits(train: Train, tmp_path: Path) -> None:
+    run = wait_in_the_queue(train, tmp_path)
+    job, before = cluster.job_id(run), run_json(run)
+    refused = train(*SHORT, code=4).stderr
+    assert f"job {job} of this run waits in the queue (BeginTime), and goes on" in refused
+    assert f"`python -m hpctrain cancel {run}`" in refused
+    assert run_json(run) == before
+
+
+@pytest.mark.slow
+def test_a_run_whose_job_waits_is_trained_here_once_it_is_cancelled(
+    train: Train, tmp_path: Path
+) -> None:
+    run = wait_in_the_queue(train, tmp_path)
+    job, before = cluster.job_id(run), run_json(run)
+    frozen = run_module("hpctrain", "run", str(run), code=4, cwd=tmp_path).stderr
+    assert f"job {job} of this run waits in the queue" in frozen
+    local = train("-m", *SHORT, "hydra/launcher=submitit_local", code=4)
+    assert "pending already" in local.stderr
+    assert run_json(run) == before
+    run_module("hpctrain", "cancel", str(run), cwd=tmp_path)
+    train(*SHORT)
+    assert len(run_json(run)["attempts"]) == 1

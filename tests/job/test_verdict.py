@@ -9,7 +9,7 @@ import pytest
 from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
 from hpctrain.distributed import flight_recorder
-from hpctrain.errors import DistributedError, HealthError, LateRankError
+from hpctrain.errors import DistributedError, HealthError, InUseError, LateRankError
 from hpctrain.job.verdict import close_tracking, verdict
 from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
@@ -285,3 +285,17 @@ def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: 
     dies(run)
     close_tracking(run, 3)
     assert recorded(run) == (3, "KILLED", "the ranks ended with exit code 3")
+
+
+def test_the_record_of_another_process_that_trains_the_run_is_left_alone(begin: Begin) -> None:
+    run = begin(20, host="login")
+    with run.lock():
+        before = run_json(run.path)
+        with (
+            pytest.raises(InUseError),
+            failure.recorded(run.path, "9_0", 1),
+            RunDir(run.path).lock(),
+        ):
+            raise AssertionError("the lock was free")
+        assert verdict(RunDir(run.path), InUseError.exit_code, "9_0", 1) == ""
+        assert run_json(run.path) == before

@@ -3,11 +3,12 @@
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.launch.slurm.queue import ask
+from hpctrain.launch.slurm.queue import Job, ask, task_of
 from hpctrain.launch.slurm.sbatch import nodes_that_fit, sbatch
 
 
@@ -64,3 +65,25 @@ def test_nodes_with_gpus_of_a_type_are_counted(
     config = Config()
     config.launch.gpus_per_node, config.site.gpu_type = count, kind
     assert nodes_that_fit(config.launch, config.site) == {"batch": fitting}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"state": "interrupted", "submission": {"script": "/a/job.sh", "task": 3}}, "7_3"),
+        ({"state": "queued", "submission": {"script": "/a/job.sh", "task": 4}}, None),
+        ({"state": "interrupted", "attempts": [{"job_id": "9"}]}, "9"),
+        ({"state": "failed", "attempts": [{"job_id": "9"}]}, None),
+        ({"state": "interrupted", "attempts": []}, None),
+    ],
+)
+def test_the_job_of_a_run_is_found_by_its_script_or_by_its_id(
+    record: dict[str, Any], expected: str | None
+) -> None:
+    jobs = {
+        ("/a/job.sh", 3): Job("7_3", "PENDING", "BeginTime", "", "N/A"),
+        ("job 9", 0): Job("9", "PENDING", "BeginTime", "", "N/A"),
+    }
+    task = task_of(record, jobs)
+    found = jobs.get(task) if task else None
+    assert (found and found.id) == expected

@@ -51,7 +51,7 @@ def _problem(target: str) -> str:
         return f"no package {package!r} here{extra or _misspelt_package(package)}"
     if not rest:
         return f"{target} is a module; name a class or function in it"
-    names = _names(spec.origin or "", _package(spec))
+    names = _names(spec.origin or "", package_of(spec))
     if names is None:
         return _misspelt_module(spec, rest)
     if rest[0] in names:
@@ -102,16 +102,16 @@ def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
         return spec.name, statement
     source = next(a.name for a in statement.names if {rest[0], "*"} & {a.asname, a.name})
     source = rest[0] if source == "*" else source
-    module = _imported(statement, _package(spec))
+    module = imported(statement, package_of(spec))
     return definition(f"{module}.{source}", hops - 1) if hops else None
 
 
-def _package(spec: ModuleSpec) -> str:
+def package_of(spec: ModuleSpec) -> str:
     """Return the package from which the relative imports of a module start."""
     return spec.name if spec.submodule_search_locations is not None else spec.parent or ""
 
 
-def _imported(statement: ast.ImportFrom, package: str) -> str:
+def imported(statement: ast.ImportFrom, package: str) -> str:
     """Return the full name of the module that an import in this package imports from."""
     for _ in range(statement.level - 1):
         package = package.rpartition(".")[0]
@@ -122,7 +122,7 @@ def _located(target: str) -> tuple[ModuleSpec | None, list[str]]:
     """Return the innermost module of a target, and the names that are left."""
     package, *rest = target.split(".")
     spec = importlib.util.find_spec(package)
-    while spec and rest and (inner := _submodule(spec, rest[0])) is not None:
+    while spec and rest and (inner := submodule(spec, rest[0])) is not None:
         spec, rest = inner, rest[1:]
     return spec, rest
 
@@ -143,9 +143,14 @@ def _bindings(file: str) -> dict[str, list[ast.stmt]]:
     return found
 
 
-def _submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
+def submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
+    """Return the spec of a module in a package; None if there is no such module."""
     folders = spec.submodule_search_locations
-    return None if folders is None else PathFinder.find_spec(f"{spec.name}.{name}", folders)
+    # With its dotted name, a folder without __init__.py is only found if the package is imported.
+    found = None if folders is None else PathFinder.find_spec(name, [*folders])
+    if found is not None:
+        found.name = f"{spec.name}.{name}"
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -162,8 +167,8 @@ def _names(file: str, package: str, hops: int = 8) -> frozenset[str] | None:
         return None
     for node in ast.walk(tree) if _STAR in found else ():
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            spec, rest = _located(_imported(node, package))
-            inner = spec and not rest and _names(spec.origin or "", _package(spec), hops - 1)
+            spec, rest = _located(imported(node, package))
+            inner = spec and not rest and _names(spec.origin or "", package_of(spec), hops - 1)
             if not inner:
                 return None
             found |= inner

@@ -345,8 +345,10 @@ class TrainConfig:
     profile_ranks: list[int] = key([0], "These ranks are recorded.", unit="ranks", identity=False)
     from_scratch: bool = key(
         False,
-        "If the checkpoints of a run are gone, its directory is kept under another name and a new "
-        "run starts at step 0. With false this is an error. A run that has checkpoints resumes.",
+        "If the checkpoints of a run are gone, or are of another model or of other code than that "
+        "of now, its directory is kept under another name and a new run starts at step 0. With "
+        "false a run without its checkpoints, or of another model, is refused, and one of other "
+        "code goes on with a warning. A run that has checkpoints of the code as it is resumes.",
         identity=False,
     )
     lora: LoRAConfig = section(LoRAConfig)

@@ -75,7 +75,9 @@ def main(connection: int, payload: int, parent: int) -> None:
             if isinstance(transform, Exception):
                 raise transform
             reply = _transform(task, segments[task.segment], transform, random)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             reply = Reply(task.number, task.size, {}, _pickled(error))
         try:
             channel.send(pickle.dumps(reply))
@@ -133,7 +135,7 @@ def _load(payload: int) -> Transform:
         ) from None
 
 
-def _pickled(error: Exception) -> tuple[bytes, str]:
+def _pickled(error: BaseException) -> tuple[bytes, str]:
     """Return the pickled exception (empty if that fails) and the end of its traceback."""
     text = "".join(traceback.format_exception(error))[-MESSAGE // 16 :]
     if not isinstance(error, ConfigError | DataError):

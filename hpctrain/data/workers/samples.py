@@ -157,7 +157,7 @@ def apply(
                     "must return a dict of fields"
                 )
             arrays = {name: np.asarray(value) for name, value in result.items()}
-        except Exception as error:
+        except BaseException as error:
             error.add_note(
                 f"in the transform of sample {indices[i]} (position {position} of epoch {epoch}), "
                 f"whose fields are {_describe({k: v[i] for k, v in rows.items()})}"

@@ -284,8 +284,16 @@ class LoadedRun:
         return folder
 
     def find_code(self) -> None:
-        """Let imports that fail find the copy of the code that the run was submitted with."""
+        """Let imports that fail find the copy of the code that the run was submitted with.
+
+        It is said if what is found is not the code that the run was trained with.
+        """
+        from hpctrain.distributed.ranks import RankInfo
+        from hpctrain.runs.code import trained_code
+
         sys.path += [folder for folder in self._code() if folder not in sys.path]
+        if RankInfo.from_env().is_main:
+            trained_code.warn(self.config, self._run)
 
     def _code(self) -> list[str]:
         from hpctrain.runs.code.snapshot import Snapshot

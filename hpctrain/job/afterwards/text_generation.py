@@ -23,6 +23,7 @@ from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.make import make
 from hpctrain.job.building.trained_model import trained_model
+from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import LanguageModel
 from hpctrain.terminal import harmless
@@ -74,6 +75,7 @@ class Generator:
         checkpoint = newest_intact(run.checkpoints)
         if checkpoint is None:
             raise StorageError(f"{run.checkpoints}: there is no checkpoint")
+        trained_code.warn(config, run)
         model = trained_model(config, checkpoint)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         context = config.data.windows.length - 1

@@ -37,6 +37,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
@@ -115,6 +116,7 @@ def build(
     checkpointer = Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
         keep_every=config.checkpoint.keep_every,
+        kept=[*trained_code.turning_points(run.read())][-1:] if ranks.is_main else (),
         average=average.tensors,
         base=adapted_base(config),
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,

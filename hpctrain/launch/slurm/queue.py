@@ -12,8 +12,9 @@ import os
 import pwd
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpctrain.errors import LaunchError
 from hpctrain.launch.slurm.job_environment import clean_environment
@@ -110,6 +111,22 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
         key = (script, int(task)) if task.isdigit() else (f"job {job.id}", 0)
         jobs[key] = job
     return jobs
+
+
+def task_of(record: Mapping[str, Any], jobs: Mapping[Task, Job]) -> Task | None:
+    """Return the task of a run; it may be in the queue.
+
+    Args:
+        record: The content of its run.json.
+        jobs: The queue, as `queued` returns it.
+    """
+    submission = record.get("submission") or {}
+    task: Task | None = (submission.get("script", ""), submission.get("task", -1))
+    # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
+    if task not in jobs and record.get("state") in ("running", "interrupted"):
+        job_id = (record.get("attempts") or [{}])[-1].get("job_id", "")
+        return next((task for task, job in jobs.items() if job.id == job_id), None)
+    return task
 
 
 def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:

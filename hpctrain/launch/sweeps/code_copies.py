@@ -47,7 +47,12 @@ class Copies:
         for code in {entry.code.path: entry.code for entry in submitted if entry.code}.values():
             say(f"code: a copy, {code.path}")
             for folder in code.unfrozen:
-                say(f"  not copied, because it is in no git repository: {folder}", style="yellow")
+                say(
+                    f"  not copied, because it is in no git repository: {folder}. What you edit "
+                    "there changes jobs that wait, and jobs that start again; after `git init` "
+                    "they run from a copy",
+                    style="yellow",
+                )
             for line in code.left_out:
                 say(f"  not copied: {line}", style="yellow")
             for line in code.telling:

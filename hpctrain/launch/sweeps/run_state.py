@@ -6,7 +6,7 @@ import os
 
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.slurm import queue
-from hpctrain.launch.slurm.queue import Job, Task, me, queued
+from hpctrain.launch.slurm.queue import Job, Task, me, queued, task_of
 
 
 def query_queue(entries: list[Entry]) -> dict[Task, Job]:
@@ -35,17 +35,12 @@ def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
         jobs: The queue.
     """
     seen: set[str] = set()
-    by_id = {job.id: task for task, job in jobs.items()}
     for entry in entries:
         entry.state = entry.replaces = ""
         path = os.path.realpath(entry.run.path)
         record = entry.before
-        submission = record.get("submission") or {}
-        task: Task | None = (submission.get("script", ""), submission.get("task", -1))
         state, rerun = record.get("state", ""), entry.config.launch.rerun
-        # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
-        if task not in jobs and state in ("running", "interrupted"):
-            task = by_id.get(record["attempts"][-1].get("job_id", ""))
+        task = task_of(record, jobs)
         job = jobs.get(task) if task else None
         if path in seen:
             entry.state = "the same run as above"

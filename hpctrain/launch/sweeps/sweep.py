@@ -26,10 +26,11 @@ from hpctrain.launch.arrays import Entry
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.queue import UnreachableError
+from hpctrain.launch.slurm.queue import Job, Task, UnreachableError
 from hpctrain.launch.sweeps import wait
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.capacity import Room
+from hpctrain.launch.sweeps.changed_code import imported_from, say_changed_code
 from hpctrain.launch.sweeps.code_copies import Copies
 from hpctrain.launch.sweeps.queued_changes import say_changes
 from hpctrain.launch.sweeps.resource_sweep import name_apart
@@ -197,6 +198,13 @@ class Sweep:
         for note in notes(self.entries, cluster):
             say(note, style="yellow")
 
+    def _say_changed_code(self, entries: list[Entry]) -> None:
+        """Say it of the runs that are submitted now, except those that start from scratch."""
+        stay = (entry for entry in entries if entry.state in ("", "finished before"))
+        say_changed_code(
+            [e for e in stay if e.state or not (e.again or e.config.train.from_scratch)]
+        )
+
     def _say_pages(self) -> None:
         """Print where MLflow will show the runs, as far as its store is there already."""
         for uri, experiment in _stores(self.entries):
@@ -265,6 +273,7 @@ class Sweep:
             entry.before = entry.run.read()
         asked = cluster and self._answers
         set_states(self.entries, query_queue(self.entries) if asked else {})
+        self._say_changed_code(self.entries)
         todo = [entry for entry in self.entries if not entry.state]
         if asked:
             self._room.check(todo)
@@ -278,19 +287,31 @@ class Sweep:
         with submit_lock({entry.run.path.parent for entry in entries}) as self._locks:
             for entry in entries:
                 entry.before = entry.run.read()
-            try:
-                jobs = query_queue(entries) if cluster else {}
-            except UnreachableError:
-                self._discard()
-                raise
+            jobs = self._jobs_of(entries, cluster)
             for entry in entries:
                 # A job may have ended between the two queries; then run.json says so now.
                 if entry.before.get("submission"):
                     entry.before = entry.run.read()
             set_states(entries, jobs)
+            self._say_changed_code(entries)
             in_queue = {job.id.partition("_")[0] for job in jobs.values()}
             in_queue &= {entry.job.partition("_")[0] for entry in self.entries}
             return self._start([entry for entry in entries if not entry.state], cluster, in_queue)
+
+    def _jobs_of(self, entries: list[Entry], cluster: bool) -> dict[Task, Job]:
+        """Return the queue; runs that shall run here may have jobs of earlier submissions in it."""
+        if not cluster and not (
+            sbatch.available() and any(entry.before.get("submission") for entry in entries)
+        ):
+            return {}
+        try:
+            return query_queue(entries)
+        except UnreachableError as error:
+            if not cluster:
+                say(f"{error}: whether jobs of these runs wait is not known", style="yellow")
+                return {}
+            self._discard()
+            raise
 
     def _start(self, todo: list[Entry], cluster: bool, in_queue: set[str]) -> list[Entry]:
         """Freeze and submit runs; return the ones over the submit limit.
@@ -314,7 +335,7 @@ class Sweep:
             todo = replace_waiting(todo)
             self._copies.write(todo)
             for entry in todo:
-                if entry.again or may_start_again(entry.config, entry.run):
+                if entry.again or may_start_again(entry.config, entry.run, imported_from(entry)):
                     archived[entry.run.path] = entry.run.archive()
                     # A new directory has no provenance yet, also if it keeps the code.
                     entry.before, entry.again, entry.keeps_code = {}, False, False

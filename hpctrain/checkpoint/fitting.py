@@ -1,0 +1,57 @@
+"""Whether a checkpoint is one of this model: the names and shapes of its weights.
+
+    checkpoint  a.weight 64 x 8    b.weight     ┐
+    model       a.weight 32 x 8    c.weight     ┘ MisfitError: it names these three
+
+torch's own text about this is a traceback that names one of them, and a weight that only the
+checkpoint has would be left out without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from hpctrain.checkpoint.matching import shape_text
+from hpctrain.distributed import objects
+
+_SHOWN = 4
+
+
+def misfit(
+    saved: Mapping[str, Any], state: Mapping[str, Any], part: str, *, divided: bool = False
+) -> str:
+    """Return which weights of a checkpoint are not those of the model; "" if all fit.
+
+    Args:
+        saved: What is known of each entry of the checkpoint, by its name.
+        state: The weights of the model on this rank, by name.
+        part: The first part of the model's names in the checkpoint, such as `model`.
+        divided: Whether the ranks have different weights, as in a pipeline. Then all of them call
+            this together.
+    """
+    own = list(differences(saved, state, part))
+    there = {key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")}
+    foreign = there - state.keys()
+    if divided:
+        known = objects.all_gather((own, sorted(foreign)))
+        own = [text for texts, _ in known for text in texts]
+        foreign = set.intersection(*({*names} for _, names in known))
+    found = [*dict.fromkeys(own), *(f"{n} is not in the model" for n in sorted(foreign))]
+    more = len(found) - _SHOWN
+    return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def differences(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) -> Iterator[str]:
+    """Yield which weights of the model a checkpoint lacks, or has in another shape."""
+    for name, value in state.items():
+        entry = saved.get(f"{part}.{name}")
+        if entry is None:
+            yield f"{name} is not in the checkpoint"
+        elif isinstance(value, torch.Tensor) and isinstance(entry, TensorStorageMetadata):
+            there, here = tuple(entry.size), tuple(value.shape)
+            if there != here:
+                yield f"{name} is {shape_text(there)} there and {shape_text(here)} in the model"

@@ -1,0 +1,37 @@
+"""Say which runs of a sweep will go on, or have finished, with other code than that of now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.output import say
+from hpctrain.runs.code import trained_code
+
+
+def say_changed_code(entries: Sequence[Entry]) -> None:
+    """Name the files and functions that differ, before the runs are queued, and the choice.
+
+    Args:
+        entries: Runs that go on from a checkpoint when they are submitted, and finished ones.
+    """
+    groups: dict[tuple[bool, str], list[Entry]] = {}
+    for entry in entries:
+        if not entry.before.get("attempts"):
+            continue
+        if found := trained_code.changes(entry.config, entry.run, imported_from(entry)):
+            groups.setdefault((entry.before.get("state") == "finished", found), []).append(entry)
+    for (finished, found), group in groups.items():
+        names = group[0].run.name + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+        what = "A finished run is not trained again"
+        cure = "launch.rerun=all does that, and keeps the old directory under another name"
+        if not finished:
+            what = "A run goes on from its checkpoint with the code as it is now"
+            cure = trained_code.CHOICE
+        say(f"{names}: the code has changed: {found}. {what}; {cure}", style="yellow")
+
+
+def imported_from(entry: Entry) -> Sequence[Path] | None:
+    """Return the folders that a run will import from; None means those of this process."""
+    return entry.code.pythonpath if entry.code is not None and entry.keeps_code else None

@@ -1,0 +1,257 @@
+"""The modules that a training consists of, found and compared without importing them.
+
+    config ── _target_: my_net.Net ── my_net.py ── import helper ── helper.py ── …
+
+These are the modules of the user: those in the folders that `git.code_folders` names. Installed
+packages and hpctrain are recorded by their versions.
+
+Comments, docstrings and the layout of the lines do not change what is trained, so they do not
+count.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+from hpctrain import secrets
+from hpctrain.config.frozen import plain
+from hpctrain.config.rules.targets import imported, package_of, submodule
+from hpctrain.config.schema import Config
+from hpctrain.runs.code.git import code_folders
+
+_LARGEST = 4 << 20  # bytes of a module whose text is kept
+_NOT_USERS = ("hpctrain", "__main__")
+_NO_PART = ("tracking", "notify")  # sections that have no part in the result
+_SHOWN = 3  # files, and functions of a file
+_LINE = 60  # characters of a line that is shown
+
+
+class Module(NamedTuple):
+    """A module.
+
+    Attributes:
+        file: The path of its file in the folder that Python imports it from.
+        text: Its source, with `***` for secrets; of a compiled module, the digest of the file.
+    """
+
+    file: str
+    text: str
+
+
+def search_path() -> list[Path]:
+    """Return the folders of the user that this process imports from, in Python's order."""
+    folders = code_folders()
+    known = set(folders)
+    imports = (Path(place or ".").resolve() for place in sys.path)
+    first = [folder for folder in dict.fromkeys(imports) if folder in known]
+    # With PYTHONSAFEPATH, as in a job with a copy of the code, the working directory is no place.
+    return first + [each for each in folders if each not in first and each != Path.cwd()]
+
+
+def find(
+    config: Config, folders: Sequence[Path] | None = None, also: Iterable[str] = ()
+) -> dict[str, Module]:
+    """Return the modules of a training by name.
+
+    Args:
+        config: The config; every `_target_` in it counts.
+        folders: Where Python looks for modules; None means those of this process.
+        also: Names of more modules, which no `import` in the source names.
+    """
+    places = tuple(search_path() if folders is None else folders)
+    sections = {name: node for name, node in plain(config).items() if name not in _NO_PART}
+    todo = [*_targets(sections), *also]
+    found: dict[str, Module] = {}
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in seen or name.partition(".")[0] in _NOT_USERS:
+            continue
+        seen.add(name)
+        for spec in _located(name, places):
+            if spec.name in found or not spec.origin:
+                continue
+            file = Path(spec.origin)
+            try:
+                facts = file.stat()
+                text, imports = _read(file, package_of(spec), facts.st_mtime_ns, facts.st_size)
+            except OSError:  # the import will tell it
+                continue
+            root = next((each for each in places if file.is_relative_to(each)), file.parent)
+            found[spec.name] = Module(str(file.relative_to(root)), text)
+            todo += imports
+    return dict(sorted(found.items()))
+
+
+def loaded(before: Iterable[str]) -> list[str]:
+    """Return the names of the user's modules that were imported since `before`.
+
+    Args:
+        before: The names in `sys.modules` at an earlier time.
+    """
+    folders = search_path()
+    new = {*sys.modules} - {*before}
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in new}
+    return sorted(
+        name
+        for name, file in files.items()
+        if file
+        and name.partition(".")[0] not in _NOT_USERS
+        and any(Path(file).resolve().is_relative_to(folder) for folder in folders)
+        and not {"site-packages", "dist-packages"} & {*Path(file).parts}
+    )
+
+
+def difference(before: Mapping[str, Module], now: Mapping[str, Module], since: str) -> str:
+    """Return in one line which files and functions differ; "" if none do.
+
+    >>> difference(before, now, "attempt 1")
+    "net.py: 1 line changed since attempt 1 (Net.forward: x.mean(1) -> x.amax(1))"
+    """
+    told = [
+        (old.file if old else new.file, change)  # type: ignore[union-attr]
+        for name in sorted({*before, *now})
+        for old, new in [(before.get(name), now.get(name))]
+        if (change := _change(old, new))
+    ]
+    if not told:
+        return ""
+    (file, (what, where)), *rest = told
+    first = f"{file}: {what} since {since}" + f" ({where})" * bool(where)
+    others = [f"{f}: {w}" + f" ({at})" * bool(at) for f, (w, at) in rest[: _SHOWN - 1]]
+    more = len(rest) - len(others)
+    if more:
+        others.append(f"{more} more {'file' if more == 1 else 'files'}")
+    return secrets.mask("; ".join([first, *others]))
+
+
+def _targets(node: Any) -> Iterator[str]:
+    """Yield every `_target_` of a config."""
+    if isinstance(node, dict):
+        if isinstance(target := node.get("_target_"), str):
+            yield target
+        node = list(node.values())
+    for inner in node if isinstance(node, list) else ():
+        yield from _targets(inner)
+
+
+def _located(name: str, folders: Sequence[Path]) -> Iterator[ModuleSpec]:
+    """Yield the package, the inner packages and the module of a dotted name, as far as they are."""
+    package, *rest = name.split(".")
+    spec = PathFinder.find_spec(package, [*map(str, folders)])
+    while spec is not None:
+        yield spec
+        spec = submodule(spec, rest.pop(0)) if rest else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(file: Path, package: str, mtime_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
+    """Return what is kept of a module, and the names that it imports; the file may change."""
+    content = file.read_bytes()
+    if file.suffix != ".py" or size > _LARGEST:
+        return f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}", ()
+    text = secrets.mask(content.decode(errors="replace"))
+    try:
+        return text, tuple(dict.fromkeys(_imports(ast.parse(content), package)))
+    except (SyntaxError, ValueError, RecursionError):  # the import will tell it
+        return text, ()
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Yield the dotted names that a module imports, anywhere in it; some may be no modules."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(names=names):
+                base = imported(node, package)
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in names)
+            case ast.Call(func=called, args=[ast.Constant(value=str(name)), *_]):
+                if ast.unparse(called).rpartition(".")[2] in ("import_module", "__import__"):
+                    yield name if not name.startswith(".") else f"{package}{name}"
+
+
+def _change(old: Module | None, new: Module | None) -> tuple[str, str] | None:
+    """Return what has changed in a module, and where; None if nothing has."""
+    if old is None or new is None:
+        return ("new" if old is None else "gone"), ""
+    if old.text == new.text:
+        return None
+    before, now = _bare(old.text), _bare(new.text)
+    if before == now:
+        return None
+    if old.text.startswith("xxh3_128:") or new.text.startswith("xxh3_128:"):
+        return "changed", ""
+    a, b = before.splitlines(), now.splitlines()
+    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
+    parts = [each[1:] for each in matcher.get_opcodes() if each[0] != "equal"]
+    sizes = [(sum(map(bool, a[i1:i2])), sum(map(bool, b[j1:j2]))) for i1, i2, j1, j2 in parts]
+    count = sum(map(max, sizes))
+    places = dict.fromkeys(
+        name
+        for i1, i2, j1, j2 in parts
+        for name in (*_functions(before, i1, i2), *_functions(now, j1, j2))
+    )
+    where = ", ".join([*places][:_SHOWN]) + ", …" * (len(places) > _SHOWN)
+    if sizes == [(1, 1)]:
+        (i, _, j, _) = parts[0]
+        where += f"{': ' if where else ''}{_short(a[i])} -> {_short(b[j])}"
+    return f"{count} line{'' if count == 1 else 's'} changed", where
+
+
+def _bare(text: str) -> str:
+    """Return a source without comments, docstrings and a layout of its own; or as it is."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return text
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match node.body:
+                case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+                    node.body = rest or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _functions(text: str, first: int, end: int) -> Iterator[str]:
+    """Yield the functions and classes that have the lines from index `first` to `end`."""
+    if not (spans := _spans(text)):
+        return
+    for number in range(first + 1, end + 1):
+        inside = [name for name, begin, last in spans if begin <= number <= last]
+        yield from inside[-1:]
+
+
+@functools.lru_cache(maxsize=64)
+def _spans(text: str) -> list[tuple[str, int, int]]:
+    """Return name, first and last line of each function and class; inner ones come later."""
+
+    def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+        for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{prefix}{inner.name}"
+                begin = min([inner.lineno, *(each.lineno for each in inner.decorator_list)])
+                yield name, begin, inner.end_lineno or inner.lineno
+                yield from inside(inner, f"{name}.")
+            else:
+                yield from inside(inner, prefix)
+
+    try:
+        return [*inside(ast.parse(text), "")]
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+
+
+def _short(line: str) -> str:
+    line = line.strip()
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"

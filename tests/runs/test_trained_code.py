@@ -1,0 +1,363 @@
+"""A run whose code has changed says so before it goes on."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
+
+from hpctrain.checkpoint.fitting import misfit
+from hpctrain.config.schema import Config
+from hpctrain.runs.code import modules, trained_code
+from hpctrain.runs.code.modules import Module, difference
+from hpctrain.runs.freeze import freeze
+from hpctrain.runs.run_dir import RunDir
+from tests.conftest import Completed, run_json, run_module, runs
+from tests.ranks import run_ranks
+
+# With STOP its sixth training call fails.
+NET = """\
+import os
+import torch
+from helper import pool
+
+class Net(torch.nn.Module):
+    calls = 0
+
+    def __init__(self, **_):
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.last = torch.nn.Linear(16, 10)
+
+    def forward(self, image):
+        self.calls += 1
+        if "STOP" in os.environ and self.calls > 5:
+            raise RuntimeError("stopped")
+        return self.last(pool(self.first(image.float().view(-1, 8, 8)).relu()))
+"""
+HELPER = "def pool(x):\n    return x.mean(1)\n"
+SIZE = ("train.max_steps=8", "checkpoint.every_steps=2", "train.eval_every=100", "tracking=off")
+OWN = ("model._target_=net.Net", *SIZE)
+CHANGED = "helper.py: 1 line changed since attempt 1 (pool: return x.mean(1) -> return x.amax(1))"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "helper.py").write_text(HELPER)
+    return tmp_path
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_the_modules_of_a_training_are_found_without_an_import(project: Path) -> None:
+    mine = project / "mine"
+    (mine / "deep").mkdir(parents=True)
+    (mine / "__init__.py").write_text("from .blocks import *\n")
+    (mine / "blocks.py").write_text("def f():\n    from mine import late\n")
+    (mine / "late.py").write_text("import importlib\nimportlib.import_module('.named', 'mine')\n")
+    (mine / "named.py").write_text("from .deep.inner import x\nimport json, torch, helper\n")
+    (mine / "deep" / "inner.py").write_text("raise RuntimeError('it was imported')\n")
+    (mine / "unused.py").write_text("import net\n")
+    (project / "own_task.py").write_text("import native\n")
+    (project / "native.so").write_bytes(b"\x7fELF 1")
+    (project / "flips.py").touch()
+    (project / "sched.py").write_text("this is no Python")
+    config = Config(model={"_target_": "mine.Net", "inner": [{"_target_": "hpctrain.models.MLP"}]})
+    config.task = {"_target_": "own_task.Task"}
+    config.data.transforms = [{"_target_": "flips.flip"}]
+    config.scheduler._target_ = "sched.make"
+    found = modules.find(config)
+    assert not {*found} & {*sys.modules}
+    inside = ("", ".blocks", ".deep.inner", ".late", ".named")
+    assert [*found] == sorted(
+        [*(f"mine{name}" for name in inside), "flips", "helper", "native", "own_task", "sched"]
+    )
+    assert found["mine.deep.inner"].file == "mine/deep/inner.py"
+    assert found["helper"] == Module("helper.py", HELPER)
+    (project / "native.so").write_bytes(b"\x7fELF 22")
+    (mine / "deep" / "inner.py").unlink()
+    told = difference(found, modules.find(config), "attempt 2")
+    assert told == "mine/deep/inner.py: gone since attempt 2; native.so: changed"
+
+
+def test_modules_that_only_run_time_knows_count_when_they_were_imported(project: Path) -> None:
+    (project / "plugins").mkdir()
+    for name in ("a", "b"):
+        (project / "plugins" / f"{name}.py").write_text("import helper\nvalue = 1\n")
+    before = {*sys.modules}
+    try:
+        __import__("plugins." + "a")
+        assert modules.loaded(before) == ["helper", "plugins.a"]
+        assert [*modules.find(Config(), also=modules.loaded(before))] == ["helper", "plugins.a"]
+    finally:
+        for name in {*sys.modules} - before:
+            del sys.modules[name]
+
+
+def test_only_what_changes_the_training_is_a_change() -> None:
+    def told(old: str, new: str) -> str:
+        return difference({"m": Module("m.py", old)}, {"m": Module("m.py", new)}, "attempt 1")
+
+    source = 'class A:\n    """Old."""\n\n    def f(self, x):\n        return x + 1\n\ny = 2\n'
+    assert told(source, source.replace("Old", "New").replace("y = 2", "y  =  2  # two")) == ""
+    assert told(source, source.replace("x + 1", "(x +\n  1)")) == ""
+    assert told(source, source.replace("+ 1", "- 1")) == (
+        "m.py: 1 line changed since attempt 1 (A.f: return x + 1 -> return x - 1)"
+    )
+    assert told(source, source.replace("y = 2", "y = 3")) == (
+        "m.py: 1 line changed since attempt 1 (y = 2 -> y = 3)"
+    )
+    more = source.replace("+ 1", "- 1") + "\ndef g():\n    @staticmethod\n    def h(): return 1\n"
+    assert told(source, more) == "m.py: 5 lines changed since attempt 1 (A.f, g, g.h)"
+    assert told("x = ", "x = 1") == "m.py: 1 line changed since attempt 1 (x = -> x = 1)"
+    many = {f"m{n}": Module(f"m{n}.py", "x = 1") for n in range(5)}
+    assert difference({}, many, "attempt 1") == (
+        "m0.py: new since attempt 1; m1.py: new; m2.py: new; 2 more files"
+    )
+
+
+def trained(folder: Path) -> tuple[Config, RunDir]:
+    """Return a run of `net.Net` whose first attempt has saved step 4."""
+    config = Config(name="digits", output_dir=str(folder / "runs"), model={"_target_": "net.Net"})
+    config.data.path = "/data"
+    run = RunDir.of(config, "digest")
+    freeze(config, run)
+    run.begin_attempt(first_step=0)
+    trained_code.record(config, run)
+    (run.checkpoints / "step-00000004").mkdir()
+    run.end_attempt("interrupted", step=4)
+    return config, run
+
+
+def test_the_code_is_that_which_made_the_newest_checkpoint(project: Path) -> None:
+    config, run = trained(project)
+    assert trained_code.changes(config, run) == ""
+    edit(project / "helper.py", "mean", "amax")
+    assert trained_code.changes(config, run) == CHANGED
+    run.begin_attempt(first_step=4, code_changed=CHANGED)
+    trained_code.record(config, run)
+    assert trained_code.changes(config, run) == CHANGED, "this attempt has made no checkpoint yet"
+    run.end_attempt("failed", error="")
+    edit(project / "helper.py", "amax", "sum")
+    assert "(pool: return x.mean(1) -> return x.sum(1))" in trained_code.changes(config, run)
+    run.begin_attempt(first_step=4)
+    trained_code.record(config, run)
+    (run.checkpoints / "step-00000006").mkdir()
+    assert trained_code.changes(config, run) == ""
+    edit(project / "helper.py", "sum", "mean")
+    assert "since attempt 3 (pool: return x.sum(1)" in trained_code.changes(config, run)
+    assert trained_code.turning_points(run.read()) == {4: CHANGED}
+    copy = project / "copy"
+    copy.mkdir()
+    (copy / "net.py").write_text(NET)
+    (copy / "helper.py").write_text(HELPER.replace("mean", "sum"))
+    assert trained_code.changes(config, run, [copy]) == "", "where a job imports from"
+    for damage in ("{", '{"version": 1, "records": [{"attempt": 1, "modules": []}]}'):
+        (run.path / "modules.json").write_text(damage)
+        assert trained_code.changes(config, run) == ""
+
+
+def test_a_branch_knows_the_code_of_its_checkpoint(project: Path) -> None:
+    config, run = trained(project)
+    edit(project / "helper.py", "mean", "sum")
+    run.begin_attempt(first_step=4)
+    trained_code.record(config, run)
+    (run.checkpoints / "step-00000006").mkdir()
+    for step, code in ((4, "mean"), (6, "sum")):
+        config.seed = step
+        child = RunDir.of(config, "digest")
+        freeze(config, child)
+        trained_code.inherit(run, child, step)
+        (child.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+        edit(project / "helper.py", "sum", "amax")
+        assert trained_code.changes(config, child) == (
+            CHANGED.replace("attempt 1", "the branch").replace("mean", code)
+        )
+        child.begin_attempt(first_step=step)
+        trained_code.record(config, child)
+        assert "since the branch" in trained_code.changes(config, child)
+        (child.checkpoints / "step-00000008").mkdir()
+        assert trained_code.changes(config, child) == ""
+        edit(project / "helper.py", "amax", "sum")
+
+
+@pytest.mark.parametrize("why", ["changed", "misfit", "has gone on"])
+def test_from_scratch_keeps_the_directory_and_starts_again_once(
+    project: Path, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, run = trained(project)
+    config.train.from_scratch = True
+    freeze(config, run)
+    assert (run.checkpoints / "step-00000004").exists(), "it goes on, as nothing has changed"
+    if why == "changed":
+        edit(project / "helper.py", "mean", "amax")
+    else:
+        facts = {"misfit": True} if why == "misfit" else {"code_changed": CHANGED}
+        run.begin_attempt(first_step=4)
+        run.end_attempt("failed", **facts)
+    uid = run.read()["uid"]
+    config.train.from_scratch = False
+    freeze(config, run)
+    assert run.read()["uid"] == uid
+    config.train.from_scratch = True
+    with caplog.at_level(logging.WARNING):
+        freeze(config, run)
+        freeze(config, run)
+    assert caplog.text.count("is kept under another name") == 1
+    kept = Path(f"{run.path}.1")
+    assert (kept / "checkpoints" / "step-00000004").exists()
+    assert (run_json(kept)["uid"], run.read()["attempts"]) == (uid, [])
+
+
+def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(
+    train: Callable[..., Completed], project: Path
+) -> None:
+    train(*OWN, code=1, STOP="yes")
+    (run,) = runs(project / "runs")
+    # Other names and shapes are an error.
+    edit(project / "net.py", "16, 10)", "16, 10, bias=False)")
+    more = "Linear(8, 16)\n        self.more = torch.nn.Linear(2, 2, bias=False)"
+    edit(project / "net.py", "Linear(8, 16)", more)
+    done = train(*OWN, code=2)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: {run}/checkpoints/step-00000004 does not fit the model: ")
+    assert "more.weight is not in the checkpoint; last.bias is not in the model. The code" in last
+    assert "net.py: 2 lines changed since attempt 1 (Net.__init__)" in last
+    for choice in ("name=OTHER", "train.from_scratch=true"):
+        assert choice in last
+    assert "Traceback" not in done.stderr
+    assert run_json(run)["attempts"][-1]["misfit"]
+    # With those of before, it goes on.
+    (project / "net.py").write_text(NET)
+    edit(project / "helper.py", "    return", "    # the same\n    return")
+    edit(project / "helper.py", "mean", "amax")
+    done = train(*OWN, "checkpoint.keep=2")
+    assert f"the code has changed: {CHANGED}. The run goes on from step 4" in done.stderr
+    for choice in ("name=OTHER", "train.from_scratch=true", f"branch {run.name} --step 4"):
+        assert choice in done.stderr
+    record = run_json(run)
+    assert [one.get("code_changed") for one in record["attempts"]][::2] == [None, CHANGED]
+    left = sorted(int(path.name[5:]) for path in (run / "checkpoints").iterdir())
+    assert left == [4, 6, 8], "the last one of the old code is kept"
+    (row,) = json.loads(run_module("hpctrain", "status", "--json", cwd=project).stdout)
+    assert row["changed_code"] == f"other code from step 4 on: {CHANGED}"
+    edit(project / "helper.py", "amax", "mean")
+    assert "since attempt 3 (pool: return x.amax(1) -> return x.mean(1))" in train(*OWN).stderr
+    assert run_json(run) == record
+
+
+@pytest.mark.slow
+def test_a_sweep_resume_and_evaluate_say_it(
+    train: Callable[..., Completed], project: Path, no_sbatch: dict[str, str]
+) -> None:
+    train(*OWN, code=1, STOP="yes")
+    (run,) = runs(project / "runs")
+    edit(project / "helper.py", "mean", "amax")
+    evaluated = run_module("hpctrain", "evaluate", run.name, cwd=project)
+    assert f"{run.name} was trained with other code than that of now: {CHANGED}" in evaluated.stderr
+    said = f"{run.name}: the code has changed: {CHANGED}"
+    dry = train("-m", *OWN, "launch.dry_run=true", **no_sbatch)
+    assert said in dry.stderr
+    resumed = run_module("hpctrain", "resume", run.name, cwd=project, **no_sbatch)
+    assert said in resumed.stderr
+    (log,) = (run / "logs").glob("*_log.out")
+    assert CHANGED in log.read_text(), "the job says it, too"
+    edit(project / "helper.py", "amax", "sum")
+    again = train("-m", *OWN, **no_sbatch)
+    assert "since attempt 2" in again.stderr
+    assert "launch.rerun=all" in again.stderr
+    train("-m", *OWN, "launch.rerun=all", **no_sbatch)
+    assert len(run_json(run)["attempts"]) == 1
+    assert run_json(Path(f"{run}.1"))["attempts"][1]["code_changed"] == CHANGED
+
+
+@pytest.mark.slow
+def test_a_job_that_runs_from_its_copy_has_not_changed(
+    train: Callable[..., Completed], project: Path, no_sbatch: dict[str, str]
+) -> None:
+    """The copy counts in a job, although the working directory has the module that was edited."""
+    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+    git = str(Path(str(shutil.which("git"))).parent)
+    env = {"PATH": f"{no_sbatch['PATH']}:{git}"} if not shutil.which("sbatch", path=git) else {}
+    local = () if env else ("hydra/launcher=submitit_local",)
+    train("-m", *OWN, *local, code=4, STOP="yes", **env)
+    (run,) = runs(project / "runs")
+    (copy,) = (project / "runs" / "code").iterdir()
+    RunDir(run).update(code=copy.name)  # as a submission to Slurm notes it
+    edit(project / "helper.py", "mean", "amax")
+    resumed = run_module("hpctrain", "resume", run.name, cwd=project, **no_sbatch)
+    assert "the code has changed" not in resumed.stderr
+    for log in (run / "logs").glob("*_log.out"):
+        assert "the code has changed" not in log.read_text()
+    assert run_json(run)["state"] == "finished"
+    again = train("-m", *OWN, *local, **env)
+    assert CHANGED in again.stderr, "a finished run, and the code of now"
+
+
+WIDE = """\
+from hpctrain.models import MLP
+
+class Net(MLP):
+    def __init__(self, in_features, hidden, out_features, **options):
+        super().__init__(in_features, [width * 1 for width in hidden], out_features, **options)
+"""
+
+
+def stage_problem() -> str:
+    """Return what two stages of a pipeline say of a checkpoint that has another second stage."""
+    weights = {"a": torch.zeros(2, 3)} if distributed.get_rank() == 0 else {"b": torch.zeros(4)}
+    properties = TensorProperties(dtype=torch.float32)
+    saved = {
+        f"model.{name}": TensorStorageMetadata(properties, torch.Size(shape), [])
+        for name, shape in {"a": (2, 3), "b": (5,), "c": (1,)}.items()
+    }
+    return misfit(saved | {"optimizer.x": None}, weights, "model", divided=True)
+
+
+def test_the_stages_of_a_pipeline_agree_on_what_does_not_fit() -> None:
+    assert set(run_ranks(stage_problem, 2)) == {
+        "b is 5 there and 4 in the model; c is not in the model"
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["ddp", "zero3"])
+def test_other_shapes_are_one_clear_error_in_every_layout(
+    digits: Path, project: Path, layout: str
+) -> None:
+    (project / "wide.py").write_text(WIDE)
+    keys = [] if layout == "ddp" else ["parallel=zero3"]
+    where = ["experiment=digits", f"data.path={digits}", f"output_dir={project}/runs", *SIZE]
+    ranks = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
+
+    def torchrun(*given: str, code: int) -> Completed:
+        command = (*ranks, *where, "model._target_=wide.Net", *keys, *given)
+        return run_module("torch.distributed.run", *command, code=code, cwd=project)
+
+    torchrun("train.max_steps=4", "train.max_epochs=null", code=0)
+    (run,) = runs(project / "runs")
+    (run / "run.json").write_text(json.dumps(run_json(run) | {"state": "interrupted"}))
+    edit(project / "wide.py", "width * 1", "width * 2")
+    done = torchrun("train.max_steps=4", "train.max_epochs=null", code=1)
+    assert "does not fit the model: " in done.stderr
+    assert " there and " in done.stderr
+    (log,) = (run / "logs").glob("terminal_2.rank0.log")
+    assert "Traceback" not in log.read_text()
+    torchrun("train.max_steps=4", "train.max_epochs=null", "train.from_scratch=true", code=0)
+    assert run_json(run)["state"] == "finished"
+    run = Path(f"{run}.1")
+    assert run_json(run)["attempts"][-1]["misfit"]

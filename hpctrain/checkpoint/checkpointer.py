@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest, Progress, step_of
+from hpctrain.checkpoint.matching import listed
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, module_state
@@ -217,6 +218,7 @@ class Checkpointer:
         }
         replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
         model, optimizer = f"{replica}model", f"{replica}optimizer"
+        _refuse_unasked(path, (k for k in saved if k.startswith(f"{model}.")), model, state)
         fresh = _without_state(state["optimizer"], saved, optimizer)
         known = {key: value for key, value in state["optimizer"].items() if key not in fresh}
         to_load = {model: state["model"], optimizer: known} | random | own
@@ -337,6 +339,27 @@ def _without_state(state: Iterable[str], saved: Iterable[str], prefix: str) -> l
         and f"{prefix}.{key}" not in keys
         and key.rpartition(".")[2] in kinds
     ]
+
+
+def _refuse_unasked(path: Path, saved: Iterable[str], part: str, state: Mapping[str, Any]) -> None:
+    """Check that the model has all weights of a checkpoint; all ranks call this together.
+
+    Args:
+        path: The checkpoint.
+        saved: The keys of its weights.
+        part: What they begin with.
+        state: That of this rank, which may have only a stage of the model.
+
+    Raises:
+        StorageError: No rank has one of them.
+    """
+    lacking = {key.removeprefix(f"{part}.") for key in saved} - state["model"].keys()
+    nowhere = set.intersection(*map(set, objects.all_gather(sorted(lacking))))
+    if nowhere:
+        raise StorageError(
+            f"{path} has weights that this model does not train: {listed(sorted(nowhere))}. It is "
+            "the checkpoint of another model; checkpoint.init_from takes some of its weights"
+        )
 
 
 def _is_random(key: str) -> bool:

@@ -102,7 +102,8 @@ def check_trained(model: nn.Module, also: Sequence[str]) -> None:
     Raises:
         ConfigError: A pattern fits none.
     """
-    names = [name for name, _ in model.named_parameters() if not is_adapter(name)]
+    named = model.named_parameters(remove_duplicate=False)
+    names = [name for name, _ in named if not is_adapter(name)]
     for pattern in also:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, 3, 0.5)
@@ -122,9 +123,13 @@ def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: Nothing is left to be trained, which a stage of a pipeline cannot have.
     """
-    for name, parameter in model.named_parameters():
-        trained = is_adapter(name) or any(fnmatchcase(name, pattern) for pattern in also)
-        parameter.requires_grad_(trained)
+    trained = {
+        id(parameter)  # several modules may share it, and any of its names may fit
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if is_adapter(name) or any(fnmatchcase(name, pattern) for pattern in also)
+    }
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "train.lora.match: a stage of the pipeline has no adapter: use fewer stages "

@@ -48,24 +48,10 @@ def start_from(
             a parameter that several modules share has several values.
         StorageError: A file cannot be read.
     """
-    own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
-    facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
-    computes, ties = Computed.of(module), _ties(module)
-    if stages is not None:
-        for part, names, patterns in objects.all_gather((facts, *computes), stages):
-            facts |= {name: (tuple(shape), dtype) for name, (shape, dtype) in part.items()}
-            computes = Computed([*computes.names, *names], [*computes.patterns, *patterns])
-    found = match(
-        weights.shapes,
-        {name: shape for name, (shape, _) in facts.items()},
-        rename,
-        skip,
-        ties,
-        Dtypes(weights.dtypes, {name: dtype for name, (_, dtype) in facts.items()}),
-        computes.includes,
-    )
+    found = compare(module, weights, rename, skip, stages)
     if all_used:
         found.refuse_unused()
+    own, ties = _weights_of(module), _ties(module)
     loaded: dict[str, str] = {}
     copies = {n: loaded.setdefault(ties.get(n, n), n) for n in found.stored}
     copies = {name: first for name, first in copies.items() if name != first}
@@ -74,6 +60,43 @@ def start_from(
     )
     _check_copies(own, weights, found, copies)
     return found
+
+
+def compare(
+    module: nn.Module,
+    weights: StoredWeights,
+    rename: Sequence[Rename] = (),
+    skip: Sequence[str] = (),
+    stages: dist.ProcessGroup | None = None,
+) -> Match:
+    """Return which stored weights belong to which of a model, possibly on the meta device.
+
+    Args:
+        module: As for `start_from`.
+        weights: As for `start_from`.
+        rename: As for `start_from`.
+        skip: As for `start_from`.
+        stages: As for `start_from`.
+
+    Raises:
+        ConfigError: As for `match`.
+    """
+    own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
+    facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
+    computes = Computed.of(module)
+    if stages is not None:
+        for part, names, patterns in objects.all_gather((facts, *computes), stages):
+            facts |= {name: (tuple(shape), dtype) for name, (shape, dtype) in part.items()}
+            computes = Computed([*computes.names, *names], [*computes.patterns, *patterns])
+    return match(
+        weights.shapes,
+        {name: shape for name, (shape, _) in facts.items()},
+        rename,
+        skip,
+        _ties(module),
+        Dtypes(weights.dtypes, {name: dtype for name, (_, dtype) in facts.items()}),
+        computes.includes,
+    )
 
 
 class Computed(NamedTuple):

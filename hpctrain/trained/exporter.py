@@ -21,9 +21,9 @@ from torch import nn
 
 from hpctrain import __version__
 from hpctrain.checkpoint.manifest import Manifest
-from hpctrain.checkpoint.matching import Dtypes, match, renames
+from hpctrain.checkpoint.matching import renames
+from hpctrain.checkpoint.starting_point import compare
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
-from hpctrain.checkpoint.tensor_reader import dtype_name
 from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.schema import Config
 from hpctrain.disk import sync
@@ -150,8 +150,8 @@ class Exporter:
         """Return how the tensors are written, and the config of adapters that are not merged."""
         if self._only_adapters:
             lora, start = self._config.train.lora, self._config.checkpoint.init_from
-            written = peft_format(self._model, self._saved.shapes, lora, start)
-            return Layout(written.pieces, None, "adapters of peft"), written.config
+            pieces, adapters = peft_format(self._model, self._saved.shapes, lora, start)
+            return Layout(pieces, None, "adapters of peft"), adapters
         apart = {name for group in self._parted() for name in group}
         names = [
             name
@@ -239,13 +239,7 @@ class Exporter:
         """What reads the weights that the adapters belong to, and the stored name of each."""
         start = self._config.checkpoint
         weights = open_weights(verified(self._config))
-        found = match(
-            weights.shapes,
-            {n: tuple(v.shape) for n, v in self._own.items() if not is_adapter(n)},
-            renames(start.init_rename),
-            start.init_skip,
-            dtypes=Dtypes(weights.dtypes, {n: dtype_name(v.dtype) for n, v in self._own.items()}),
-        )
+        found = compare(self._model, weights, renames(start.init_rename), start.init_skip)
         return weights, found.stored
 
     def _origin(self) -> dict[str, Any]:

@@ -13,33 +13,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from hpctrain.config.schema.train import LoRAConfig
-from hpctrain.models.lora import adapted, is_adapter
+from hpctrain.errors import ConfigError
+from hpctrain.models.lora import Adapted, is_adapter
 from hpctrain.parallel.preparing.parameters import ties
 from hpctrain.trained.layouts import Piece
 
 _PREFIX = "base_model.model."
 
 
-class PeftFormat(NamedTuple):
-    """How adapters are written.
-
-    Attributes:
-        pieces: The tensors of the file.
-        config: The content of adapter_config.json.
-    """
-
-    pieces: list[Piece]
-    config: dict[str, Any]
-
-
 def peft_format(
     model: nn.Module, saved: Iterable[str], lora: LoRAConfig, base: str | None
-) -> PeftFormat:
+) -> tuple[list[Piece], dict[str, Any]]:
     """Return how the adapters of a checkpoint are written.
 
     Args:
@@ -47,18 +36,24 @@ def peft_format(
         saved: The names of the weights in the checkpoint.
         lora: The adapters.
         base: Where the other weights are from.
+
+    Returns:
+        The tensors of the file, and the content of adapter_config.json.
+
+    Raises:
+        ConfigError: A layer with an adapter stands in several places, which peft cannot have.
     """
-    layers = dict(adapted(model))
+    everywhere = dict(model.named_modules(remove_duplicate=False))
+    layers = {name: m for name, m in everywhere.items() if isinstance(m, Adapted)}
+    _check_places(model, layers)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     groups = [[first, *others] for first, others in ties(model)]
     same = {name: group for group in groups for name in group}
     kept = {other: None for name in saved for other in same.get(name, [name])}
-    # A layer that stands in several places has one adapter.
-    own = [n for n in kept if not is_adapter(n) or n.rpartition(".")[0] in layers]
-    trained = [name for name in own if name in parameters and not is_adapter(name)]
+    trained = [name for name in kept if name in parameters and not is_adapter(name)]
     copied = _copied({name.rpartition(".")[0] for name in trained}, layers)
     pieces = {}
-    for name in own:
+    for name in kept:
         module, _, key = name.rpartition(".")
         if is_adapter(name):
             pieces[f"{name}.weight"] = name
@@ -66,7 +61,7 @@ def peft_format(
             pieces[f"{module}.base_layer.{key}" if module in layers else name] = name
     pieces |= {name: name for name in model.state_dict() if _within(name, copied)}
     beside = {name.rpartition(".") for name in trained if name.rpartition(".")[0] in layers}
-    modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    modules = [name for name in everywhere if name]
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": base,
@@ -80,7 +75,20 @@ def peft_format(
         "inference_mode": True,
         "task_type": None,
     }
-    return PeftFormat([Piece(_PREFIX + name, (own,)) for name, own in pieces.items()], config)
+    return [Piece(_PREFIX + name, (own,)) for name, own in pieces.items()], config
+
+
+def _check_places(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Check that each layer with an adapter is an attribute of one module: peft replaces that."""
+    places: dict[int, tuple[int, str]] = {}
+    for name, layer in layers.items():
+        parent, _, key = name.rpartition(".")
+        place = id(model.get_submodule(parent)), key
+        if places.setdefault(id(layer), place) != place:
+            raise ConfigError(
+                f"{name} stands in several places of the model, and peft would add its adapter to "
+                "one of them: export the merged weights, with --merge"
+            )
 
 
 def _copied(modules: Collection[str], layers: Mapping[str, Any]) -> set[str]:

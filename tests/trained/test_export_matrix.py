@@ -8,18 +8,23 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import Config
+from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
 from hpctrain.job.building.make import make
 from hpctrain.job.building.trained_model import trained_model
+from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.trained.exporter import Exporter
 from tests.parallel.parity import MODELS, TASKS, Cell, build
 from tests.ranks import run_ranks
@@ -236,3 +241,131 @@ def test_every_export_is_the_trained_model(
     name: str, tied: bool, what: str, layout: str, tmp_path: Path
 ) -> None:
     check(name, what, layout, tmp_path, tied=tied)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["elsewhere", "head", "also embed"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_base_that_has_the_shared_weight_under_the_name_of_the_head(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    head = f"{FAMILIES[name].head}.weight"
+    check(name, what, "zero3", tmp_path, tied=True, stored=head)
+
+
+class Block(nn.Module):
+    """A layer, and a parameter beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.fc = nn.Parameter(torch.rand(8)), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, 8) to (batch, 8)."""
+        return self.fc(x * self.gain).relu()  # type: ignore[no-any-return]
+
+
+class Odd(nn.Module):
+    """A model with what peft has no words for, or no short ones.
+
+    Args:
+        tied: Whether two of its layers have one weight.
+    """
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(8))
+        self.first = nn.Linear(8, 8)
+        self.block = Block()
+        self.norm, self.last_norm = nn.BatchNorm1d(8), nn.LayerNorm(8)
+        self.again = self.block
+        self.deep = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
+        self.fc = nn.Linear(8, 8)
+        self.same = self.deep[0]
+        if tied:
+            self.fc.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, 8) to (batch, 8)."""
+        x = self.block(self.norm(self.first(x) * self.scale))
+        return self.fc(self.same(self.deep(self.last_norm(self.again(x)))))  # type: ignore[no-any-return]
+
+
+def odd(
+    match: list[str], also: list[str], folder: Path, *, tied: bool = False
+) -> tuple[Config, nn.Module, nn.Module]:
+    """Return a config, the model that its checkpoint in `folder` has, and the base of that."""
+    config = Config(model={"_target_": f"{__name__}.Odd", "tied": tied})
+    config.train.lora = LoRAConfig(match=match, rank=2, also=also)
+    base, trained = Odd(tied=tied), Odd(tied=tied)
+    kept = {n: v.clone() for n, v in base.state_dict().items()}
+    trained.load_state_dict(kept)
+    save_file(kept, folder / "base.safetensors")
+    config.checkpoint.init_from = str(folder / "base.safetensors")
+    config.checkpoint.init_digest = find_weights(folder / "base.safetensors").digest()
+    add_adapters(trained, match, 2, config.train.lora.alpha)
+    freeze_base(trained, also)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.rand_like(parameter))
+        trained.norm.running_mean.add_(0.5)
+    named = trained.named_parameters(remove_duplicate=False)
+    frozen = {name for name, parameter in named if not parameter.requires_grad}
+    held = {name: v for name, v in trained.state_dict().items() if name not in frozen}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        dcp.save({"model": held}, checkpoint_id=folder / "step", no_dist=True)
+    Manifest(1, 1, {}, {}, 0.0, {}, base=config.checkpoint.init_digest).write(folder / "step")
+    return config, trained.eval(), base.eval()
+
+
+ODD: list[tuple[list[str], list[str]]] = [
+    (["fc"], []),
+    (["first", "deep.1.0"], ["fc.*", "norm.*"]),
+    (["block.fc"], ["block.gain", "scale", "last_norm.bias"]),
+    (["deep.1.0"], ["deep.1.1.weight", "deep.0.bias", "again.*", "first.weight"]),
+    (["*fc"], ["*"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("match", "also"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] if i % 4 != 3 else [])
+        for i, each in enumerate(ODD)
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_odd_models_are_read_by_peft(
+    match: list[str], also: list[str], tied: bool, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    config, trained, base = odd(match, also, tmp_path, tied=tied)
+    x = torch.randn(5, 8)
+    (tmp_path / "adapters").mkdir()
+    Exporter(config, tmp_path / "step").write(tmp_path / "adapters", 10**9, print)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
+        torch.testing.assert_close(theirs(x), trained(x), rtol=1e-5, atol=1e-6)
+    if tied and {"first", "fc"} & {*match, "*fc" in match and "fc"}:
+        with pytest.raises(ConfigError, match=r"--merge: fc.weight and first.weight are one para"):
+            Exporter(config, tmp_path / "step", merge=True)
+        return
+    (tmp_path / "merged").mkdir()
+    Exporter(config, tmp_path / "step", merge=True).write(tmp_path / "merged", 10**9, print)
+    merged = Odd(tied=tied)
+    start_from(merged, open_weights(find_weights(tmp_path / "merged")), all_used=True)
+    torch.testing.assert_close(merged.eval()(x), trained(x), rtol=1e-5, atol=1e-6)
+
+
+def test_an_adapter_in_two_places_is_no_adapter_of_peft(tmp_path: Path) -> None:
+    config, trained, _ = odd(["deep.0"], [], tmp_path)
+    with pytest.raises(ConfigError, match=r"same stands in several places of the model, and peft"):
+        Exporter(config, tmp_path / "step")
+    (tmp_path / "merged").mkdir()
+    Exporter(config, tmp_path / "step", merge=True).write(tmp_path / "merged", 10**9, print)
+    merged, x = Odd(), torch.randn(5, 8)
+    start_from(merged, open_weights(find_weights(tmp_path / "merged")), all_used=True)
+    torch.testing.assert_close(merged.eval()(x), trained(x), rtol=1e-5, atol=1e-6)

@@ -75,8 +75,8 @@ class Match:
         skipped: The weights that `skip` leaves out, although they are stored.
         initial: The other weights of the model that are not stored: they keep their values.
         unused: The stored weights that the model does not have, by the names that `rename` gives.
-        needless: Those of them that it does not need: it computes them itself, or `skip` names
-            them.
+        needless: Those of them that it does not need: it computes them itself, `skip` names them,
+            or they are a parameter that is loaded under another name.
         other_shape: Weights whose shapes differ: the stored one, and that of the model.
     """
 
@@ -160,6 +160,9 @@ def match(
     ties = ties or {}
     loaded = {ties.get(name, name) for name in found.stored}
     known = {*found.stored, *found.skipped, *found.other_shape}
+    shared = [name for name in found.skipped if ties.get(name, name) in loaded]
+    found.skipped = [name for name in found.skipped if name not in shared]
+    found.needless += shared
     found.initial = [n for n in model if n not in known and ties.get(n, n) not in loaded]
     left_out = {*found.skipped, *found.needless}
     _check_numbers({n: s for n, s in targets.items() if n not in left_out}, dtypes)

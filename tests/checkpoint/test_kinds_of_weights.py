@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
@@ -155,6 +156,24 @@ def test_what_is_stored_has_a_use_or_is_named(tmp_path: Path) -> None:
     # A run that goes on takes what it took at its first start.
     save_file(WHOLE | more, tmp_path / "model.safetensors")
     assert start_from(Small(), open_weights(find_weights(tmp_path))).unused == [*sorted(more)]
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "pytorch_model.bin"])
+def test_the_message_about_a_pickle_has_the_line_that_converts_it(
+    name: str, tmp_path: Path
+) -> None:
+    model = Transformer(16, 8, 1, 2, tied=True)
+    weights = model.state_dict()
+    torch.save({"state_dict": weights} if name == "last.ckpt" else weights, tmp_path / name)
+    with pytest.raises(ConfigError) as caught:
+        find_weights(tmp_path)
+    line = str(caught.value).partition("where you trust it: ")[2]
+    places = {"FILE": tmp_path / name, "OUT": tmp_path / "model.safetensors"}
+    exec(line, {"torch": torch, "safetensors": safetensors, **places})
+    again = Transformer(16, 8, 1, 2, tied=True)
+    found = start_from(again, open_weights(find_weights(places["OUT"])), all_used=True)
+    assert len(found.stored) == len(weights)
+    assert all(torch.equal(value, weights[n]) for n, value in again.state_dict().items())
 
 
 @pytest.mark.slow

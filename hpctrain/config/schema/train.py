@@ -400,9 +400,9 @@ class CheckpointConfig:
     )
     init_skip: list[str] = key(
         [],
-        "Weights whose names fit one of these patterns are not loaded. Those of the model keep their "
-        "initial values, such as a head of another shape; any other stored weight must have a place "
-        "in the model. A * stands for any text.",
+        "Weights whose names fit one of these patterns are not loaded, such as a head of another "
+        "shape: those of the model keep their initial values. Stored weights that the model does "
+        "not have must be named here. A * stands for any text.",
     )
     branch_digest: str | None = key(
         None,

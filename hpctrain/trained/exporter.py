@@ -110,11 +110,13 @@ class Exporter:
 
         Args:
             folder: Empty.
-            shard_bytes: A file is not larger, unless it has a single tensor.
+            shard_bytes: A file is not larger, unless it has a single tensor. Adapters are one file.
             shown: Called with the name of each file, before it is written.
         """
         layout = self._layout
-        groups = list(self._grouped(layout.pieces, shard_bytes))
+        # peft reads adapters from one file.
+        limit = math.inf if self._only_adapters else shard_bytes
+        groups = list(self._grouped(layout.pieces, limit))
         stem = "adapter_model" if self._only_adapters else "model"
         names = [
             f"{stem}-{i:05d}-of-{len(groups):05d}.safetensors"
@@ -163,14 +165,12 @@ class Exporter:
     def _parted(self) -> Iterator[list[str]]:
         """Yield names of one parameter whose values differ once the adapters are merged."""
         for group in {id(group): group for group in self._same.values()}.values():
-            modules = {id(module): module for module in map(self._module, group)}
+            places = (name.rpartition(".")[0] for name in group)
+            modules = {id(m): m for m in map(self._model.get_submodule, places)}
             if len(modules) > 1 and any(isinstance(m, Adapted) for m in modules.values()):
                 yield group
 
-    def _module(self, name: str) -> nn.Module:
-        return self._model.get_submodule(name.rpartition(".")[0])
-
-    def _grouped(self, pieces: list[Piece], limit: int) -> Iterator[list[Piece]]:
+    def _grouped(self, pieces: list[Piece], limit: float) -> Iterator[list[Piece]]:
         group: list[Piece] = []
         size = 0
         for piece in pieces:
@@ -200,11 +200,12 @@ class Exporter:
             if weights is None or there is None:
                 raise StorageError(f"{self._checkpoint} has no {name}: it is that of another model")
             weights.load({there: target})
-        layer = self._module(name)
-        if self._merge and name.endswith("weight") and isinstance(layer, Adapted):
+        module, _, key = name.rpartition(".")
+        layer = self._model.get_submodule(module)
+        if self._merge and key == "weight" and isinstance(layer, Adapted):
             for part in ("lora_A", "lora_B"):
                 value = torch.empty(getattr(layer, part).shape, dtype=own)
-                self._load(self._saved, f"{name.removesuffix('weight')}{part}", value)
+                self._load(self._saved, f"{module}.{part}", value)
                 setattr(layer, part, nn.Parameter(value, requires_grad=False))
             if self._config.train.lora.quantize:
                 target = rounded(target)  # the adapters were trained beside these weights

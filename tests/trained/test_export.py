@@ -295,7 +295,7 @@ def test_odd_models_are_read_by_peft(
     config, trained, base = adapted(odd(tied=tied), match, also, tmp_path)
     x = torch.randn(5, 8)
     (tmp_path / "adapters").mkdir()
-    Exporter(config, tmp_path / "step").write(tmp_path / "adapters", 10**9, print)
+    Exporter(config, tmp_path / "step").write(tmp_path / "adapters", 200, print)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
@@ -320,3 +320,14 @@ def test_an_adapter_in_two_places_is_no_adapter_of_peft(tmp_path: Path) -> None:
     merged, x = Odd(), torch.randn(5, 8)
     start_from(merged, open_weights(find_weights(tmp_path / "merged")), all_used=True)
     torch.testing.assert_close(merged.eval()(x), trained(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_model_that_transformers_cannot_untie_is_not_merged(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    sizes = {"vocab_size": 32, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    inner = {"_target_": "transformers.T5Config", "tie_word_embeddings": True, **sizes}
+    node = {"_target_": "transformers.T5ForConditionalGeneration", "config": inner}
+    config, _, _ = adapted(node, ["lm_head"], [], tmp_path)
+    with pytest.raises(ConfigError, match=r"--merge: .*lm_head.weight and shared.weight are one"):
+        Exporter(config, tmp_path / "step", merge=True)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.matching import Dtypes, Match, Rename, match
 from hpctrain.checkpoint.stored_weights import StoredWeights
@@ -58,7 +59,8 @@ def start_from(
     weights.load(
         {s: own[name] for name, s in found.stored.items() if name in own and name not in copies}
     )
-    _check_copies(own, weights, found, copies)
+    divided = stages is not None or any(isinstance(value, DTensor) for value in own.values())
+    _check_copies(own, weights, found, copies, divided=divided)
     return found
 
 
@@ -132,6 +134,8 @@ def _check_copies(
     weights: StoredWeights,
     found: Match,
     copies: Mapping[str, str],
+    *,
+    divided: bool,
 ) -> None:
     """Check that what is stored for each name of a shared parameter is the same.
 
@@ -140,6 +144,7 @@ def _check_copies(
         weights: What is loaded.
         found: The stored name of each.
         copies: The other names of parameters, and the name that was loaded.
+        divided: Whether other ranks have other parts of the model, and call this, too.
 
     Raises:
         ConfigError: Two values differ, on any rank.
@@ -151,7 +156,7 @@ def _check_copies(
             weights.load({found.stored[name]: other})
             if not torch.equal(local(other), local(own[first])):
                 differ.append(name)
-    if dist.is_initialized():
+    if divided:
         differ = [name for part in objects.all_gather(differ) for name in part]
     if differ:
         name, first = differ[0], copies[differ[0]]

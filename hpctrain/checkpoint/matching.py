@@ -1,6 +1,7 @@
 """Which stored weights belong to which of a model, by their names, and what is said about it.
 
-    stored name ── the first pattern of `rename` that fits ── name in the model ── skip? ── shape?
+    stored name ── the first pattern of `rename` that fits ── name in the model ── skip?
+        └── numbers of the same kind? ── shape? ── is anything stored that nobody asks for?
 
 In a pattern `*` stands for any text, dots included. The `*` of `to` stand for what those of `match`
 have found: {match: 'transformer.*', to: '*'} removes a prefix.
@@ -10,11 +11,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
+from hpctrain.checkpoint import number_kinds
 from hpctrain.errors import ConfigError
 
 Shape = tuple[int, ...]
@@ -48,6 +50,21 @@ def renames(rules: Sequence[Mapping[str, Any]]) -> list[Rename]:
     return [Rename(str(rule["match"]), str(rule["to"])) for rule in rules]
 
 
+class Dtypes(NamedTuple):
+    """The names in torch of dtypes, such as bfloat16, by the name of the weight.
+
+    Attributes:
+        stored: Of the stored weights.
+        model: Of the model's.
+    """
+
+    stored: Mapping[str, str] = {}
+    model: Mapping[str, str] = {}
+
+
+_NO_DTYPES = Dtypes()
+
+
 @dataclass
 class Match:
     """The weights of a model and where they come from.
@@ -57,7 +74,9 @@ class Match:
         renamed: The weights whose stored name is another one.
         skipped: The weights that `skip` leaves out, although they are stored.
         initial: The other weights of the model that are not stored: they keep their values.
-        unused: The stored weights that the model does not have.
+        unused: The stored weights that the model does not have, by the names that `rename` gives.
+        needless: Those of them that it does not need: it computes them itself, `skip` names them,
+            or they are a parameter that is loaded under another name.
         other_shape: Weights whose shapes differ: the stored one, and that of the model.
     """
 
@@ -66,6 +85,7 @@ class Match:
     skipped: list[str] = field(default_factory=list)
     initial: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    needless: list[str] = field(default_factory=list)
     other_shape: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
@@ -79,6 +99,23 @@ class Match:
             yield f"{len(self.skipped)} are left out by init_skip: {listed(self.skipped)}"
         if self.unused:
             yield f"{len(self.unused)} stored weights are not used: {listed(self.unused)}"
+        if self.needless:
+            yield f"{len(self.needless)} stored weights are not needed: {listed(self.needless)}"
+
+    def refuse_unused(self) -> None:
+        """Check that the model has all that is stored.
+
+        Raises:
+            ConfigError: It lacks a weight that neither it computes itself nor `skip` names.
+        """
+        if self.unused:
+            more = ", …" if len(self.unused) > 3 else ""
+            shown = ", ".join(f"'{name}'" for name in self.unused[:3]) + more
+            raise ConfigError(
+                f"the model has nothing of these names, which are stored: {listed(self.unused)}. "
+                "If it calls them otherwise, checkpoint.init_rename gives them its names; if it "
+                f"does not need them, name them: checkpoint.init_skip=[{shown}]"
+            )
 
 
 def match(
@@ -87,6 +124,8 @@ def match(
     rename: Sequence[Rename] = (),
     skip: Sequence[str] = (),
     ties: Mapping[str, str] | None = None,
+    dtypes: Dtypes = _NO_DTYPES,
+    computes: Callable[[str], bool] = lambda name: False,
 ) -> Match:
     """Find the stored weight of each weight of a model.
 
@@ -94,20 +133,23 @@ def match(
         stored: The shapes of the stored weights by name.
         model: The shapes of the model's weights by name.
         rename: How stored names become those of the model. The first rule that fits counts.
-        skip: Patterns of names of the model that are not loaded.
+        skip: Patterns of names, of the model or stored, that are not loaded.
         ties: Weights that are the same parameter as another one: its name.
+        dtypes: The number formats; what is not there is not compared.
+        computes: Whether the model has no weight of a name because it computes it itself.
 
     Raises:
-        ConfigError: A pattern fits nothing, two weights get one name, shapes differ, or nothing
-            matches.
+        ConfigError: A pattern fits nothing, two weights get one name, numbers are of another kind,
+            shapes differ, or nothing matches.
     """
     targets = _targets(stored, rename)
     _check_patterns(stored, {*targets, *model}, rename, skip)
     found = Match()
     for name, source in targets.items():
+        skipped = any(fnmatchcase(name, pattern) for pattern in skip)
         if name not in model:
-            found.unused.append(source)
-        elif any(fnmatchcase(name, pattern) for pattern in skip):
+            (found.needless if skipped or computes(name) else found.unused).append(name)
+        elif skipped:
             found.skipped.append(name)
         elif stored[source] != model[name]:
             found.other_shape[name] = stored[source], model[name]
@@ -118,19 +160,13 @@ def match(
     ties = ties or {}
     loaded = {ties.get(name, name) for name in found.stored}
     known = {*found.stored, *found.skipped, *found.other_shape}
+    shared = [name for name in found.skipped if ties.get(name, name) in loaded]
+    found.skipped = [name for name in found.skipped if name not in shared]
+    found.needless += shared
     found.initial = [n for n in model if n not in known and ties.get(n, n) not in loaded]
-    if found.other_shape:
-        shown = [
-            f"{name} is {shape_text(there)} there and {shape_text(here)} in the model"
-            for name, (there, here) in list(found.other_shape.items())[:_SHOWN]
-        ]
-        more = len(found.other_shape) - len(shown)
-        names = sorted(found.other_shape)[:3]
-        raise ConfigError(
-            f"weights of another shape: {'; '.join(shown)}"
-            + (f"; and {more} more" if more else "")
-            + f". checkpoint.init_skip=[{', '.join(names)}] leaves them out"
-        )
+    left_out = {*found.skipped, *found.needless}
+    _check_numbers({n: s for n, s in targets.items() if n not in left_out}, dtypes)
+    _check_shapes(found.other_shape)
     if not found.stored:
         near = difflib.get_close_matches(next(iter(model), ""), stored, 1, 0.3)
         raise ConfigError(
@@ -139,6 +175,47 @@ def match(
             f"[{{match: '{(near or list(stored) or [''])[0]}', to: '{next(iter(model), '')}'}}]"
         )
     return found
+
+
+def _check_numbers(targets: Mapping[str, str], dtypes: Dtypes) -> None:
+    """Check that stored numbers keep their meaning in the model.
+
+    Args:
+        targets: The stored name by the name in the model.
+        dtypes: The number formats.
+    """
+    there = {source: dtypes.stored[source] for source in targets.values() if dtypes.stored}
+    own = {source: dtypes.model[name] for name, source in targets.items() if name in dtypes.model}
+    codes = [(n, what) for n, what in number_kinds.packed(there) if there[n] != own.get(n)]
+    if codes:
+        raise ConfigError(
+            f"the weights are quantized ({codes[0][1]}): {listed([name for name, _ in codes])} "
+            f"hold codes, which are no weights without their scales; {number_kinds.CURE}"
+        )
+    for name, source in targets.items():
+        if source in there and source in own and not number_kinds.fits(there[source], own[source]):
+            raise ConfigError(
+                f"{source} is stored as {there[source]} and is {own[source]} in the model, so the "
+                f"numbers do not mean the same. If the weights are quantized, {number_kinds.CURE}; "
+                f"checkpoint.init_skip=['{name}'] leaves it out"
+            )
+
+
+def _check_shapes(other: Mapping[str, tuple[Shape, Shape]]) -> None:
+    """Check that there are no weights of another shape: the stored one, and that of the model."""
+    if not other:
+        return
+    shown = [
+        f"{name} is {shape_text(there)} there and {shape_text(here)} in the model"
+        for name, (there, here) in list(other.items())[:_SHOWN]
+    ]
+    more = len(other) - len(shown)
+    names = sorted(other)[:3]
+    raise ConfigError(
+        f"weights of another shape: {'; '.join(shown)}"
+        + (f"; and {more} more" if more else "")
+        + f". checkpoint.init_skip=[{', '.join(names)}] leaves them out"
+    )
 
 
 def listed(names: Sequence[str]) -> str:

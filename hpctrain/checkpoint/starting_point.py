@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
 
-from hpctrain.checkpoint.matching import Match, Rename, match
+from hpctrain.checkpoint.matching import Dtypes, Match, Rename, match
 from hpctrain.checkpoint.stored_weights import StoredWeights
-from hpctrain.checkpoint.tensor_reader import module_state
+from hpctrain.checkpoint.tensor_reader import dtype_name, local, module_state
 from hpctrain.distributed import objects
-from hpctrain.errors import StorageError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models.lora import is_adapter
 
 
@@ -23,6 +26,8 @@ def start_from(
     rename: Sequence[Rename] = (),
     skip: Sequence[str] = (),
     stages: dist.ProcessGroup | None = None,
+    *,
+    all_used: bool = False,
 ) -> Match:
     """Load the weights whose names the model has, in place; all ranks call this together.
 
@@ -34,23 +39,133 @@ def start_from(
         rename: How stored names become those of the model.
         skip: Patterns of names that are not loaded.
         stages: The ranks that have the stages of a pipeline; None without a pipeline.
+        all_used: Whether the model must have all that is stored; see `Match.refuse_unused`.
 
     Returns:
         What matched in the whole model, the same on all ranks.
 
     Raises:
-        ConfigError: A pattern fits nothing, shapes differ, or nothing matches.
+        ConfigError: A pattern fits nothing, shapes or kinds of numbers differ, nothing matches, or
+            a parameter that several modules share has several values.
         StorageError: A file cannot be read.
     """
-    own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
-    shapes = {name: tuple(value.shape) for name, value in own.items()}
-    ties = _ties(module)
-    if stages is not None:
-        parts = objects.all_gather(shapes, stages)
-        shapes = {name: tuple(shape) for part in parts for name, shape in part.items()}
-    found = match(weights.shapes, shapes, rename, skip, ties)
-    weights.load({source: own[name] for name, source in found.stored.items() if name in own})
+    found = compare(module, weights, rename, skip, stages)
+    if all_used:
+        found.refuse_unused()
+    own, ties = _weights_of(module), _ties(module)
+    loaded: dict[str, str] = {}
+    copies = {n: loaded.setdefault(ties.get(n, n), n) for n in found.stored}
+    copies = {name: first for name, first in copies.items() if name != first}
+    weights.load(
+        {s: own[name] for name, s in found.stored.items() if name in own and name not in copies}
+    )
+    divided = stages is not None or any(isinstance(value, DTensor) for value in own.values())
+    _check_copies(own, weights, found, copies, divided=divided)
     return found
+
+
+def compare(
+    module: nn.Module,
+    weights: StoredWeights,
+    rename: Sequence[Rename] = (),
+    skip: Sequence[str] = (),
+    stages: dist.ProcessGroup | None = None,
+) -> Match:
+    """Return which stored weights belong to which of a model, possibly on the meta device.
+
+    Args:
+        module: As for `start_from`.
+        weights: As for `start_from`.
+        rename: As for `start_from`.
+        skip: As for `start_from`.
+        stages: As for `start_from`.
+
+    Raises:
+        ConfigError: As for `match`.
+    """
+    own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
+    facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
+    computes = Computed.of(module)
+    if stages is not None:
+        for part, names, patterns in objects.all_gather((facts, *computes), stages):
+            facts |= {name: (tuple(shape), dtype) for name, (shape, dtype) in part.items()}
+            computes = Computed([*computes.names, *names], [*computes.patterns, *patterns])
+    return match(
+        weights.shapes,
+        {name: shape for name, (shape, _) in facts.items()},
+        rename,
+        skip,
+        _ties(module),
+        Dtypes(weights.dtypes, {name: dtype for name, (_, dtype) in facts.items()}),
+        computes.includes,
+    )
+
+
+class Computed(NamedTuple):
+    """What a model computes itself, so that a stored one is not needed.
+
+    Older files have buffers that are no part of a model's weights any more: the frequencies of a
+    rotary embedding, masks, positions.
+
+    Attributes:
+        names: The names of its buffers that are not saved.
+        patterns: Regular expressions that a model of transformers has for such names.
+    """
+
+    names: Sequence[str]
+    patterns: Sequence[str]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Computed:
+        """Return what a model, or a stage of it, computes itself."""
+        saved = {plain_name(name) for name in module.state_dict()}
+        names = [name for n, _ in module.named_buffers() if (name := plain_name(n)) not in saved]
+        found = [getattr(m, "_keys_to_ignore_on_load_unexpected", None) for m in module.modules()]
+        return cls(names, sorted({pattern for each in found for pattern in each or ()}))
+
+    def includes(self, name: str) -> bool:
+        """Return whether this is the name of such a buffer."""
+        known = name in self.names or name.endswith("rotary_emb.inv_freq")
+        return known or any(re.search(pattern, name) for pattern in self.patterns)
+
+
+def _check_copies(
+    own: Mapping[str, torch.Tensor],
+    weights: StoredWeights,
+    found: Match,
+    copies: Mapping[str, str],
+    *,
+    divided: bool,
+) -> None:
+    """Check that what is stored for each name of a shared parameter is the same.
+
+    Args:
+        own: The weights of this rank, with their values.
+        weights: What is loaded.
+        found: The stored name of each.
+        copies: The other names of parameters, and the name that was loaded.
+        divided: Whether other ranks have other parts of the model, and call this, too.
+
+    Raises:
+        ConfigError: Two values differ, on any rank.
+    """
+    differ = []
+    for name, first in copies.items():
+        if name in own:
+            other = torch.empty_like(own[first])
+            weights.load({found.stored[name]: other})
+            if not torch.equal(local(other), local(own[first])):
+                differ.append(name)
+    if divided:
+        differ = [name for part in objects.all_gather(differ) for name in part]
+    if differ:
+        name, first = differ[0], copies[differ[0]]
+        raise ConfigError(
+            f"{found.stored[first]} and {found.stored[name]} are stored with different values, and "
+            f"{first} and {name} are one parameter in this model. Let the model have two "
+            "(model.tied=false; tie_word_embeddings: false in the config of a model of "
+            f"transformers), or leave one out: checkpoint.init_skip=['{name}']"
+        )
 
 
 def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = False) -> None:

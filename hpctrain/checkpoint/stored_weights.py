@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from hpctrain.checkpoint.tensor_reader import Reader
+from hpctrain.checkpoint.number_kinds import torch_name
+from hpctrain.checkpoint.tensor_reader import Reader, dtype_name, local
 from hpctrain.checkpoint.weight_files import Stored, WeightFiles
 from hpctrain.errors import StorageError
 
@@ -27,6 +28,10 @@ class StoredWeights(Protocol):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of each by name."""
+
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """The name in torch of the dtype of each, such as bfloat16, by name."""
 
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy weights into tensors, in place; this process does it alone.
@@ -63,11 +68,13 @@ class _OfCheckpoint:
         saved = self._reader.saved
         alone = any(name.startswith(f"replica.0.{part}.") for name in saved)
         self._part = f"replica.0.{part}" if alone else part
-        self.shapes = {
-            name.removeprefix(f"{self._part}."): tuple(entry.size)
+        entries = {
+            name.removeprefix(f"{self._part}."): entry
             for name, entry in saved.items()
             if name.startswith(f"{self._part}.") and isinstance(entry, TensorStorageMetadata)
         }
+        self.shapes = {name: tuple(entry.size) for name, entry in entries.items()}
+        self.dtypes = {name: dtype_name(entry.properties.dtype) for name, entry in entries.items()}
 
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         if targets:
@@ -80,6 +87,7 @@ class _OfSafetensors:
     def __init__(self, tensors: Mapping[str, Stored]) -> None:
         self._tensors = tensors
         self.shapes = {name: stored.shape for name, stored in tensors.items()}
+        self.dtypes = {name: torch_name(stored.dtype) for name, stored in tensors.items()}
 
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         from safetensors import SafetensorError, safe_open
@@ -92,11 +100,11 @@ class _OfSafetensors:
                 with safe_open(path, "pt") as file, torch.no_grad():
                     for name in names:
                         target = targets[name]
-                        local = target.to_local() if isinstance(target, DTensor) else target
+                        own = local(target)
                         if not target.ndim:
-                            local.copy_(file.get_tensor(name))
-                        elif local.numel():
-                            local.copy_(file.get_slice(name)[_own_region(target)])
+                            own.copy_(file.get_tensor(name))
+                        elif own.numel():
+                            own.copy_(file.get_slice(name)[_own_region(target)])
             except (SafetensorError, OSError) as error:
                 raise StorageError(f"{path}: cannot be read ({error})") from error
 

@@ -16,18 +16,23 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as classes
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from hpctrain.checkpoint.number_kinds import fits
+from hpctrain.distributed import objects
 from hpctrain.errors import StorageError
 
 _DCP = (
@@ -70,9 +75,10 @@ class Reader(dcp.FileSystemReader):
 
         Raises:
             StorageError: A file cannot be read, lacks something, or holds an object that could run
-                code.
+                code; numbers are of another kind; or one parameter of the model is saved with
+                several values.
         """
-        with warnings.catch_warnings():
+        with _copies_apart(state, no_dist=no_dist), warnings.catch_warnings():
             # torch says that there is no process group, even with no_dist.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             try:
@@ -123,8 +129,68 @@ def module_state(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in torch, such as bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def _copies_apart(state: dict[str, Any], *, no_dist: bool) -> Iterator[None]:
+    """Let the names of a parameter that several modules share be loaded apart, and compare them.
+
+    Otherwise the value that comes last would be taken.
+
+    Raises:
+        StorageError: They differ, on any rank.
+    """
+    apart: list[tuple[dict[str, Any], str, str, torch.Tensor]] = []
+    for part in (each for each in state.values() if isinstance(each, dict)):
+        first: dict[tuple[Any, ...], str] = {}
+        for name, value in part.items():
+            if isinstance(value, torch.Tensor) and local(value).numel():
+                place = (local(value).data_ptr(), value.shape, value.dtype)
+                if (same := first.setdefault(place, name)) != name:
+                    apart.append((part, name, same, value))
+    for part, name, _, value in apart:
+        part[name] = torch.empty_like(value)
+    yield
+    differ = []
+    for part, name, same, value in apart:
+        if not torch.equal(local(part[name]), local(value)):
+            differ.append((same, name))
+        part[name] = value
+    if not no_dist and dist.is_initialized():
+        differ = [pair for each in objects.all_gather(differ) for pair in each]
+    if differ:
+        raise StorageError(
+            f"{differ[0][0]} and {differ[0][1]} differ in the checkpoint, and are one parameter in "
+            "this model: it is the checkpoint of another model"
+        )
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 class _Planner(DefaultLoadPlanner):
-    """DCP's planner, but objects that are no tensors are loaded as safely as tensors are."""
+    """DCP's planner, but objects that are no tensors are loaded as safely as tensors are.
+
+    DCP copies numbers of any dtype into those of any other one; they must be of the same kind.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        for name, value in self.state_dict.items():
+            entry = self.metadata.state_dict_metadata.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(entry, classes.TensorStorageMetadata):
+                there, own = dtype_name(entry.properties.dtype), dtype_name(value.dtype)
+                if not fits(there, own):
+                    raise StorageError(
+                        f"{name} is {there} in the checkpoint and {own} here: the numbers would "
+                        "not mean the same"
+                    )
+        return super().create_local_plan()
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         content = torch.load(value, weights_only=True)

@@ -28,6 +28,7 @@ from hpctrain.errors import ConfigError, StorageError
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LONGEST_HEADER = 100_000_000  # the limit of the safetensors library
 _INDEX = ".safetensors.index.json"
+_ADAPTERS = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,13 @@ def find_weights(path: Path) -> WeightFiles:
         ConfigError: There is no such file or folder, or it holds no weights that can be read.
         StorageError: A file is damaged.
     """
+    folder = path.parent if path.name.startswith("adapter_model") else path
+    if (folder / _ADAPTERS).is_file():
+        raise ConfigError(
+            f"{path} has only adapters (LoRA), in the format of peft. Make whole weights of them: "
+            "`python -m hpctrain export RUN OUT --merge` for a run, or "
+            "PeftModel.from_pretrained(BASE, FOLDER).merge_and_unload().save_pretrained(OUT)"
+        )
     if path.is_file():
         if path.suffix == ".safetensors":
             return WeightFiles(path, _headers([path]))
@@ -112,9 +120,19 @@ def find_weights(path: Path) -> WeightFiles:
 def _no_weights(files: Sequence[Path]) -> str:
     pickles = [file.name for file in files if file.suffix in _PICKLES]
     if pickles:
+        # What Lightning and many scripts save has the weights inside, beside the optimizer's state.
+        nested = "['state_dict']" if pickles[0].endswith(".ckpt") else ""
         return (
             f"{pickles[0]} is a pickle, which can run code when it is loaded; convert it once, "
-            "where you trust it, by the program in docs/migrate.md (Checkpoints of other programs)"
+            "where you trust it: weights = torch.load(FILE, map_location='cpu')"
+            f"{nested}; safetensors.torch.save_file({{name: value.clone() for name, value in "
+            "weights.items()}, OUT)"
+        )
+    if any(file.name == ".metadata" for file in files):
+        return (
+            "a checkpoint of torch.distributed.checkpoint that hpctrain has not written; convert "
+            "it once: torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, FILE), "
+            "and save the weights in it by safetensors.torch.save_file"
         )
     return (
         "no weights; there must be a run directory, a checkpoint (manifest.json), a .safetensors "

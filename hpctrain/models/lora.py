@@ -102,7 +102,8 @@ def check_trained(model: nn.Module, also: Sequence[str]) -> None:
     Raises:
         ConfigError: A pattern fits none.
     """
-    names = [name for name, _ in model.named_parameters() if not is_adapter(name)]
+    named = model.named_parameters(remove_duplicate=False)
+    names = [name for name, _ in named if not is_adapter(name)]
     for pattern in also:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, 3, 0.5)
@@ -112,9 +113,17 @@ def check_trained(model: nn.Module, also: Sequence[str]) -> None:
             )
 
 
-def stays_trained(name: str, also: Sequence[str]) -> bool:
-    """Return whether `freeze_base` leaves a parameter of this name trained."""
-    return is_adapter(name) or any(fnmatchcase(name, pattern) for pattern in also)
+def trained_names(model: nn.Module, also: Sequence[str]) -> set[str]:
+    """Return the names of the parameters that `freeze_base` leaves trained.
+
+    Several modules may share a parameter, and any of its names may fit a pattern.
+    """
+    trained = {
+        id(parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if is_adapter(name) or any(fnmatchcase(name, pattern) for pattern in also)
+    }
+    return {name for name, parameter in model.named_parameters() if id(parameter) in trained}
 
 
 def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
@@ -127,8 +136,9 @@ def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: Nothing is left to be trained, which a stage of a pipeline cannot have.
     """
+    trained = trained_names(model, also)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(stays_trained(name, also))
+        parameter.requires_grad_(name in trained)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "train.lora.match: a stage of the pipeline has no adapter: use fewer stages "

@@ -25,7 +25,7 @@ from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import add_adapters, check_trained, freeze_base, stays_trained
+from hpctrain.models.lora import add_adapters, check_trained, freeze_base, trained_names
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
@@ -191,12 +191,13 @@ def _stage(
 
 def _trained(model: nn.Module, lora: LoRAConfig, chosen: dict[str, Setting]) -> set[str]:
     """Return the names of the parameters of the whole model that will be trained."""
-    return {
-        name
-        for name, parameter in model.named_parameters()
-        if (stays_trained(name, lora.also) if lora.patterns else parameter.requires_grad)
-        and not (name in chosen and chosen[name].freeze)
-    }
+    named = model.named_parameters()
+    trained = (
+        trained_names(model, lora.also)
+        if lora.patterns
+        else {name for name, parameter in named if parameter.requires_grad}
+    )
+    return {name for name in trained if not (name in chosen and chosen[name].freeze)}
 
 
 def _is_whole(config: Config, mesh: Mesh) -> bool:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from torch import nn
 
 from hpctrain import __version__
 from hpctrain.checkpoint.manifest import Manifest
-from hpctrain.checkpoint.matching import match, renames
+from hpctrain.checkpoint.matching import renames
+from hpctrain.checkpoint.starting_point import compare
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.schema import Config
@@ -28,14 +30,14 @@ from hpctrain.disk import sync
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.make import make
 from hpctrain.job.building.trained_model import check_base
-from hpctrain.models.lora import Adapted, adapted, add_adapters, is_adapter
+from hpctrain.models.lora import Adapted, add_adapters, is_adapter
 from hpctrain.models.quantized import rounded
 from hpctrain.parallel.preparing.parameters import ties
 from hpctrain.runs.weights_digest import verified
 from hpctrain.trained.layouts import Layout, Piece, layout_of
+from hpctrain.trained.peft_format import peft_format
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_PEFT = "base_model.model."
 
 
 @dataclass(frozen=True)
@@ -87,32 +89,34 @@ class Exporter:
             add_adapters(self._model, lora.patterns, lora.rank, lora.alpha)
         self._float = _DTYPES[dtype or config.precision.params]
         state = self._model.state_dict()
-        same = {other for _, others in ties(self._model) for other in others}
-        self._own = {
-            name: value
-            for name, value in state.items()
-            if isinstance(value, torch.Tensor) and name not in same
-        }
+        self._own = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
+        groups = [[first, *others] for first, others in ties(self._model)]
+        self._same = {name: group for group in groups for name in group}
         self._saved = open_weights(WeightFiles(checkpoint, None))
         self._average = open_weights(WeightFiles(checkpoint, None), "ema") if ema else None
         if self._average is not None and not self._average.shapes:
             raise ConfigError("--ema: the checkpoint has no average (train.ema); leave it out")
-        self._layers: dict[str, Adapted] = dict(adapted(self._model))
         self._merge, self._only_adapters = merge, bool(lora.patterns) and not merge
-        self._base: tuple[StoredWeights, Mapping[str, str]] | None = None
+        if unknown := [name for name in self._saved.shapes if name not in self._own]:
+            raise StorageError(
+                f"{checkpoint} has {unknown[0]}: it is the checkpoint of another model"
+            )
         if merge:
-            self._base = self._matched_base()
+            _ = self._base  # read now, since it may be gone
+        self._layout, self._adapter_config = self._chosen_layout()
 
     def write(self, folder: Path, shard_bytes: int, shown: Callable[[str], None]) -> Exported:
         """Write the files.
 
         Args:
             folder: Empty.
-            shard_bytes: A file is not larger, unless it has a single tensor.
+            shard_bytes: A file is not larger, unless it has a single tensor. Adapters are one file.
             shown: Called with the name of each file, before it is written.
         """
-        layout = self._layout()
-        groups = list(self._grouped(layout.pieces, shard_bytes))
+        layout = self._layout
+        # peft reads adapters from one file.
+        limit = math.inf if self._only_adapters else shard_bytes
+        groups = list(self._grouped(layout.pieces, limit))
         stem = "adapter_model" if self._only_adapters else "model"
         names = [
             f"{stem}-{i:05d}-of-{len(groups):05d}.safetensors"
@@ -130,7 +134,7 @@ class Exporter:
             index = {"metadata": {"total_size": total}, "weight_map": places}
             _write(folder / f"{stem}.safetensors.index.json", index)
         if self._only_adapters:
-            _write(folder / "adapter_config.json", self._adapter_config())
+            _write(folder / "adapter_config.json", self._adapter_config)
         elif layout.config is not None:
             dtype = str(self._float).removeprefix("torch.")
             _write(folder / "config.json", layout.config | {"dtype": dtype})
@@ -144,17 +148,29 @@ class Exporter:
         sync(path)
         return sum(value.nbytes for value in tensors.values())
 
-    def _layout(self) -> Layout:
-        if not self._only_adapters:
-            return layout_of(self._model, [name for name in self._own if not is_adapter(name)])
-        pieces = []
-        for name in self._saved.shapes:
-            if name in self._own:
-                key = f"{name}.weight" if is_adapter(name) else name
-                pieces.append(Piece(_PEFT + key, (name,)))
-        return Layout(pieces, None, "adapters of peft")
+    def _chosen_layout(self) -> tuple[Layout, dict[str, Any]]:
+        """Return how the tensors are written, and the config of adapters that are not merged."""
+        if self._only_adapters:
+            lora, start = self._config.train.lora, self._config.checkpoint.init_from
+            pieces, adapters = peft_format(self._model, self._saved.shapes, lora, start)
+            return Layout(pieces, None, "adapters of peft"), adapters
+        apart = {name for group in self._parted() for name in group}
+        names = [
+            name
+            for name in self._own
+            if not is_adapter(name) and (name in apart or self._same.get(name, [name])[0] == name)
+        ]
+        return layout_of(self._model, names, sorted(apart)), {}
 
-    def _grouped(self, pieces: list[Piece], limit: int) -> Iterator[list[Piece]]:
+    def _parted(self) -> Iterator[list[str]]:
+        """Yield names of one parameter whose values differ once the adapters are merged."""
+        for group in {id(group): group for group in self._same.values()}.values():
+            places = (name.rpartition(".")[0] for name in group)
+            modules = {id(m): m for m in map(self._model.get_submodule, places)}
+            if len(modules) > 1 and any(isinstance(m, Adapted) for m in modules.values()):
+                yield group
+
+    def _grouped(self, pieces: list[Piece], limit: float) -> Iterator[list[Piece]]:
         group: list[Piece] = []
         size = 0
         for piece in pieces:
@@ -178,15 +194,15 @@ class Exporter:
         like = self._own[name]
         own = _DTYPES[self._config.precision.params]
         target = torch.empty(like.shape, dtype=own if like.is_floating_point() else like.dtype)
-        if name in self._saved.shapes or self._base is None:
-            self._load(self._saved, name, target)
-        else:
-            weights, stored = self._base
-            if name not in stored:
-                raise StorageError(f"{self._checkpoint}: {name} is neither in it nor in its base")
-            weights.load({stored[name]: target})
+        if not self._load(self._saved, name, target):
+            weights, stored = self._base if self._config.train.lora.patterns else (None, {})
+            there = next((stored[n] for n in self._names(name) if n in stored), None)
+            if weights is None or there is None:
+                raise StorageError(f"{self._checkpoint} has no {name}: it is that of another model")
+            weights.load({there: target})
         module, _, key = name.rpartition(".")
-        if self._merge and key == "weight" and (layer := self._layers.get(module)) is not None:
+        layer = self._model.get_submodule(module)
+        if self._merge and key == "weight" and isinstance(layer, Adapted):
             for part in ("lora_A", "lora_B"):
                 value = torch.empty(getattr(layer, part).shape, dtype=own)
                 self._load(self._saved, f"{module}.{part}", value)
@@ -196,47 +212,36 @@ class Exporter:
             target = (target.float() + layer.change()).to(own)
         return target
 
-    def _load(self, weights: StoredWeights, name: str, target: torch.Tensor) -> None:
-        if self._average is not None and name in self._average.shapes:
-            weights = self._average
-        if name not in weights.shapes:
-            first = {other: first for first, others in ties(self._model) for other in others}
-            near = [other for other, same in first.items() if same == name]
-            name = next((other for other in near if other in weights.shapes), name)
-        if weights.shapes.get(name) != tuple(target.shape):
-            raise StorageError(
-                f"{self._checkpoint} has no {name} of shape {tuple(target.shape)}: it is the "
-                "checkpoint of another model"
-            )
-        weights.load({name: target})
+    def _load(self, weights: StoredWeights, name: str, target: torch.Tensor) -> bool:
+        """Load a weight of the checkpoint; return whether it is there, under any of its names."""
+        kept = [weights] if self._average is None else [self._average, weights]
+        for each in kept:
+            for other in self._names(name):
+                if other in each.shapes:
+                    if each.shapes[other] != tuple(target.shape):
+                        raise StorageError(
+                            f"{self._checkpoint} has no {name} of shape {tuple(target.shape)}: it "
+                            "is the checkpoint of another model"
+                        )
+                    each.load({other: target})
+                    return True
+        return False
+
+    def _names(self, name: str) -> list[str]:
+        """Return all names of a weight, itself first."""
+        return [name, *self._same.get(name, [])]
 
     def _dtype(self, name: str) -> torch.dtype:
         like = self._own[name]
         return self._float if like.is_floating_point() else like.dtype
 
-    def _matched_base(self) -> tuple[StoredWeights, Mapping[str, str]]:
+    @cached_property
+    def _base(self) -> tuple[StoredWeights, Mapping[str, str]]:
+        """What reads the weights that the adapters belong to, and the stored name of each."""
         start = self._config.checkpoint
         weights = open_weights(verified(self._config))
-        model = {n: tuple(v.shape) for n, v in self._own.items() if not is_adapter(n)}
-        found = match(weights.shapes, model, renames(start.init_rename), start.init_skip)
+        found = compare(self._model, weights, renames(start.init_rename), start.init_skip)
         return weights, found.stored
-
-    def _adapter_config(self) -> dict[str, Any]:
-        lora = self._config.train.lora
-        whole = {n.rpartition(".")[0] for n in self._saved.shapes if not is_adapter(n)}
-        return {
-            "peft_type": "LORA",
-            "base_model_name_or_path": self._config.checkpoint.init_from,
-            "r": lora.rank,
-            "lora_alpha": lora.alpha,
-            "lora_dropout": lora.dropout,
-            "bias": "none",
-            "fan_in_fan_out": any(not isinstance(v, nn.Linear) for v in self._layers.values()),
-            "target_modules": sorted(self._layers),
-            "modules_to_save": sorted(whole) or None,
-            "inference_mode": True,
-            "task_type": None,
-        }
 
     def _origin(self) -> dict[str, Any]:
         found = Manifest.read(self._checkpoint)

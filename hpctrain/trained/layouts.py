@@ -7,16 +7,19 @@ any other model               its own names
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from hpctrain.models.layers import GELU, SwiGLU
+from hpctrain.parallel.preparing.parameters import ties
 
 _LLAMA = {
     "attention_norm": "input_layernorm",
@@ -69,23 +72,60 @@ class Layout:
     kind: str
 
 
-def layout_of(model: nn.Module, names: list[str]) -> Layout:
+def layout_of(model: nn.Module, names: list[str], apart: Sequence[str] = ()) -> Layout:
     """Return the layout of a model.
 
     Args:
         model: The model, possibly on the meta device.
-        names: The names of the weights to write; of weights that are one parameter only the first.
+        names: The names of the weights to write; of weights that are one parameter only the first,
+            unless they are `apart`.
+        apart: The names of weights that are one parameter in the model, and are written with
+            different values.
+
+    Raises:
+        ConfigError: The model has one parameter for what is apart, and no other form.
     """
     transformers: Any = sys.modules.get("transformers")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
-        config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+        config = _untied(model, apart) if apart else model.config.to_dict()
+        config |= {"architectures": [type(model).__name__]}
         return Layout([Piece(name, (name,)) for name in names], config, "Hugging Face")
     if type(model) is Transformer:
         if _is_llama(model):
-            return Layout([*_of_llama(names)], _llama_config(model), "Llama of Hugging Face")
+            config = _llama_config(model) | _tie(names)
+            return Layout([*_of_llama(names)], config, "Llama of Hugging Face")
         if _is_gpt2(model):
-            return Layout([*_of_gpt2(names)], _gpt2_config(model), "GPT-2 of Hugging Face")
+            config = _gpt2_config(model) | _tie(names)
+            return Layout([*_of_gpt2(names)], config, "GPT-2 of Hugging Face")
+    if apart:
+        raise _one_parameter(apart)
     return Layout([Piece(name, (name,)) for name in names], None, "its own names")
+
+
+def _untied(model: Any, apart: Sequence[str]) -> dict[str, Any]:
+    """Return the config of a model of transformers whose parameters are no more shared."""
+    config = copy.deepcopy(model.config)
+    for each in {id(each): each for each in (config, config.get_text_config())}.values():
+        each.tie_word_embeddings = False
+    with torch.device("meta"):
+        again = type(model)(copy.deepcopy(config))
+    # Some models scale their outputs when they are tied: all of these are of two parts.
+    if any(ties(again)) or getattr(config, "is_encoder_decoder", False):
+        raise _one_parameter(apart)
+    found: dict[str, Any] = config.to_dict()
+    return found
+
+
+def _one_parameter(apart: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"--merge: {' and '.join(apart)} are one parameter of this model, and its adapter belongs "
+        "to one of them: merged, they would be two. Export the adapters alone, without --merge"
+    )
+
+
+def _tie(names: Sequence[str]) -> dict[str, bool]:
+    """Return what config.json says about the head."""
+    return {"tie_word_embeddings": "head.weight" not in names}
 
 
 def _is_llama(model: Transformer) -> bool:
@@ -106,7 +146,6 @@ def _is_gpt2(model: Transformer) -> bool:
         and all(isinstance(block.mlp, GELU) for block in blocks)
         and blocks[0].attention.query.bias is not None
         and model.plan.numbers["heads"] == model.plan.numbers["kv_heads"]
-        and model.head.weight is model.embed.weight
     )
 
 
@@ -123,11 +162,12 @@ def _of_llama(names: list[str]) -> Iterator[Piece]:
 
 
 def _of_gpt2(names: list[str]) -> Iterator[Piece]:
-    outside = {"embed": "wte", "positions": "wpe", "norm": "ln_f"}
+    outside = {"embed": "transformer.wte", "positions": "transformer.wpe"}
+    outside |= {"norm": "transformer.ln_f", "head": "lm_head"}
     for name in names:
         if not name.startswith("layers."):
             module, _, key = name.rpartition(".")
-            yield Piece(f"transformer.{outside[module]}.{key}", (name,))
+            yield Piece(f"{outside[module]}.{key}", (name,))
             continue
         _, number, inner = name.split(".", 2)
         module, _, key = inner.rpartition(".")
@@ -167,7 +207,6 @@ def _llama_config(model: Transformer) -> dict[str, Any]:
         "rms_norm_eps": model.norm.eps,
         "rope_theta": model.theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.theta},
-        "tie_word_embeddings": model.head.weight is model.embed.weight,
         "attention_bias": False,
         "mlp_bias": False,
     }
@@ -187,5 +226,4 @@ def _gpt2_config(model: Transformer) -> dict[str, Any]:
         "n_positions": model.positions.num_embeddings,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": model.norm.eps,
-        "tie_word_embeddings": True,
     }

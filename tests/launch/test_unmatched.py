@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from hpctrain.config.schema import Config
 from hpctrain.job.building.match_patterns import answer
@@ -24,6 +26,7 @@ def config(model: dict[str, Any] = MODEL, **keys: Any) -> Config:
             "match": (made.train.lora, "match"),
             "also": (made.train.lora, "also"),
             "rank": (made.train.lora, "rank"),
+            "start": (made.checkpoint, "init_from"),
         }[key]
         setattr(section, name, value)
     return made
@@ -60,6 +63,23 @@ def test_a_pattern_is_compared_with_the_names_of_the_model(made: Config, said: s
     assert not found["unknown"]
 
 
+def test_stored_weights_are_compared_with_the_model(tmp_path: Path) -> None:
+    given = config(start=str(tmp_path / "model.safetensors"))
+    kept = {"1.weight": torch.zeros(3, 4), "1.bias": torch.zeros(3), "3.bias": torch.zeros(2)}
+    for stored, said in [
+        ({}, ""),
+        ({"1.weight": torch.zeros(3, 4, dtype=torch.int8)}, "1.weight is stored as int8 and is f"),
+        ({"1.weight": torch.zeros(4, 4)}, "1.weight is 4 x 4 there and 3 x 4 in the model"),
+        ({"5.weight": torch.zeros(1)}, "nothing of these names, which are stored: 5.weight"),
+    ]:
+        save_file(kept | stored, tmp_path / "model.safetensors")
+        found = answer(json.loads(unmatched._question(given)))
+        assert said in found["problem"]
+        assert found["problem"].startswith("checkpoint.init_from=" if said else "")
+        assert bool(found["problem"]) == bool(said)
+        assert not found["unknown"]
+
+
 def test_each_distinct_model_is_built_once_and_only_for_new_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,7 +105,7 @@ def test_each_distinct_model_is_built_once_and_only_for_new_runs(
     assert [each.run.name for each, _ in found] == ["one", "two", "other"]
     assert all("optimizer.groups[0].match=7.*: the model has no" in str(e) for _, e in found)
     said = capsys.readouterr().err
-    assert said.count("broken: it is not known here whether the patterns match: model._targ") == 1
+    assert said.count("broken: it is not known here whether they fit: model._targ") == 1
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Exported weights: equal to those of the checkpoint, and read back by transformers and peft."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -17,6 +18,8 @@ from torch import distributed, nn
 
 from hpctrain import load_run
 from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.checkpoint.starting_point import start_from
+from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
@@ -27,30 +30,22 @@ from hpctrain.trained.exporter import Exported, Exporter
 from tests.conftest import Completed, run_module, runs
 from tests.parallel.parity import MODELS, TASKS, Cell, build
 from tests.ranks import run_ranks
+from tests.trained.exporting import (
+    FAMILIES,
+    GPT2,
+    LAYOUTS,
+    LLAMA,
+    WHAT,
+    ZERO3,
+    Odd,
+    adapted,
+    check,
+    logits,
+    odd,
+    read_back,
+)
 
 Train = Callable[..., Completed]
-ZERO3 = (("parallel.dp_replicate", 1), ("parallel.dp_shard", -1))
-TRANSFORMER = "hpctrain.models.Transformer"
-LLAMA: dict[str, Any] = {
-    "_target_": TRANSFORMER,
-    "vocab_size": 64,
-    "dim": 32,
-    "layers": 4,
-    "heads": 4,
-    "kv_heads": 2,
-}
-GPT2: dict[str, Any] = {
-    "_target_": TRANSFORMER,
-    "vocab_size": 64,
-    "dim": 32,
-    "layers": 4,
-    "heads": 4,
-    "norm": "layer",
-    "mlp": "gelu",
-    "learned_positions": 24,
-    "bias": True,
-    "tied": True,
-}
 
 
 def save(node: dict[str, Any], keys: tuple[tuple[str, Any], ...], folder: Path, base: str) -> None:
@@ -235,3 +230,104 @@ def test_a_model_of_transformers_keeps_its_layout(tmp_path: Path) -> None:
         assert torch.equal(value, ours.state_dict()[name].bfloat16()), name
     with pytest.raises(ConfigError, match="the run has no adapters"):
         Exporter(config, checkpoint, merge=True)
+
+
+DEFAULT = ("own gpt2", False, "also bias", "tp")
+
+
+@pytest.mark.parametrize("name", ["hf llama", "hf gpt2"])
+def test_an_adapter_on_a_shared_weight_that_is_trained_too(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    family = FAMILIES[name]
+    also = [family.embed, *([family.bias] if family.bias else [])]
+    config, trained, base = adapted(family.tied, [family.query, family.head], also, tmp_path)
+    read_back(config, tmp_path / "step", logits(trained), base, tmp_path)
+
+
+CELLS = [
+    pytest.param(*cell, marks=[] if cell == DEFAULT else [pytest.mark.slow])
+    for cell in itertools.product(FAMILIES, (True, False), WHAT, LAYOUTS)
+    for name, tied, what, layout in [cell]
+    if (what != "also bias" or FAMILIES[name].bias)
+    and (layout != "pp" or not tied)
+    and (layout in ("one", "zero3") or name.startswith("own"))
+]
+
+
+@pytest.mark.parametrize(("name", "tied", "what", "layout"), CELLS)
+def test_every_export_is_the_trained_model(
+    name: str, tied: bool, what: str, layout: str, tmp_path: Path
+) -> None:
+    print(f"{check(name, what, layout, tmp_path, tied=tied):.1e}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["elsewhere", "head", "also embed"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_base_that_has_the_shared_weight_under_the_name_of_the_head(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    head = f"{FAMILIES[name].head}.weight"
+    check(name, what, "zero3", tmp_path, tied=True, stored=head)
+
+
+ODD: list[tuple[list[str], list[str]]] = [
+    (["fc"], []),
+    (["first", "deep.1.0"], ["fc.*", "norm.*"]),
+    (["block.fc"], ["block.gain", "scale", "last_norm.bias"]),
+    (["deep.1.0"], ["deep.1.1.weight", "deep.0.bias", "again.*", "first.weight"]),
+    (["*fc"], ["*"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("match", "also"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] if i % 4 != 3 else [])
+        for i, each in enumerate(ODD)
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_odd_models_are_read_by_peft(
+    match: list[str], also: list[str], tied: bool, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    config, trained, base = adapted(odd(tied=tied), match, also, tmp_path)
+    x = torch.randn(5, 8)
+    (tmp_path / "adapters").mkdir()
+    Exporter(config, tmp_path / "step").write(tmp_path / "adapters", 200, print)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
+        torch.testing.assert_close(theirs(x), trained(x), rtol=1e-5, atol=1e-6)
+    if tied and {"first", "fc"} & {*match, "*fc" in match and "fc"}:
+        with pytest.raises(ConfigError, match=r"--merge: fc.weight and first.weight are one para"):
+            Exporter(config, tmp_path / "step", merge=True)
+        return
+    (tmp_path / "merged").mkdir()
+    Exporter(config, tmp_path / "step", merge=True).write(tmp_path / "merged", 10**9, print)
+    merged = Odd(tied=tied)
+    start_from(merged, open_weights(find_weights(tmp_path / "merged")), all_used=True)
+    torch.testing.assert_close(merged.eval()(x), trained(x), rtol=1e-5, atol=1e-6)
+
+
+def test_an_adapter_in_two_places_is_no_adapter_of_peft(tmp_path: Path) -> None:
+    config, trained, _ = adapted(odd(), ["deep.0"], [], tmp_path)
+    with pytest.raises(ConfigError, match=r"same stands in several places of the model, and peft"):
+        Exporter(config, tmp_path / "step")
+    (tmp_path / "merged").mkdir()
+    Exporter(config, tmp_path / "step", merge=True).write(tmp_path / "merged", 10**9, print)
+    merged, x = Odd(), torch.randn(5, 8)
+    start_from(merged, open_weights(find_weights(tmp_path / "merged")), all_used=True)
+    torch.testing.assert_close(merged.eval()(x), trained(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_model_that_transformers_cannot_untie_is_not_merged(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    sizes = {"vocab_size": 32, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    inner = {"_target_": "transformers.T5Config", "tie_word_embeddings": True, **sizes}
+    node = {"_target_": "transformers.T5ForConditionalGeneration", "config": inner}
+    config, _, _ = adapted(node, ["lm_head"], [], tmp_path)
+    with pytest.raises(ConfigError, match=r"--merge: .*lm_head.weight and shared.weight are one"):
+        Exporter(config, tmp_path / "step", merge=True)

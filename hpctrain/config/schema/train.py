@@ -402,8 +402,9 @@ class CheckpointConfig:
     )
     init_skip: list[str] = key(
         [],
-        "Weights of the model whose names fit one of these patterns keep their initial values, "
-        "such as a head of another shape. A * stands for any text.",
+        "Weights whose names fit one of these patterns are not loaded, such as a head of another "
+        "shape: those of the model keep their initial values. Stored weights that the model does "
+        "not have must be named here. A * stands for any text.",
     )
     branch_digest: str | None = key(
         None,

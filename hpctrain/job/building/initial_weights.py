@@ -40,7 +40,10 @@ def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelMo
         StorageError: The files are damaged, or others than when the run was asked for.
     """
     checkpoint = config.checkpoint
-    if checkpoint.init_from is None or (not adapted_base(config) and _resumes(run, ranks)):
+    if checkpoint.init_from is None:
+        return
+    resumes = _resumes(run, ranks)
+    if resumes and not adapted_base(config):
         return
     files = _verified(config, ranks)
     with long_work("loading checkpoint.init_from"):
@@ -52,6 +55,7 @@ def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelMo
                 renames(checkpoint.init_rename),
                 checkpoint.init_skip,
                 stages,
+                all_used=not resumes,
             )
         except ConfigError as error:
             raise ConfigError(f"checkpoint.init_from={files.path}: {error}") from error

@@ -12,25 +12,31 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpctrain.checkpoint.matching import renames
+from hpctrain.checkpoint.starting_point import compare
+from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.config.schema.train import LoRAConfig
-from hpctrain.errors import ConfigError
+from hpctrain.errors import HpctrainError
 from hpctrain.job.building.make import make
 from hpctrain.models.lora import add_adapters, check_trained
 from hpctrain.parallel.preparing.parameter_settings import settings
 
 
 def answer(question: dict[str, Any]) -> dict[str, str]:
-    """Return `problem`, what is wrong with the patterns, and `unknown`, why nobody can tell.
+    """Return `problem`, what is wrong, and `unknown`, why nobody can tell.
 
     Args:
         question: `model`, a section with a `_target_`; `optimizer` and `lora`, keys of these
-            sections; and `blocks`, the names of classes of blocks.
+            sections; `blocks`, the names of classes of blocks; and `start`, the keys of
+            `checkpoint.init_*` without `init_`, where `from` may be None.
     """
     lora = LoRAConfig(**question["lora"])
     try:
@@ -47,9 +53,20 @@ def answer(question: dict[str, Any]) -> dict[str, str]:
                 add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
             check_trained(model, lora.also)
         settings(model, OptimizerConfig(**question["optimizer"]), question["blocks"])
-    except ConfigError as error:
+        if question["start"]["from"] is not None:
+            _compare(model, **question["start"])
+    except HpctrainError as error:
         return {"problem": str(error), "unknown": ""}
     return {"problem": "", "unknown": ""}
+
+
+def _compare(model: nn.Module, **start: Any) -> None:
+    """Check that the weights of `checkpoint.init_from` are those of the model."""
+    try:
+        weights = open_weights(find_weights(Path(start["from"])))
+        compare(model, weights, renames(start["rename"]), start["skip"]).refuse_unused()
+    except HpctrainError as error:
+        raise type(error)(f"checkpoint.init_from={start['from']}: {error}") from error
 
 
 if __name__ == "__main__":

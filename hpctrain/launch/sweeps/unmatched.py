@@ -1,9 +1,10 @@
-"""Refuse patterns that match nothing in the model, before anything is queued.
+"""Refuse what does not fit the model, before anything is queued: patterns, and stored weights.
 
-    optimizer.groups, optimizer.layer_decay, train.lora ── a question for each distinct model
-        └── one process that imports torch and builds them without memory ── problems
+    optimizer.groups, optimizer.layer_decay, train.lora, checkpoint.init_from
+        └── a question for each distinct model
+            └── one process that imports torch and builds them without memory ── problems
 
-A command without such patterns does not wait for this, and neither do runs that are there already.
+A command without such keys does not wait for this, and neither do runs that are there already.
 """
 
 from __future__ import annotations
@@ -23,23 +24,26 @@ _TIMEOUT_S = 600.0
 
 
 def unmatched(entries: Sequence[Entry]) -> list[tuple[Entry, ConfigError]]:
-    """Return the new runs whose patterns match nothing, each with its error.
+    """Return the new runs with patterns or stored weights that do not fit, each with its error.
 
     What cannot be known here is said, and found out when the job begins: a model that this machine
     cannot build, for example.
     """
     asked: dict[str, list[Entry]] = {}
     for entry in entries:
-        if _has_patterns(entry.config) and not entry.run.read():
+        if _is_compared(entry.config) and not entry.run.read():
             asked.setdefault(_question(entry.config), []).append(entry)
     if not asked:
         return []
-    say("the patterns of optimizer.groups or train.lora are compared with the model, with torch …")
+    say(
+        "the patterns of optimizer.groups or train.lora, or the weights of checkpoint.init_from, "
+        "are compared with the model, with torch …"
+    )
     found = []
     for answer, same in zip(_answers(list(asked)), asked.values(), strict=True):
         if answer["unknown"]:
             say(
-                f"{same[0].run.name}: it is not known here whether the patterns match: "
+                f"{same[0].run.name}: it is not known here whether they fit: "
                 f"{answer['unknown']}; the job will refuse what does not",
                 style="yellow",
             )
@@ -47,18 +51,25 @@ def unmatched(entries: Sequence[Entry]) -> list[tuple[Entry, ConfigError]]:
     return found
 
 
-def _has_patterns(config: Config) -> bool:
+def _is_compared(config: Config) -> bool:
     optimizer = config.optimizer
-    return bool(optimizer.groups or optimizer.layer_decay is not None or config.train.lora.patterns)
+    patterns = optimizer.groups or config.train.lora.patterns
+    stored = config.checkpoint.init_from
+    return bool(patterns) or optimizer.layer_decay is not None or stored is not None
 
 
 def _question(config: Config) -> str:
-    lora, optimizer = config.train.lora, config.optimizer
+    lora, optimizer, start = config.train.lora, config.optimizer, config.checkpoint
     question = {
         "model": config.model,
         "lora": {"match": lora.match, "rank": lora.rank, "also": lora.also},
         "optimizer": {"groups": optimizer.groups, "layer_decay": optimizer.layer_decay},
         "blocks": config.parallel.blocks,
+        "start": {
+            "from": start.init_from,
+            "rename": start.init_rename,
+            "skip": start.init_skip,
+        },
     }
     return json.dumps(question, sort_keys=True)
 

@@ -1,0 +1,339 @@
+"""Models that are trained a little, exported, and read back by transformers and peft."""
+
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
+
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.starting_point import start_from
+from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.checkpoint.weight_files import find_weights
+from hpctrain.config.schema import Config
+from hpctrain.config.schema.train import LoRAConfig
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.job.building.make import make
+from hpctrain.job.building.trained_model import trained_model
+from hpctrain.models.lora import add_adapters, freeze_base
+from hpctrain.trained.exporter import Exporter
+from tests.parallel.parity import MODELS, TASKS, Cell, build
+from tests.ranks import run_ranks
+
+TRANSFORMER = "hpctrain.models.Transformer"
+LLAMA: dict[str, Any] = {
+    "_target_": TRANSFORMER,
+    "vocab_size": 64,
+    "dim": 32,
+    "layers": 4,
+    "heads": 4,
+    "kv_heads": 2,
+}
+GPT2: dict[str, Any] = {
+    "_target_": TRANSFORMER,
+    "vocab_size": 64,
+    "dim": 32,
+    "layers": 4,
+    "heads": 4,
+    "norm": "layer",
+    "mlp": "gelu",
+    "learned_positions": 24,
+    "bias": True,
+    "tied": True,
+}
+ZERO3 = (("parallel.dp_replicate", 1), ("parallel.dp_shard", -1))
+LAYOUTS: dict[str, tuple[int, tuple[tuple[str, Any], ...]]] = {
+    "one": (1, ()),
+    "zero3": (2, ZERO3),
+    "tp": (2, (("parallel.tp", 2),)),
+    "pp": (2, (("parallel.pp", 2), ("train.accumulate", 2))),
+}
+HF_LLAMA: dict[str, Any] = {
+    "_target_": "transformers.LlamaConfig",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+HF_GPT2: dict[str, Any] = {
+    "_target_": "transformers.GPT2Config",
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 24,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "attn_pdrop": 0,
+    "embd_pdrop": 0,
+    "resid_pdrop": 0,
+}
+
+
+class Family(NamedTuple):
+    """A class of models: its config, whether it is tied, and the names of some parts.
+
+    Attributes:
+        tied: The node of a model whose head has the weight of its embedding.
+        untied: The node of a model with two weights.
+        query: A pattern of linear layers.
+        bias: A pattern of biases of these layers; "" if they have none.
+        embed: The name of the embedding.
+        norm: The name of the last norm.
+        head: The name of the head.
+    """
+
+    tied: dict[str, Any]
+    untied: dict[str, Any]
+    query: str
+    bias: str
+    embed: str
+    norm: str
+    head: str
+
+
+def _hf(kind: str, config: dict[str, Any], *, tied: bool) -> dict[str, Any]:
+    return {"_target_": f"transformers.{kind}", "config": config | {"tie_word_embeddings": tied}}
+
+
+FAMILIES = {
+    "own llama": Family(
+        LLAMA | {"tied": True}, LLAMA, "*.query", "", "embed.weight", "norm.weight", "head"
+    ),
+    "own gpt2": Family(
+        GPT2, GPT2 | {"tied": False}, "*.query", "*.query.bias", "embed.weight", "norm.bias", "head"
+    ),
+    "hf llama": Family(
+        _hf("LlamaForCausalLM", HF_LLAMA, tied=True),
+        _hf("LlamaForCausalLM", HF_LLAMA, tied=False),
+        *("*.q_proj", "", "*embed_tokens*", "model.norm.weight", "lm_head"),
+    ),
+    "hf gpt2": Family(
+        _hf("GPT2LMHeadModel", HF_GPT2, tied=True),
+        _hf("GPT2LMHeadModel", HF_GPT2, tied=False),
+        *("*.c_attn", "*.c_attn.bias", "*wte*", "transformer.ln_f.bias", "lm_head"),
+    ),
+}
+WHAT = ("full", "elsewhere", "head", "also embed", "also head", "also norm", "also bias", "both")
+TOKENS = torch.arange(40).view(2, 20) % 61
+
+
+def lora_of(family: Family, what: str) -> tuple[list[str], list[str]]:
+    """Return the patterns of adapters, and those of parameters that are trained as well."""
+    match = {
+        "full": [],
+        "head": [family.query, family.head],
+        "both": [family.query, family.head],
+    }.get(what, [family.query])
+    also = {
+        "also embed": [family.embed],
+        "also head": [f"{family.head}.weight"],
+        "also norm": [family.norm],
+        "also bias": [family.bias, family.norm] if family.bias else [],
+        "both": [family.embed],
+    }.get(what, [])
+    return match, also
+
+
+def logits(model: nn.Module) -> torch.Tensor:
+    """Return the logits of the fixed tokens, float32 (2, 20, 64)."""
+    with torch.no_grad():
+        found = model.eval()(TOKENS)
+    found = getattr(found, "logits", found)
+    return found.full_tensor() if isinstance(found, DTensor) else found
+
+
+def train(
+    node: dict[str, Any], keys: tuple[tuple[str, Any], ...], folder: Path, base: Path, digest: str
+) -> torch.Tensor | None:
+    """Save a checkpoint after a step from the base; return what the trained model computes."""
+    MODELS["it"], TASKS["it"] = partial(make, "model", node), TASKS["gpt"]
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    cell = Cell("it", size, keys)
+    training = build(cell)
+    model = training.model
+    stages = model.mesh.pp_group if model.mesh.degrees.pp > 1 else None
+    start_from(model.module, open_weights(find_weights(base)), (), (), stages)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if name.endswith("lora_B"):
+                nn.init.normal_(parameter, std=0.1)
+            elif parameter.requires_grad:
+                parameter.mul_(1.1)
+    training.run(cell, 1)
+    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
+    saver = Checkpointer(folder, 2, ranks, model, training.step.optimizer, base=digest)
+    saver.save(1, {"step": 1})
+    return None if stages is not None else logits(model.module)
+
+
+def check(
+    name: str, what: str, layout: str, folder: Path, *, tied: bool, stored: str = ""
+) -> float:
+    """Train a cell of the matrix, export it in each way, and compare what is read back.
+
+    Args:
+        name: The family.
+        what: What is trained.
+        layout: The ranks.
+        folder: An empty one.
+        tied: Whether the head has the weight of the embedding.
+        stored: The name of the shared weight in the base; "" is the usual one.
+
+    Returns:
+        The largest difference of a logit.
+    """
+    pytest.importorskip("transformers")
+    family = FAMILIES[name]
+    node = family.tied if tied else family.untied
+    match, also = lora_of(family, what)
+    torch.manual_seed(1)
+    start = make("model", node)
+    with torch.no_grad():
+        for parameter in start.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    kept = {n: v.clone() for n, v in start.state_dict().items()}
+    if tied:
+        head = f"{family.head}.weight"
+        first = next(n for n, p in start.named_parameters() if p is start.get_parameter(head))
+        del kept[first if stored == head else head]
+    save_file(kept, folder / "base.safetensors", {"format": "pt"})
+    config = Config(model=node)
+    digest = ""
+    if match:
+        config.train.lora.match, config.train.lora.rank = match, 4
+        config.train.lora.also = also
+        config.checkpoint.init_from = str(folder / "base.safetensors")
+        digest = find_weights(folder / "base.safetensors").digest()
+        config.checkpoint.init_digest = digest
+    size, keys = LAYOUTS[layout]
+    if match:
+        lora = {"match": tuple(match), "rank": 4, "also": tuple(also)}
+        keys += tuple((f"train.lora.{key}", value) for key, value in lora.items())
+    made = run_ranks(train, size, node, keys, folder, folder / "base.safetensors", digest)
+    checkpoint = folder / "step-00000001"
+    ours = logits(trained_model(config, checkpoint))
+    for theirs in made:
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(ours, logits(start), atol=1e-3)
+    return read_back(config, checkpoint, ours, start, folder)
+
+
+def read_back(
+    config: Config, checkpoint: Path, ours: torch.Tensor, start: nn.Module, folder: Path
+) -> float:
+    """Export a checkpoint in each way, and compare what transformers and peft read back.
+
+    Args:
+        config: The config of the run.
+        checkpoint: Its checkpoint.
+        ours: The logits of the trained model.
+        start: The model before the training; it is changed.
+        folder: For the files.
+
+    Returns:
+        The largest difference of a logit.
+    """
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    lora = bool(config.train.lora.patterns)
+    (folder / "merged").mkdir()
+    Exporter(config, checkpoint, merge=lora).write(folder / "merged", 10**9, lambda name: None)
+    found = [logits(transformers.AutoModelForCausalLM.from_pretrained(folder / "merged"))]
+    if lora:
+        (folder / "adapters").mkdir()
+        Exporter(config, checkpoint).write(folder / "adapters", 10**9, lambda name: None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(logits(peft.PeftModel.from_pretrained(start, folder / "adapters")))
+    for theirs in found:
+        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+    return max(float((theirs - ours).abs().max()) for theirs in found)
+
+
+class Block(nn.Module):
+    """A layer, and a parameter beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.fc = nn.Parameter(torch.rand(8)), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, 8) to (batch, 8)."""
+        return self.fc(x * self.gain).relu()  # type: ignore[no-any-return]
+
+
+class Odd(nn.Module):
+    """A model with what peft has no words for, or no short ones.
+
+    Args:
+        tied: Whether two of its layers have one weight.
+    """
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(8))
+        self.first = nn.Linear(8, 8)
+        self.block = Block()
+        self.norm, self.last_norm = nn.BatchNorm1d(8), nn.LayerNorm(8)
+        self.again = self.block
+        self.deep = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
+        self.fc = nn.Linear(8, 8)
+        self.same = self.deep[0]
+        if tied:
+            self.fc.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, 8) to (batch, 8)."""
+        x = self.block(self.norm(self.first(x) * self.scale))
+        return self.fc(self.same(self.deep(self.last_norm(self.again(x)))))  # type: ignore[no-any-return]
+
+
+def adapted(
+    node: dict[str, Any], match: list[str], also: list[str], folder: Path
+) -> tuple[Config, nn.Module, nn.Module]:
+    """Save adapters without a training; return a config, the model that has them, and its base.
+
+    The checkpoint is `folder / "step"`.
+    """
+    config = Config(model=node)
+    config.train.lora = LoRAConfig(match=match, rank=2, also=also)
+    base, trained = make("model", node), make("model", node)
+    kept = {n: v.clone() for n, v in base.state_dict().items()}
+    trained.load_state_dict(kept)
+    save_file(kept, folder / "base.safetensors")
+    config.checkpoint.init_from = str(folder / "base.safetensors")
+    config.checkpoint.init_digest = find_weights(folder / "base.safetensors").digest()
+    add_adapters(trained, match, 2, config.train.lora.alpha)
+    freeze_base(trained, also)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.rand_like(parameter))
+        for name, buffer in trained.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.add_(0.5)
+    named = trained.named_parameters(remove_duplicate=False)
+    frozen = {name for name, parameter in named if not parameter.requires_grad}
+    held = {name: v for name, v in trained.state_dict().items() if name not in frozen}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        dcp.save({"model": held}, checkpoint_id=folder / "step", no_dist=True)
+    Manifest(1, 1, {}, {}, 0.0, {}, base=config.checkpoint.init_digest).write(folder / "step")
+    return config, trained.eval(), base.eval()
+
+
+def odd(*, tied: bool = False) -> dict[str, Any]:
+    """Return the node of an odd model."""
+    return {"_target_": f"{__name__}.Odd", "tied": tied}

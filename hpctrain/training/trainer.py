@@ -218,7 +218,7 @@ class Trainer:
             doing = self.display.doing("an evaluation")
             with self.meter.spent("evaluation"), doing, self._untouched_random_state():
                 self.hooks.before_evaluation(self._state())
-                with self.train_step.average.applied():
+                with self.checkpointer.modes.evaluating(), self.train_step.average.applied():
                     values = self._evaluate_all()
             self.train_step.model.module.train()
             if values is None:
@@ -349,6 +349,8 @@ class Trainer:
             self.best.load_state_dict(progress["best"])
             self.meter.load_state_dict(progress.get("meter", {}))
             self.train_step.timer.load_state_dict(progress.get("timer", {}))
+        else:
+            self.checkpointer.modes.train()
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         dist.barrier()

@@ -31,6 +31,9 @@ The keys are those of the states. None in place of a place is a tensor that is n
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
 
 
+_INNER = (torch.Tensor, list, tuple, dict)
+
+
 class OptimizerState:
     """The state of an optimizer, to be saved and loaded.
 
@@ -174,13 +177,16 @@ class OptimizerState:
     def _check(self, name: str, saved: Collection[str], kind: str) -> None:
         """Refuse the state of another class if this one keeps other values."""
         known = self._layout(name)
-        if known is None or not saved or set(known) == set(saved):
-            return
-        raise ConfigError(
-            f"the checkpoint has the state of {kind}, with {', '.join(sorted(saved))} for each "
-            f"parameter, and {self.kind} keeps {', '.join(sorted(known)) or 'nothing'}: go on with "
-            "that optimizer, or begin a run from the weights alone (checkpoint.init_from)"
-        )
+        if known is None or set(known) != set(saved):
+            keeps = (
+                "" if known is None else f", which keeps {', '.join(sorted(known)) or 'nothing'}"
+            )
+            raise ConfigError(
+                f"optimizer: the checkpoint has the state of {kind}, with "
+                f"{', '.join(sorted(saved))} for a parameter, and this run has {self.kind}{keeps}: "
+                "go on with that optimizer, or begin a run from the weights alone "
+                "(checkpoint.init_from)"
+            )
 
     def _checked(self, key: str, value: Any) -> Any:
         if isinstance(value, np.generic):
@@ -232,9 +238,8 @@ def _flat(value: Any, name: str) -> dict[str, Any]:
     inner: Iterator[tuple[str, Any]] | None = None
     if isinstance(value, dict):
         inner = ((f"{key}", each) for key, each in value.items())
-    elif isinstance(value, list | tuple):
-        if any(isinstance(each, torch.Tensor | list | tuple | dict) for each in value):
-            inner = ((f"[{i}]", each) for i, each in enumerate(value))
+    elif isinstance(value, list | tuple) and any(isinstance(each, _INNER) for each in value):
+        inner = ((f"[{i}]", each) for i, each in enumerate(value))
     if inner is None:
         return {name: value}
     return {k: v for key, each in inner for k, v in _flat(each, f"{name}.{key}").items()}
@@ -264,6 +269,5 @@ def _exact(own: Any, loaded: Any) -> None:
         if isinstance(value, dict | list):
             if isinstance(own[key], dict | list):
                 _exact(own[key], value)
-        elif isinstance(value, torch.Tensor) and isinstance(own[key], torch.Tensor):
-            if own[key].dtype != value.dtype:
-                own[key] = value.to(own[key].device)
+        elif isinstance(value, torch.Tensor) and own[key].dtype != value.dtype:
+            own[key] = value.to(own[key].device)

@@ -29,7 +29,7 @@ from hpctrain.job.building.effective import Effective
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
 from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.make import make
-from hpctrain.job.building.optimizer_trial import OptimizerTrial
+from hpctrain.job.building.trial.optimizer_trial import OptimizerTrial
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
 from hpctrain.parallel.precision import Precision

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hpctrain.config.rules.parameter_rules import NAMED
+from hpctrain.config.rules.parameter_rules import NAMED, weight_decay_of
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.make import make
@@ -51,7 +52,7 @@ def optimizer_of(
         {
             "_target_": config._target_,
             "lr": config.lr,  # lr_scaling multiplies the rates of all its groups
-            "weight_decay": config.weight_decay,
+            **weight_decay_of(config),
             **config.options,
         },
         _given(config, names, parameters, settings),
@@ -100,6 +101,7 @@ def _given(
     ]
 
 
+@functools.lru_cache(maxsize=16)
 def takes_names(target: str) -> bool:
     """Return whether an optimizer gets pairs of a name and a parameter."""
     called = make("optimizer", {"_target_": target, "_partial_": True}).func

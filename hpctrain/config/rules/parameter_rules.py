@@ -16,8 +16,8 @@ NEEDS_CLOSURE = (
     "and backward pass: use an optimizer whose step() works by itself, such as optimizer=adamw"
 )
 NEEDS_SPARSE = (
-    "needs sparse gradients. Gradients here are dense, because ranks add them, and they are clipped "
-    "and judged: use optimizer=adamw"
+    "needs sparse gradients. Gradients here are dense, because ranks add them, and they are "
+    "clipped and judged: use optimizer=adamw"
 )
 _KEYS = ("match", "lr_factor", "weight_decay", "freeze", "options")
 
@@ -29,10 +29,15 @@ def problems(config: OptimizerConfig) -> Iterator[str]:
         config: The section `optimizer`, whose `_target_` exists.
     """
     yield from _step(config._target_)
+    if config.weight_decay and not _takes_weight_decay(config._target_):
+        yield (
+            f"optimizer.weight_decay={config.weight_decay}: {config._target_} has no weight decay; "
+            "give optimizer.weight_decay=0"
+        )
     for i, rule in enumerate(config.groups):
         yield from _rule(f"optimizer.groups[{i}]", rule)
         yield from _options(f"optimizer.groups[{i}].options", rule.get("options"), config._target_)
-        if rule.get("weight_decay") and not takes_weight_decay(config._target_):
+        if rule.get("weight_decay") and not _takes_weight_decay(config._target_):
             yield (
                 f"optimizer.groups[{i}].weight_decay={rule['weight_decay']}: {config._target_} has "
                 "no weight decay"
@@ -49,13 +54,12 @@ def problems(config: OptimizerConfig) -> Iterator[str]:
 
 
 def weight_decay_of(config: OptimizerConfig) -> dict[str, float]:
-    """Return the argument weight_decay, but not a 0 for an optimizer that has none, as Rprop."""
-    if config.weight_decay == 0 and not takes_weight_decay(config._target_):
-        return {}
-    return {"weight_decay": config.weight_decay}
+    """Return the argument weight_decay; nothing for an optimizer that has none, such as Rprop."""
+    takes = _takes_weight_decay(config._target_)
+    return {"weight_decay": config.weight_decay} if takes else {}
 
 
-def takes_weight_decay(target: str) -> bool:
+def _takes_weight_decay(target: str) -> bool:
     """Return whether an optimizer has an argument weight_decay; True where no source shows it."""
     known = arguments.signature(target)
     return known is None or known.anything or "weight_decay" in [p.name for p in known.parameters]
@@ -68,9 +72,10 @@ def _step(target: str) -> Iterator[str]:
     match targets.definition(target):
         case _, ast.ClassDef(body=body):
             for method in body:
-                if isinstance(method, ast.FunctionDef) and method.name == "step":
-                    if len(method.args.args) - len(method.args.defaults) > 1:
-                        yield f"optimizer._target_={target} {NEEDS_CLOSURE}"
+                match method:
+                    case ast.FunctionDef(name="step", args=ast.arguments(args=own, defaults=given)):
+                        if len(own) - len(given) > 1:
+                            yield f"optimizer._target_={target} {NEEDS_CLOSURE}"
 
 
 def patterns(rule: dict[str, Any]) -> list[str]:

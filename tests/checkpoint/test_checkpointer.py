@@ -232,7 +232,7 @@ def test_loading_runs_no_code_of_a_checkpoint(
     dressed(checkpoint)
     assert saved.load_latest() == {"step": 1}
     step.optimizer.param_groups[0]["betas"] = [Hostile(made)]
-    with pytest.raises(ConfigError, match="cannot hold the state .*betas is a list"):
+    with pytest.raises(ConfigError, match=r"cannot hold the state .*betas is a list"):
         saved.save(2, {"step": 2})
     with monkeypatch.context() as stranger:  # another program writes what it likes
         stranger.setattr(OptimizerState, "_checked", lambda self, key, value: value)

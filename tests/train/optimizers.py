@@ -1,10 +1,15 @@
 """Optimizers as others write them, small but faithful, for tests."""
 
 import math
-from typing import Any
+import os
+import signal
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
+
+from hpctrain.training import Hook, RunState
 
 
 class Own(Optimizer):
@@ -74,8 +79,8 @@ class Prodigy(Optimizer):
             if not state:
                 state.update(p0=p.clone(), s=torch.zeros_like(p))
                 state.update(m=torch.zeros_like(p), v=torch.zeros_like(p))
-            flat, moved = p.grad.flatten(), (state["p0"] - p).flatten()
-            numerator += (d / d0) * d * lr * torch.dot(flat, moved).item()
+            # `dot` would round by the alignment of the gradient, which DDP changes.
+            numerator += (d / d0) * d * lr * (p.grad * (state["p0"] - p)).sum().item()
             state["m"].mul_(0.9).add_(p.grad, alpha=d * 0.1)
             state["v"].mul_(0.999).addcmul_(p.grad, p.grad, value=d * d * 0.001)
             state["s"].mul_(math.sqrt(0.999)).add_(p.grad, alpha=(d / d0) * d * lr)
@@ -227,7 +232,7 @@ class Counting(Own):
 class Counted(Counting):
     """It counts in its group, so that a checkpoint has the number."""
 
-    seen: list[int] = []
+    seen: ClassVar[list[int]] = []
 
     def begin(self, group: dict[str, Any]) -> None:
         self.count = group["count"] = group.get("count", 0) + 1
@@ -292,3 +297,16 @@ def muon(
     named_parameters: Any, lr: float = 0.02, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
     return torch.optim.Muon([p for _, p in named_parameters if p.ndim == 2], lr=lr)
+
+
+class Kills(Hook):
+    """Kills rank 0 after these steps, each once in a folder."""
+
+    def __init__(self, at: list[int]) -> None:
+        self.at = at
+
+    def after_step(self, state: RunState) -> None:
+        mark = Path(f"killed-{state.step}")
+        if state.step in self.at and torch.distributed.get_rank() == 0 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -270,7 +270,7 @@ class OptimizerTrial:
         """Raise a ConfigError if a step of the training would fail for the same reason."""
         if self._works_with_closure():
             raise ConfigError(f"{self._target} {NEEDS_CLOSURE}") from error
-        if "sparse" in str(error):
+        if "sparse" in str(error).lower():
             raise ConfigError(f"{self._target} {NEEDS_SPARSE}") from error
 
     def _unknown(self, error: Exception) -> None:

@@ -34,7 +34,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "offload": (2, SHARDED | {"parallel.fsdp.offload": True}),
 }
-TORCH = [
+TORCH = (
     "AdamW",
     "Adam",
     "SGD",
@@ -45,8 +45,7 @@ TORCH = [
     "NAdam",
     "RAdam",
     "RMSprop",
-    "Rprop",
-]
+)
 ELEMENTWISE = [
     *((f"torch.optim.{name}", {}) for name in TORCH),
     *((f"torch.optim.{name}", {"foreach": True}) for name in ("AdamW", "SGD", "NAdam")),
@@ -56,6 +55,8 @@ ELEMENTWISE = [
     *((OWN + name, {}) for name in ("ScheduleFree", "Early", "Nested", "Lion", "Counted")),
     *((OWN + name, {}) for name in ("Rounded", "Noisy")),
 ]
+# torch has no rule for dividing some operation of these.
+FAILING = [("torch.optim.Adafactor", {}), ("torch.optim.Rprop", {})]
 SUMS = [OWN + name for name in ("Lamb", "Lars", "Prodigy", "WholeNorm")]
 
 
@@ -89,18 +90,19 @@ def test_sums_over_a_part_are_refused_and_elements_are_not() -> None:
 def test_every_layout(layout: str) -> None:
     ranks, keys = LAYOUTS[layout]
     sums = [(target, {}) for target in SUMS]
-    adafactor = [("torch.optim.Adafactor", {})]
-    for found in run_ranks(said, ranks, keys, [*ELEMENTWISE, *sums, *adafactor]):
+    for found in run_ranks(said, ranks, keys, [*ELEMENTWISE, *sums, *FAILING]):
         assert found[: len(ELEMENTWISE)] == [""] * len(ELEMENTWISE)
-        refused = [target for (target, _), text in zip(sums, found[-5:-1], strict=True) if text]
+        texts = found[len(ELEMENTWISE) :]
+        refused = [target for (target, _), text in zip(sums, texts, strict=False) if text]
         # The parameters of a stage are whole, so only what spans the model differs.
         assert refused == (SUMS[2:] if layout == "pp" else SUMS)
-        assert ("does not work where ranks divide the model" in found[-1]) == (layout != "pp")
+        for text in texts[-len(FAILING) :]:
+            assert ("does not work where ranks divide the model" in text) == (layout != "pp")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["zero1", "tp", "pp"])
-@pytest.mark.parametrize("name", ["ScheduleFree", "Lion", "Early", "Lamb", "Prodigy"])
+@pytest.mark.parametrize("name", ["ScheduleFree", "Lion", "Early", "Lamb", "WholeNorm"])
 def test_a_trial_says_what_a_training_does(name: str, layout: str) -> None:
     """What is refused trains another model, and what is not trains the same."""
     ranks, keys = LAYOUTS[layout]

@@ -26,8 +26,8 @@ def check_layers(model: nn.Module) -> None:
             plain = type(module).__name__.removeprefix("Lazy")
             raise ConfigError(
                 f"{place} learns its sizes from the first batch, but its parameters must exist "
-                "before it: ranks divide them, and the optimizer gets them. Give the sizes, as in "
-                f"nn.{plain}(in, out)"
+                "before it: ranks divide them, and the optimizer gets them. Use "
+                f"{plain} with its sizes"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(

@@ -44,7 +44,8 @@ _STEPS, _SAVED = 4, 2
 _LR = 0.02  # large enough that rounding is small beside what a step changes
 _SAID, _REFUSED = 1e-3, 0.1  # of what the steps change; Muon in bf16 differs by up to 0.02
 _ROUNDING = 2e-6  # of the largest parameter
-# These compute each element by itself and keep all in their state. The tests try them, too.
+# These compute each element by itself and keep all in their state, as our tests show. torch cannot
+# divide some that are fused.
 _KNOWN = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")
 _CURE = "use parallel=ddp, or an optimizer that computes each element by itself (optimizer=adamw)"
 
@@ -94,7 +95,8 @@ class OptimizerTrial:
             ConfigError: The optimizer would train another model than in one process, could not go
                 on from a checkpoint, or needs what a step does not give it.
         """
-        if self._config._target_ in _KNOWN:
+        fused = any("fused" in repr(o) for o in (self._config.options, self._config.groups))
+        if self._config._target_ in _KNOWN and not fused:
             return lambda _: None
         return self.tried()
 
@@ -217,7 +219,8 @@ class OptimizerTrial:
         if error:
             raise ConfigError(
                 f"{self._target} does not work where ranks divide the model ({how}): {error}; "
-                f"{_CURE}"
+                + ("give optimizer.options.fused=false, or " if "_fused_" in error else "")
+                + _CURE
             )
         if number or difference > _REFUSED:
             what = f"param_groups[...]['{number}'] is another number than in one process"

@@ -358,4 +358,5 @@ def _unequal(found: _Ended, expected: _Ended, other: _Ended) -> str:
 
 
 def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    """Return the first sentence of an error."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).split(". ")[0][:300]

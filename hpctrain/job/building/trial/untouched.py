@@ -1,12 +1,13 @@
-"""What a trial of an optimizer leaves as it was: random states, torch's hooks, classes."""
+"""What a trial of an optimizer leaves as it was: random states, torch's hooks, classes, output."""
 
 from __future__ import annotations
 
 import copy
+import io
 import random
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ def untouched(optimizer: torch.optim.Optimizer, device: torch.device, seed: int)
     before = [dict(each) for each in hooks]
     numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002 (what others draw from)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), warnings.catch_warnings():
+    printed = redirect_stdout(io.StringIO())
+    with torch.random.fork_rng(devices), warnings.catch_warnings(), printed:
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         random.seed(seed)

@@ -26,14 +26,16 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_state_dict,
-    set_state_dict,
+    get_model_state_dict,
+    set_model_state_dict,
 )
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.fitting import misfit
 from hpctrain.checkpoint.manifest import Manifest, Progress, step_of
+from hpctrain.checkpoint.optimizer_modes import OptimizerModes
+from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState, owner
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, module_state
@@ -41,10 +43,11 @@ from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import MisfitError, StorageError
+from hpctrain.errors import ConfigError, MisfitError, StorageError
 from hpctrain.models.dry_run import stored_buffers
 
 log = logging.getLogger(__name__)
+_KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
 
 
 class _SpreadModel(Protocol):
@@ -52,9 +55,13 @@ class _SpreadModel(Protocol):
 
     Attributes:
         module: The model, wrapped or not; the checkpoint has the names of the plain model.
+        parameters: Those that are trained.
+        names: Their names.
     """
 
     module: nn.Module
+    parameters: list[nn.Parameter]
+    names: list[str]
 
     @property
     def layout(self) -> Mapping[str, int]:
@@ -66,6 +73,9 @@ class _SpreadModel(Protocol):
 
     def share_buffers(self) -> None:
         """Let all ranks have the same buffers; DCP may save those of any rank."""
+
+    def free_gathered(self) -> None:
+        """Free what was gathered of divided parameters, because they have been changed."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return tensors of this rank, other than the model."""
@@ -96,11 +106,13 @@ class Checkpointer:
         base: The digest of the weights that the adapters of the model (LoRA) belong to. Then its
             frozen parameters are neither saved nor loaded; "" saves the whole model.
         readers: Who else reads the checkpoints; rank 0 asks it.
+        layout: Tells which states the optimizer makes, and how the ranks divide them.
 
     Attributes:
         readers: The same.
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
             as "buffer 1.running_var"; "" if all is.
+        modes: The modes of the optimizer; a checkpoint is saved in the one for evaluations.
     """
 
     def __init__(
@@ -115,12 +127,16 @@ class Checkpointer:
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
         readers: Readers | None = None,
+        layout: Layout = lambda _: None,
     ) -> None:
         self.readers = readers or Readers()
         self.folder, self.keep, self.ranks = folder, keep, ranks
         self._keep_every, self._kept = keep_every, kept
         self._average, self._base = average, base
-        self.model, self.optimizer, self.wrong = model, optimizer, ""
+        self.model, self.wrong = model, ""
+        trained = [plain_name(name) for name in model.names], model.parameters
+        self._optimizer = OptimizerState(optimizer, *trained, layout)
+        self.modes = OptimizerModes(optimizer, *trained, model.free_gathered)
         # A buffer may be infinite by design, as the mask of an attention is.
         self._judged = {
             name: buffer.shape
@@ -148,7 +164,78 @@ class Checkpointer:
 
         Raises:
             StorageError: There is no space or no permission. Older checkpoints stay as they are.
+            ConfigError: The optimizers of the ranks have computed different numbers.
         """
+        self._check_numbers()
+        with self.modes.evaluating():
+            return self._save(step, progress, best)
+
+    def path(self, step: int) -> Path:
+        """Return the folder of the checkpoint of a step, whether it exists or not."""
+        return self.folder / f"step-{step:08d}"
+
+    def load_latest(self) -> Progress | None:
+        """Load the newest intact checkpoint and return its progress; None when there is none.
+
+        Raises:
+            MisfitError: It is the checkpoint of another model.
+            StorageError: There are checkpoints, but none is intact, or its adapters belong to other
+                weights.
+        """
+        chosen: dict[str, str | None] = {}
+        with long_work("verifying the checkpoints"):
+            if self.ranks.is_main:
+                try:
+                    newest = manifest.newest_intact(self.folder)
+                    chosen["name"] = None if newest is None else newest.name
+                except StorageError as error:
+                    chosen["error"] = str(error)
+        chosen = objects.broadcast(chosen)
+        if "error" in chosen:
+            raise StorageError(chosen["error"])
+        if chosen["name"] is None:
+            return None
+        path = self.folder / chosen["name"]
+        found, reader = Manifest.read(path), Reader(path)
+        if found.base != self._base:
+            raise StorageError(
+                f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
+                f"this run ({self._base or 'which trains a whole model'})"
+            )
+        saved = reader.saved
+        state = self._state(model_only=True)
+        # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
+        random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
+        parts = self._own_parts(saved, found.world_size)
+        own = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key in parts
+            if key.startswith(self._own) and isinstance(entry := saved[key], TensorStorageMetadata)
+        }
+        replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
+        model, optimizer = f"{replica}model", f"{replica}optimizer"
+        divided = self.model.layout.get("pp", 1) > 1
+        if wrong := misfit(saved, state["model"], model, divided=divided):
+            raise MisfitError(f"{path} does not fit the model: {wrong}")
+        to_load = {model: state["model"], optimizer: self._wanted(reader, optimizer)} | random | own
+        average, training = f"{replica}ema", f"{replica}training"
+        if self._average and any(key.startswith(f"{average}.") for key in saved):
+            to_load[average] = state["ema"]
+        if any(key.startswith(f"{training}.") for key in saved):
+            to_load[training] = self.modes.empty()
+        reader.load(to_load)
+        options = StateDictOptions(strict=not self._base)
+        set_model_state_dict(self.model.module, to_load[model], options=options)
+        self._optimizer.load(to_load[optimizer])
+        self.modes.restore(to_load.get(training, {}))
+        self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
+        if f"random.cpu.{self.ranks.rank}" in to_load:
+            torch.set_rng_state(to_load[f"random.cpu.{self.ranks.rank}"])
+        if f"random.cuda.{self.ranks.rank}" in to_load:
+            torch.cuda.set_rng_state(to_load[f"random.cuda.{self.ranks.rank}"])
+        return found.progress
+
+    def _save(self, step: int, progress: Progress, best: int) -> bool:
         final = self.path(step)
         temporary = final.with_suffix(".tmp")
         if self.ranks.is_main:
@@ -191,87 +278,13 @@ class Checkpointer:
             raise StorageError(f"{temporary}: the checkpoint was not written ({reason})") from error
         return healthy
 
-    def path(self, step: int) -> Path:
-        """Return the folder of the checkpoint of a step, whether it exists or not."""
-        return self.folder / f"step-{step:08d}"
-
-    def load_latest(self) -> Progress | None:
-        """Load the newest intact checkpoint and return its progress; None when there is none.
-
-        Raises:
-            MisfitError: It is the checkpoint of another model.
-            StorageError: There are checkpoints, but none is intact, or its adapters belong to other
-                weights.
-        """
-        chosen: dict[str, str | None] = {}
-        with long_work("verifying the checkpoints"):
-            if self.ranks.is_main:
-                try:
-                    newest = manifest.newest_intact(self.folder)
-                    chosen["name"] = None if newest is None else newest.name
-                except StorageError as error:
-                    chosen["error"] = str(error)
-        chosen = objects.broadcast(chosen)
-        if "error" in chosen:
-            raise StorageError(chosen["error"])
-        if chosen["name"] is None:
-            return None
-        path = self.folder / chosen["name"]
-        found, reader = Manifest.read(path), Reader(path)
-        if found.base != self._base:
-            raise StorageError(
-                f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
-                f"this run ({self._base or 'which trains a whole model'})"
-            )
-        saved = reader.saved
-        state = self._state()
-        # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
-        random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
-        parts = self._own_parts(saved, found.world_size)
-        own = {
-            key: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for key in parts
-            if key.startswith(self._own) and isinstance(entry := saved[key], TensorStorageMetadata)
-        }
-        replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
-        model, optimizer = f"{replica}model", f"{replica}optimizer"
-        divided = self.model.layout.get("pp", 1) > 1
-        if wrong := misfit(saved, state["model"], model, divided=divided):
-            raise MisfitError(f"{path} does not fit the model: {wrong}")
-        fresh = _without_state(state["optimizer"], saved, optimizer)
-        known = {key: value for key, value in state["optimizer"].items() if key not in fresh}
-        to_load = {model: state["model"], optimizer: known} | random | own
-        average = f"{replica}ema"
-        if self._average and any(key.startswith(f"{average}.") for key in saved):
-            to_load[average] = state["ema"]
-        reader.load(to_load)
-        # torch asks for a value of every state; those of `fresh` are removed again.
-        to_load[optimizer] |= {key: state["optimizer"][key] for key in fresh}
-        set_state_dict(
-            self.model.module,
-            self.optimizer,
-            model_state_dict=to_load[model],
-            optim_state_dict=to_load[optimizer],
-            options=StateDictOptions(flatten_optimizer_state_dict=True, strict=not self._base),
-        )
-        named = self.model.module.named_parameters(remove_duplicate=False)
-        for name, parameter in named:
-            if any(key.startswith(f"state.{name.removeprefix('module.')}.") for key in fresh):
-                self.optimizer.state.pop(parameter, None)
-        self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
-        if f"random.cpu.{self.ranks.rank}" in to_load:
-            torch.set_rng_state(to_load[f"random.cpu.{self.ranks.rank}"])
-        if f"random.cuda.{self.ranks.rank}" in to_load:
-            torch.cuda.set_rng_state(to_load[f"random.cuda.{self.ranks.rank}"])
-        return found.progress
-
     def _write_state(self, folder: Path) -> None:
         """Write the files of this rank."""
         state = self._state()
         state |= {self._own + name: value for name, value in self.model.state_dict().items()}
         differ = self.model.replicas_differ
         if differ:
-            parts = [name for name in ("model", "optimizer", "ema") if name in state]
+            parts = [n for n in ("model", "optimizer", "ema", "training") if n in state]
             state |= {self._replica + name: state[name] for name in parts}
         # Else DCP would take parts of "model" from several ranks, and these must fit together.
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=differ)
@@ -291,24 +304,68 @@ class Checkpointer:
             )
         return []
 
-    def _state(self) -> dict[str, Any]:
-        """Return what is saved; the groups of the optimizer are named by their parameters.
+    def _wanted(self, reader: Reader, part: str) -> dict[str, Any]:
+        """Return what the optimizer's state is loaded into.
 
-        The ranks of a pipeline have different parameters, so numbers would mean different groups.
+        Raises:
+            ConfigError: The checkpoint has a state for which there is no parameter, or that of
+                another optimizer.
         """
-        options = StateDictOptions(flatten_optimizer_state_dict=True)
-        model, optimizer = get_state_dict(self.model.module, self.optimizer, options=options)
+        found = {
+            key.removeprefix(f"{part}."): entry
+            for key, entry in reader.saved.items()
+            if key.startswith(f"{part}.")
+        }
+        named = self.model.module.named_parameters(remove_duplicate=False)
+        here = {f"state.{plain_name(name)}" for name, _ in named}
+        rest = {key for key in found if key.startswith("state.") and owner(key, here) is None}
+        if self.ranks.world_size > 1:  # a stage of a pipeline has a part of the parameters
+            rest = set.intersection(*map(set, objects.all_gather(sorted(rest))))
+        if rest:
+            raise ConfigError(
+                f"{reader.folder} has {sorted(rest)[0]} of the optimizer, and the model has no "
+                "such parameter: it is the checkpoint of another model"
+            )
+        kind: dict[str, Any] = {_KIND: ""} if _KIND in reader.saved else {}
+        if kind:
+            reader.load(kind)
+        return self._optimizer.wanted(found, kind.get(_KIND, ""))
+
+    def _check_numbers(self) -> None:
+        """Refuse numbers of the optimizer's groups that are not the same on all ranks."""
+        if self.ranks.world_size == 1 or self.model.replicas_differ:
+            return
+        first: dict[str, tuple[int, float]] = {}
+        for rank, numbers in enumerate(objects.all_gather(self._optimizer.numbers())):
+            for name, value in numbers.items():
+                before, other = first.setdefault(name, (rank, value))
+                if value != other and not (value != value and other != other):  # both may be NaN
+                    key = name.rpartition(".")[2]
+                    raise ConfigError(
+                        f"optimizer: param_groups[...]['{key}'] of {self._optimizer.kind} is "
+                        f"{other} on rank {before} and {value} on rank {rank}. It must follow from "
+                        "the whole gradient, and not from a rank's part of it or from what only "
+                        "one rank knows: use parallel=ddp, or another optimizer. This step is not "
+                        "saved"
+                    )
+
+    def _state(self, *, model_only: bool = False) -> dict[str, Any]:
+        """Return what is saved, without that of the optimizer if `model_only`.
+
+        The groups of the optimizer are named by their parameters: the ranks of a pipeline have
+        different ones, so numbers would mean different groups.
+        """
         rank = self.ranks.rank
-        held = module_state(model)
+        held = module_state(get_model_state_dict(self.model.module))
         if self._base:
             named = self.model.module.named_parameters(remove_duplicate=False)
             frozen = {plain_name(name) for name, p in named if not p.requires_grad}
             held = {name: value for name, value in held.items() if name not in frozen}
-        state = {
-            "model": held,
-            "optimizer": optimizer,
-            f"random.cpu.{rank}": torch.get_rng_state(),
-        }
+        state: dict[str, Any] = {"model": held, f"random.cpu.{rank}": torch.get_rng_state()}
+        if not model_only:
+            state |= {"optimizer": self._optimizer.flat(), _KIND: self._optimizer.kind}
+        if self.modes.training:
+            state["training"] = self.modes.training
         if self._average:
             state["ema"] = dict(self._average)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -348,25 +405,6 @@ class Checkpointer:
             doomed = path.with_suffix(".tmp")
             path.rename(doomed)
             shutil.rmtree(doomed)
-
-
-def _without_state(state: Iterable[str], saved: Iterable[str], prefix: str) -> list[str]:
-    """Return the keys of parameters that no rank had used, which have no state in a checkpoint.
-
-    Args:
-        state: The keys of the optimizer's state, with names.
-        saved: The keys of the checkpoint.
-        prefix: Of the optimizer's keys in the checkpoint.
-    """
-    keys = {key for key in saved if key.startswith(f"{prefix}.state.")}
-    kinds = {key.rpartition(".")[2] for key in keys}  # another optimizer has other kinds of state
-    return [
-        key
-        for key in state
-        if key.startswith("state.")
-        and f"{prefix}.{key}" not in keys
-        and key.rpartition(".")[2] in kinds
-    ]
 
 
 def _is_random(key: str) -> bool:

@@ -55,6 +55,7 @@ class Reader(dcp.FileSystemReader):
         checkpoint: The folder of the checkpoint.
 
     Attributes:
+        folder: The same.
         saved: What is known of each entry of the saved state, by its dotted name.
 
     Raises:
@@ -63,7 +64,7 @@ class Reader(dcp.FileSystemReader):
 
     def __init__(self, checkpoint: Path) -> None:
         super().__init__(checkpoint)
-        self._folder, self._metadata = checkpoint, _read_metadata(checkpoint / ".metadata")
+        self.folder, self._metadata = checkpoint, _read_metadata(checkpoint / ".metadata")
         self.saved = self._metadata.state_dict_metadata
 
     def load(self, state: dict[str, Any], *, no_dist: bool = False) -> None:
@@ -88,7 +89,7 @@ class Reader(dcp.FileSystemReader):
                 if isinstance(first, StorageError):
                     raise first from None
                 raise StorageError(
-                    f"{self._folder}: it cannot be loaded ({type(first).__name__}: {first})"
+                    f"{self.folder}: it cannot be loaded ({type(first).__name__}: {first})"
                 ) from error
 
     def read_metadata(self, *_: Any, **__: Any) -> classes.Metadata:
@@ -107,7 +108,7 @@ class Reader(dcp.FileSystemReader):
                 found = re.search(r"(?:GLOBAL|global:?) `?([\w.]+)", str(error))
                 what = f" ({found[1]})" if found else ""
                 raise StorageError(
-                    f"{self._folder / name}: it holds an object{what} that could run code when it "
+                    f"{self.folder / name}: it holds an object{what} that could run code when it "
                     "is loaded, so it is not; torch.serialization.add_safe_globals in a module of "
                     "yours allows a class that you trust"
                 ) from error

@@ -84,7 +84,7 @@ def _targets(config: Config) -> Iterator[str]:
             yield from wrong
         elif section == "optimizer":
             own = config.optimizer
-            given = {"lr": own.lr, "weight_decay": own.weight_decay, **own.options}
+            given = {"lr": own.lr, **parameter_rules.weight_decay_of(own), **own.options}
             inner = {name: f"optimizer.options.{name}" for name in own.options}
             node = {"_target_": target, **given}
             yield from arguments.problems("optimizer", node, positional=1, inner=inner)

@@ -41,6 +41,7 @@ from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, f
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.modes import prepare_modes
 from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
+from hpctrain.parallel.preparing.parameters import check_layers
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
 from hpctrain.parallel.wrappers.ddp import DDPModel
 from hpctrain.parallel.wrappers.fsdp import FSDPModel, shard
@@ -144,6 +145,7 @@ def _stage(
     storage = torch.device("cpu") if parallel.fsdp.offload else device
     # Rank 0 cannot send what it does not have, so a stage of a pipeline is built by its own ranks.
     model, values = begin(build, config.seed, from_rank_0=not whole and degrees.pp == 1)
+    check_layers(model)
     cast_parameters(model, precision.params)
     prepare_modes(model, says=warns)
     if warns:

@@ -226,7 +226,7 @@ class Trainer:
             modes = same_modes(self.train_step.model.module)
             with self.meter.spent("evaluation"), doing, self._untouched_random_state(), modes:
                 self.hooks.before_evaluation(self._state())
-                with self.train_step.average.applied():
+                with self.checkpointer.modes.evaluating(), self.train_step.average.applied():
                     values = self._evaluate_all()
             if values is None:
                 return False
@@ -358,6 +358,8 @@ class Trainer:
             self.train_step.timer.load_state_dict(progress.get("timer", {}))
             if dist.get_rank() == 0:
                 log.info("going on from the checkpoint of step %d", self.step)
+        else:
+            self.checkpointer.modes.train()
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         dist.barrier()

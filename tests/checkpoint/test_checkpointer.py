@@ -19,9 +19,10 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
+from hpctrain.checkpoint.optimizer_state import OptimizerState
 from hpctrain.checkpoint.weights import load_weights
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import HealthError, MisfitError, StorageError
+from hpctrain.errors import ConfigError, HealthError, MisfitError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
 from hpctrain.tasks import Classification
@@ -270,7 +271,9 @@ def hostile_metadata(folder: Path, checkpoint: Path) -> dict[str, bytes]:
     }
 
 
-def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
+def test_loading_runs_no_code_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = make()
     step(batch(8), 1e-2)
     folder, made = tmp_path / "checkpoints", tmp_path / "made by the hostile pickle"
@@ -288,8 +291,12 @@ def test_loading_runs_no_code_of_a_checkpoint(tmp_path: Path) -> None:
     (checkpoint / ".metadata").write_bytes(content)
     dressed(checkpoint)
     assert saved.load_latest() == {"step": 1}
-    step.optimizer.param_groups[0]["lr"] = Hostile(made)
-    saved.save(2, {"step": 2})
+    step.optimizer.param_groups[0]["betas"] = [Hostile(made)]
+    with pytest.raises(ConfigError, match=r"cannot hold the state .*betas is a list"):
+        saved.save(2, {"step": 2})
+    with monkeypatch.context() as stranger:  # another program writes what it likes
+        stranger.setattr(OptimizerState, "_checked", lambda self, key, value: value)
+        saved.save(2, {"step": 2})
     step = make()
     with pytest.raises(StorageError, match=r"posix\.mkdir") as raised:
         checkpointer(folder, step).load_latest()

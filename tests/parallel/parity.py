@@ -209,6 +209,9 @@ def build(cell: Cell) -> Training:
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "features":
         optimizer = build_optimizer(made.optimizer, model)
+    elif "." in cell.optimizer:  # a class
+        optimizer = build_optimizer(OptimizerConfig(cell.optimizer, lr=0.1), model)
+        getattr(optimizer, "train", lambda: None)()
     elif cell.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
     else:

@@ -1,5 +1,6 @@
 """Groups of parameters by pattern, layer-wise decay, and optimizers that get names."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hpctrain.config.schema import OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
+from hpctrain.parallel.preparing.parameters import check_layers
 from tests.steps import ALONE, alone
 
 
@@ -104,6 +106,55 @@ def test_what_fits_no_parameter_is_refused(rules: list[dict[str, Any]], said: st
 def test_a_rule_that_says_nothing_sensible_is_refused(rule: dict[str, Any], said: str) -> None:
     (problem,) = problems(OptimizerConfig(groups=[rule]))
     assert problem.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("target", "weight_decay", "said"),
+    [
+        ("torch.optim.LBFGS", 0.0, "optimizer._target_=torch.optim.LBFGS needs a closure that"),
+        ("torch.optim.SparseAdam", 0.0, "optimizer._target_=torch.optim.SparseAdam needs sparse"),
+        ("torch.optim.Rprop", 0.1, "optimizer.weight_decay=0.1: torch.optim.Rprop has no weight"),
+        ("torch.optim.Rprop", 0.0, ""),
+        ("torch.optim.ASGD", 0.1, ""),
+    ],
+)
+def test_what_an_optimizer_needs_or_lacks_is_known_before_it_is_made(
+    target: str, weight_decay: float, said: str
+) -> None:
+    found = "".join(problems(OptimizerConfig(target, weight_decay=weight_decay)))
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_an_optimizer_without_weight_decay_gets_none() -> None:
+    optimizer = build_optimizer(OptimizerConfig("torch.optim.Rprop", lr=0.1), alone(Net()))
+    assert isinstance(optimizer, torch.optim.Rprop)
+    rules: list[dict[str, Any]] = [{"match": "*.bias", "weight_decay": 0.1}]
+    (problem,) = problems(OptimizerConfig("torch.optim.Rprop", groups=rules))
+    assert problem.startswith("optimizer.groups[0].weight_decay=0.1: torch.optim.Rprop has no")
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (
+            lambda: nn.LazyLinear(3),
+            r"the layer 0 \(LazyLinear\) learns its sizes from the first batch",
+        ),
+        (lambda: nn.LazyConv2d(3, 1), r"\(LazyConv2d\) learns .* Use Conv2d with its sizes"),
+        (lambda: nn.LazyBatchNorm1d(), r"\(LazyBatchNorm1d\) learns its sizes"),
+        (lambda: nn.Embedding(3, 2, sparse=True), r"the layer 0 \(Embedding\) has sparse=True"),
+        (lambda: nn.EmbeddingBag(3, 2, sparse=True, mode="sum"), "give sparse=False"),
+    ],
+)
+def test_layers_that_cannot_be_divided_are_refused(
+    layer: Callable[[], nn.Module], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_layers(nn.Sequential(layer()))
+    check_layers(nn.Sequential(nn.Embedding(3, 2), nn.BatchNorm1d(2)))
 
 
 def named(named_parameters: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:

@@ -1,12 +1,14 @@
 """The training loop: an evaluation ends when the ranks agree on a stop request or on an error."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed
 
+from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.metrics import Asked
 from hpctrain.config.schema import SchedulerConfig
 from hpctrain.errors import ConfigError
@@ -16,7 +18,7 @@ from hpctrain.training.display import NoDisplay
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.trainer import Every, Trainer
 from tests.ranks import run_ranks
-from tests.steps import batch, make
+from tests.steps import ALONE, batch, make
 
 
 class Batches:
@@ -40,12 +42,13 @@ class Batches:
 def trainer_of(feed: Batches, asked: str = "") -> Trainer:
     """Return a trainer that is due to evaluate on the batches."""
     step = make()
-    unused: dict[str, Any] = dict.fromkeys(("loader", "checkpointer"))
+    unused: dict[str, Any] = {"loader": None}
     evaluation: Any = feed
     feed.trainer = Trainer(
         train_step=step,
         schedule=Schedule(0.1, SchedulerConfig(), 10),
         evaluation=evaluation,
+        checkpointer=Checkpointer(Path("unused"), 1, ALONE, step.model, step.optimizer),
         tracker=NullTracker(),
         display=NoDisplay(),
         stop=step.stop,

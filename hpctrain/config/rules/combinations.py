@@ -49,10 +49,11 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     yield from _context(config, degrees)
     if train.sync_batchnorm:
         yield from sync_problems(config, degrees)
-    if precision.params == "bf16" and precision.compute in ("fp16", "fp8"):
+    if precision.params == "bf16" and precision.compute != "bf16":
         yield (
-            f"precision.params=bf16 with precision.compute={precision.compute}: use bf16, or "
-            "precision.params=fp32"
+            f"precision.params=bf16 with precision.compute={precision.compute}: numbers in the "
+            "batch would not have the format of the parameters; use precision=pure_bf16, which "
+            "computes in bf16, or precision.params=fp32"
         )
     if parallel.device == "cpu" and precision.compute in ("tf32", "fp8"):
         yield f"precision.compute={precision.compute} with parallel.device=cpu: it needs a GPU"

@@ -11,6 +11,14 @@ from hpctrain.config.rules import arguments, targets
 from hpctrain.config.schema import OptimizerConfig
 
 NAMED = "named_parameters"  # an optimizer whose first argument has this name gets pairs
+NEEDS_CLOSURE = (
+    "needs a closure that computes the loss again within a step. A step of hpctrain is one forward "
+    "and backward pass: use an optimizer whose step() works by itself, such as optimizer=adamw"
+)
+NEEDS_SPARSE = (
+    "needs sparse gradients. Gradients here are dense, because ranks add them, and they are "
+    "clipped and judged: use optimizer=adamw"
+)
 _KEYS = ("match", "lr_factor", "weight_decay", "freeze", "options")
 
 
@@ -20,9 +28,20 @@ def problems(config: OptimizerConfig) -> Iterator[str]:
     Args:
         config: The section `optimizer`, whose `_target_` exists.
     """
+    yield from _step(config._target_)
+    if config.weight_decay and not _takes_weight_decay(config._target_):
+        yield (
+            f"optimizer.weight_decay={config.weight_decay}: {config._target_} has no weight decay; "
+            "give optimizer.weight_decay=0"
+        )
     for i, rule in enumerate(config.groups):
         yield from _rule(f"optimizer.groups[{i}]", rule)
         yield from _options(f"optimizer.groups[{i}].options", rule.get("options"), config._target_)
+        if rule.get("weight_decay") and not _takes_weight_decay(config._target_):
+            yield (
+                f"optimizer.groups[{i}].weight_decay={rule['weight_decay']}: {config._target_} has "
+                "no weight decay"
+            )
     sets = config.layer_decay is not None or any(
         {"lr_factor", "weight_decay", "options"} & rule.keys() for rule in config.groups
     )
@@ -32,6 +51,31 @@ def problems(config: OptimizerConfig) -> Iterator[str]:
             f"optimizer._target_={config._target_} takes {NAMED} and makes the groups itself: "
             "optimizer.groups may only freeze, and optimizer.layer_decay must be null"
         )
+
+
+def weight_decay_of(config: OptimizerConfig) -> dict[str, float]:
+    """Return the argument weight_decay; nothing for an optimizer that has none, such as Rprop."""
+    takes = _takes_weight_decay(config._target_)
+    return {"weight_decay": config.weight_decay} if takes else {}
+
+
+def _takes_weight_decay(target: str) -> bool:
+    """Return whether an optimizer has an argument weight_decay; True where no source shows it."""
+    known = arguments.signature(target)
+    return known is None or known.anything or "weight_decay" in [p.name for p in known.parameters]
+
+
+def _step(target: str) -> Iterator[str]:
+    """Yield why a step of the training cannot call `step()` of an optimizer."""
+    if target.endswith(".SparseAdam"):
+        yield f"optimizer._target_={target} {NEEDS_SPARSE}"
+    match targets.definition(target):
+        case _, ast.ClassDef(body=body):
+            for method in body:
+                match method:
+                    case ast.FunctionDef(name="step", args=ast.arguments(args=own, defaults=given)):
+                        if len(own) - len(given) > 1:
+                            yield f"optimizer._target_={target} {NEEDS_CLOSURE}"
 
 
 def patterns(rule: dict[str, Any]) -> list[str]:

@@ -31,6 +31,7 @@ from hpctrain.job.building.effective import Effective
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
 from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.make import make
+from hpctrain.job.building.trial.optimizer_trial import OptimizerTrial
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
 from hpctrain.parallel.precision import Precision
@@ -112,6 +113,7 @@ def build(
     # Ranks with other samples draw other dropout masks.
     torch.manual_seed(config.seed + 1 + mesh.stream)
     optimizer = build_optimizer(config.optimizer, model)
+    layout = OptimizerTrial(config.optimizer, model, optimizer).run()
     average = Average(model, config.train.ema, evaluates=config.train.ema_evaluation)
     checkpointer = Checkpointer(
         *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
@@ -120,6 +122,7 @@ def build(
         average=average.tensors,
         base=adapted_base(config),
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,
+        layout=layout,
     )
     # The last step of a run is evaluated in any case.
     timed = config.train.eval_every_s is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hpctrain.config.rules.parameter_rules import NAMED
+from hpctrain.config.rules.parameter_rules import NAMED, weight_decay_of
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.make import make
@@ -25,15 +27,35 @@ def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.opti
     Raises:
         ConfigError: The optimizer cannot be imported or does not take its arguments.
     """
+    return optimizer_of(config, model.names, model.parameters, model.settings)
+
+
+def optimizer_of(
+    config: OptimizerConfig,
+    names: Sequence[str],
+    parameters: Sequence[torch.nn.Parameter],
+    settings: Mapping[str, Setting],
+) -> torch.optim.Optimizer:
+    """Return an optimizer of these parameters.
+
+    Args:
+        config: The section `optimizer`.
+        names: Their names in the plain model.
+        parameters: The parameters, in the same order.
+        settings: What the config says about parameters, by name.
+
+    Raises:
+        ConfigError: The optimizer cannot be imported or does not take its arguments.
+    """
     optimizer: torch.optim.Optimizer = make(
         "optimizer",
         {
             "_target_": config._target_,
             "lr": config.lr,  # lr_scaling multiplies the rates of all its groups
-            "weight_decay": config.weight_decay,
+            **weight_decay_of(config),
             **config.options,
         },
-        _given(config, model),
+        _given(config, names, parameters, settings),
     )
     _check_options(config, optimizer)
     for group in optimizer.param_groups:
@@ -44,9 +66,9 @@ def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.opti
 
 def _check_options(config: OptimizerConfig, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an option of a group that the optimizer would not read."""
-    known = [name for name in optimizer.defaults if name not in ("lr", "weight_decay")]
     for i, rule in enumerate(config.groups):
         for name in rule.get("options", {}):
+            known = [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
             if name not in known:
                 raise ConfigError(
                     f"optimizer.groups[{i}].options.{name}: the groups of {config._target_} have "
@@ -54,27 +76,34 @@ def _check_options(config: OptimizerConfig, optimizer: torch.optim.Optimizer) ->
                 )
 
 
-def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
+def _given(
+    config: OptimizerConfig,
+    names: Sequence[str],
+    parameters: Sequence[torch.nn.Parameter],
+    settings: Mapping[str, Setting],
+) -> list[Any]:
     """Return what the optimizer gets: the parameters, with their names, or in groups."""
-    if _takes_names(config._target_):
-        return [*zip(model.names, model.parameters, strict=True)]
+    if takes_names(config._target_):
+        return [*zip(names, parameters, strict=True)]
     plain, groups = Setting(), dict[Setting, list[torch.nn.Parameter]]()
-    for name, parameter in zip(model.names, model.parameters, strict=True):
-        groups.setdefault(model.settings.get(name, plain), []).append(parameter)
+    for name, parameter in zip(names, parameters, strict=True):
+        groups.setdefault(settings.get(name, plain), []).append(parameter)
     if {*groups} <= {plain}:
-        return model.parameters
+        return [*parameters]
     return [
         {
-            "params": parameters,
+            "params": same,
             "lr": config.lr * own.lr_factor,
             "weight_decay": config.weight_decay if own.weight_decay is None else own.weight_decay,
             **dict(own.options),
         }
-        for own, parameters in groups.items()
+        for own, same in groups.items()
     ]
 
 
-def _takes_names(target: str) -> bool:
+@functools.lru_cache(maxsize=16)
+def takes_names(target: str) -> bool:
+    """Return whether an optimizer gets pairs of a name and a parameter."""
     called = make("optimizer", {"_target_": target, "_partial_": True}).func
     try:
         parameters = inspect.signature(called).parameters

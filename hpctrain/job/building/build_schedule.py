@@ -33,18 +33,28 @@ def build_schedule(config: SchedulerConfig, effective: Effective) -> Schedule:
 
 
 def _own(config: SchedulerConfig, target: str, max_steps: int) -> Callable[[int], float]:
-    made = make("scheduler", {"_target_": target, "_partial_": True, **config.options})
+    made: Callable[..., Any] = make(
+        "scheduler", {"_target_": target, "_partial_": True, **config.options}
+    )
     try:
-        names = list(inspect.signature(made.func).parameters)
+        names = list(inspect.signature(made).parameters)
     except (TypeError, ValueError):  # some compiled functions have no signature
         names = []
     if "max_steps" in names and "max_steps" not in config.options:
         made = partial(made, max_steps=max_steps)
+    if "total_steps" in names and not {"total_steps", "epochs"} & config.options.keys():
+        made = partial(made, total_steps=max_steps)  # the same, as OneCycleLR calls it
     try:
-        function: Callable[[int], float] = _Stepped(made) if names[:1] == ["optimizer"] else made
+        if names[:1] == ["optimizer"]:
+            return _Stepped(made, target, max_steps)
+        function: Callable[[int], float] = made
         function(0)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"scheduler._target_={target}: {error}") from error
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{error}".split())
+        name = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
+        raise ConfigError(f"scheduler._target_={target}: {name}{reason}") from error
     return function
 
 
@@ -52,22 +62,73 @@ class _Stepped:
     """A torch scheduler as a function of the step: one for an optimizer whose rate is 1 is stepped.
 
     It is deterministic, so a resumed run steps it to where it was, at about 10 us a step.
+
+    Args:
+        make_scheduler: Makes the scheduler for an optimizer.
+        target: Its name in the config.
+        max_steps: The steps of the run.
     """
 
-    def __init__(self, make_scheduler: Callable[[torch.optim.Optimizer], Any]) -> None:
+    def __init__(
+        self,
+        make_scheduler: Callable[[torch.optim.Optimizer], Any],
+        target: str,
+        max_steps: int,
+    ) -> None:
+        self._target = target
         self._optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        self._others = self._besides()
         made = make_scheduler(self._optimizer)
         if isinstance(made, ReduceLROnPlateau):
             raise ValueError("it needs a metric: use scheduler.kind=plateau")
         if not isinstance(made, LRScheduler):
             kind = type(made).__name__
             raise ValueError(f"with an optimizer it must make a scheduler of torch, not a {kind}")
+        if needed := _needed(made.step):
+            raise ValueError(f"its step() needs {needed}, and a schedule here gets the step alone")
+        if (length := getattr(made, "total_steps", None) or max_steps) < max_steps:
+            raise ValueError(f"it has {length} steps, and the run has {max_steps}")
         self._scheduler = made
+        self._check()
         self._factors = array("d", [self._optimizer.param_groups[0]["lr"]])
 
     def __call__(self, step: int) -> float:
         while len(self._factors) <= step:
             self._optimizer.step()  # else torch warns; without a gradient it does nothing
-            self._scheduler.step()
+            try:
+                self._scheduler.step()
+            except Exception as error:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                number = len(self._factors)
+                raise ConfigError(
+                    f"scheduler._target_={self._target}: at step {number}: {reason}"
+                ) from error
+            self._check()
             self._factors.append(float(self._optimizer.param_groups[0]["lr"]))
         return float(self._factors[step])
+
+    def _besides(self) -> dict[str, Any]:
+        """Return what the optimizer's group has besides the learning rate."""
+        group = self._optimizer.param_groups[0]
+        return {key: group[key] for key in self._optimizer.defaults if key != "lr"}
+
+    def _check(self) -> None:
+        """Refuse a scheduler that changes more than the learning rate, which would be lost."""
+        now = self._besides()
+        changed = [key for key, value in self._others.items() if now[key] != value]
+        if changed:
+            cure = ""
+            if "momentum" in changed and hasattr(self._scheduler, "cycle_momentum"):
+                cure = ": give scheduler.options.cycle_momentum=false"
+            raise ConfigError(
+                f"scheduler._target_={self._target}: it also changes {changed[0]} of the "
+                f"optimizer, and a schedule here is a factor of the learning rate alone{cure}"
+            )
+
+
+def _needed(function: Callable[..., Any]) -> str:
+    """Return the arguments that a function cannot do without."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    missing = [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+    return ", ".join(missing)

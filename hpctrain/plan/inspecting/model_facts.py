@@ -23,7 +23,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import freeze, settings
-from hpctrain.parallel.preparing.parameters import ties
+from hpctrain.parallel.preparing.parameters import check_layers, ties
 from hpctrain.shards.types import Batch
 
 Shape = tuple[int, ...]
@@ -100,6 +100,7 @@ def build_of(config: Config) -> Build:
                 f"model._target_={config.model.get('_target_')}: it makes a "
                 f"{type(model).__name__}, not a torch.nn.Module"
             )
+        check_layers(model)
         lora = config.train.lora
         if lora.patterns:
             add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)

@@ -1,0 +1,273 @@
+"""The state of an optimizer by the names of the parameters, as a checkpoint has it.
+
+    state.NAME.exp_avg       what the optimizer keeps for a parameter
+    state.NAME.factors.[0]   a part of a list in it
+    param_groups.NAME.lr     what it keeps for the group of a parameter
+
+torch's functions for this call `optimizer.step()` once more where there is no state, and forget
+what such a step does not make. Here nothing is called: a state is saved as it is, and it is loaded
+as it was saved, with the same dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+
+from hpctrain.errors import ConfigError
+
+Place = tuple[DeviceMesh, Sequence[Placement]]
+Layout = Callable[[str], Mapping[str, Place | None] | None]
+"""The places of the states that an optimizer makes for a parameter, by the parameter's name.
+
+The keys are those of the states. None in place of a place is a tensor that is no DTensor.
+"""
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
+
+
+_INNER = (torch.Tensor, list, tuple, dict)
+
+
+class OptimizerState:
+    """The state of an optimizer, to be saved and loaded.
+
+    Args:
+        optimizer: The optimizer.
+        names: The names of the parameters in the plain model.
+        parameters: The parameters that it may have, in the same order.
+        layout: Tells what the optimizer makes; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Sequence[str],
+        parameters: Sequence[torch.nn.Parameter],
+        layout: Layout = lambda _: None,
+    ) -> None:
+        self._optimizer, self._layout = optimizer, layout
+        self._parameters = dict(zip(names, parameters, strict=True))
+        self._names = {id(p): name for name, p in self._parameters.items()}
+
+    @property
+    def kind(self) -> str:
+        """The full name of the optimizer's class."""
+        return f"{type(self._optimizer).__module__}.{type(self._optimizer).__qualname__}"
+
+    def flat(self) -> dict[str, Any]:
+        """Return the state, whose tensors are those of the optimizer.
+
+        Raises:
+            ConfigError: The optimizer keeps something that a checkpoint cannot hold.
+        """
+        held, names = self._optimizer.state_dict(), self._listed()
+        if more := held.keys() - {"state", "param_groups"}:
+            raise self._refused(f"state_dict() also has {sorted(more)[0]!r}")
+        found: dict[str, Any] = {}
+        for index, state in held["state"].items():
+            if not isinstance(index, int) or index >= len(names):
+                raise self._refused(f"state[{index!r}] belongs to no parameter")
+            found |= _flat(state, f"state.{names[index]}")
+        for group in held["param_groups"]:
+            own = {key: value for key, value in group.items() if key != "params"}
+            for index in group["params"]:
+                found |= {f"param_groups.{names[index]}.{key}": v for key, v in own.items()}
+        return {key: self._checked(key, value) for key, value in found.items()}
+
+    def numbers(self, *, every: bool = False) -> dict[str, float]:
+        """Return the numbers in the groups, which all ranks that have a group have alike.
+
+        Args:
+            every: Name them by every parameter of a group, and not by the first one alone.
+        """
+        found: dict[str, float] = {}
+        names = iter(self._listed())
+        for group in self._optimizer.param_groups:
+            own = [next(names) for _ in group["params"]]
+            for key, value in group.items() if own else ():
+                single = isinstance(value, torch.Tensor) and value.numel() == 1
+                if isinstance(value, bool | int | float | np.generic) or single:
+                    local = value.to_local() if isinstance(value, DTensor) else value
+                    found |= {f"{name}.{key}": float(local) for name in own[: None if every else 1]}
+        return found
+
+    def wanted(self, saved: Mapping[str, Any], kind: str) -> dict[str, Any]:
+        """Return tensors to load a saved state into, and None for what is no tensor.
+
+        Args:
+            saved: What is known of each entry, by its name in `flat`.
+            kind: `kind` of the optimizer whose state was saved; "" if that is not known.
+
+        Raises:
+            ConfigError: It is the state of another optimizer, which keeps other values.
+        """
+        now, made, found = self.flat(), dict[str, dict[str, Any]](), dict[str, Any]()
+        own = {f"state.{name}": name for name in self._parameters}
+        for key, entry in saved.items():
+            if (place := owner(key, own)) is not None:
+                made.setdefault(own[place], {})[key.removeprefix(f"{place}.")] = entry
+        for name, entries in made.items():
+            if kind not in ("", self.kind):
+                self._check(name, entries.keys(), kind)
+            for rest, entry in entries.items():
+                key = f"state.{name}.{rest}"
+                found[key] = self._empty(name, rest, entry, now.get(key))
+        firsts = {f"param_groups.{name}" for name in self._firsts()}
+        found |= {key: _tensor(e) for key, e in saved.items() if owner(key, firsts) is not None}
+        return found
+
+    def load(self, flat: Mapping[str, Any]) -> None:
+        """Give the optimizer what was loaded into `wanted`; what that lacks stays as it is.
+
+        Args:
+            flat: The values.
+        """
+        held, names = self._optimizer.state_dict(), self._listed()
+        own = {f"state.{name}": index for index, name in enumerate(names)}
+        loaded: dict[int, dict[str, Any]] = {}
+        for key, value in flat.items():
+            if (place := owner(key, own)) is not None:
+                _put(loaded.setdefault(own[place], {}), key.removeprefix(f"{place}."), value)
+        loaded = {index: _with_lists(state) for index, state in loaded.items()}
+        for index, state in loaded.items():
+            held["state"][index] = held["state"].get(index, {}) | state
+        for group, first in zip(held["param_groups"], self._firsts(), strict=True):
+            start = f"param_groups.{first}."
+            group |= {k.removeprefix(start): v for k, v in flat.items() if k.startswith(start)}
+        self._optimizer.load_state_dict(held)
+        # torch gives all states but "step" the dtype of the parameter.
+        for index, state in loaded.items():
+            parameter = self._parameters[names[index]]
+            _exact(self._optimizer.state[parameter], state)
+
+    def _listed(self) -> list[str]:
+        """Return the names of the optimizer's parameters, in its order."""
+        groups = self._optimizer.param_groups
+        try:
+            return [self._names[id(p)] for group in groups for p in group["params"]]
+        except KeyError:
+            raise self._refused("it has a parameter that the model does not train") from None
+
+    def _firsts(self) -> list[str]:
+        """Return the name of the first parameter of each group; "" for an empty group."""
+        groups = [group["params"] for group in self._optimizer.param_groups]
+        return [self._names[id(group[0])] if group else "" for group in groups]
+
+    def _empty(self, name: str, rest: str, entry: Any, now: Any) -> Any:
+        """Return a tensor for an entry, with the layout that the optimizer would give it."""
+        if not isinstance(entry, TensorStorageMetadata):
+            return None
+        size, dtype, parameter = entry.size, entry.properties.dtype, self._parameters[name]
+        if isinstance(now, torch.Tensor) and (now.shape, now.dtype) == (size, dtype):
+            return now
+        alike = size == parameter.shape
+        if place := (self._layout(name) or {}).get(rest):
+            whole = torch.empty(size, dtype=dtype, device=parameter.device)
+            return distribute_tensor(whole, *place, src_data_rank=None)
+        if alike and rest not in (self._layout(name) or {}):
+            return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        return torch.empty(size, dtype=dtype, device=parameter.device if alike else "cpu")
+
+    def _check(self, name: str, saved: Collection[str], kind: str) -> None:
+        """Refuse the state of another class if this one keeps other values."""
+        known = self._layout(name)
+        if known is None or set(known) != set(saved):
+            keeps = (
+                "" if known is None else f", which keeps {', '.join(sorted(known)) or 'nothing'}"
+            )
+            raise ConfigError(
+                f"optimizer: the checkpoint has the state of {kind}, with "
+                f"{', '.join(sorted(saved))} for a parameter, and this run has {self.kind}{keeps}: "
+                "go on with that optimizer, or begin a run from the weights alone "
+                "(checkpoint.init_from)"
+            )
+
+    def _checked(self, key: str, value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, DTensor) and any(place.is_partial() for place in value.placements):
+            raise self._refused(f"{key} is a sum whose parts the ranks have not added")
+        if not _is_plain(value):
+            raise self._refused(f"{key} is a {type(value).__name__}")
+        return value
+
+    def _refused(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"optimizer: a checkpoint cannot hold the state of {self.kind}: {why}. It holds what "
+            "state[parameter] and param_groups have: tensors, numbers and texts, also in dicts and "
+            "lists"
+        )
+
+
+def _tensor(entry: Any) -> torch.Tensor | None:
+    if isinstance(entry, TensorStorageMetadata):
+        return torch.empty(entry.size, dtype=entry.properties.dtype)
+    return None
+
+
+def owner(key: str, owners: Container[str]) -> str | None:
+    """Return which of the names a dotted key begins with; None if it is none of them.
+
+    Args:
+        key: Such as `state.layer.weight.exp_avg`.
+        owners: Such as `state.layer.weight`.
+    """
+    while key:
+        key = key.rpartition(".")[0]
+        if key in owners:
+            return key
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value can be loaded without running code."""
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _flat(value: Any, name: str) -> dict[str, Any]:
+    inner: Iterator[tuple[str, Any]] | None = None
+    if isinstance(value, dict):
+        inner = ((f"{key}", each) for key, each in value.items())
+    elif isinstance(value, list | tuple) and any(isinstance(each, _INNER) for each in value):
+        inner = ((f"[{i}]", each) for i, each in enumerate(value))
+    if inner is None:
+        return {name: value}
+    return {k: v for key, each in inner for k, v in _flat(each, f"{name}.{key}").items()}
+
+
+def _put(state: dict[str, Any], key: str, value: Any) -> None:
+    """Set a value in nested dicts."""
+    *outer, last = key.split(".")
+    for part in outer:
+        state = state.setdefault(part, {})
+    state[last] = value
+
+
+def _with_lists(value: Any) -> Any:
+    """Return nested dicts in which those with the keys `[0]`, `[1]`, ... are lists again."""
+    if not isinstance(value, dict):
+        return value
+    made = {key: _with_lists(each) for key, each in value.items()}
+    if made and all(key.startswith("[") for key in made):
+        return [made[f"[{i}]"] for i in range(len(made))]
+    return made
+
+
+def _exact(own: Any, loaded: Any) -> None:
+    """Replace the tensors of a state whose dtype is not the loaded one, in place."""
+    for key, value in loaded.items() if isinstance(loaded, dict) else enumerate(loaded):
+        if isinstance(value, dict | list):
+            if isinstance(own[key], dict | list):
+                _exact(own[key], value)
+        elif isinstance(value, torch.Tensor) and own[key].dtype != value.dtype:
+            own[key] = value.to(own[key].device)

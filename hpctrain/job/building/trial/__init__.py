@@ -1,0 +1,1 @@
+"""A trial of the optimizer before the first step of a training."""

@@ -1,0 +1,78 @@
+"""What a trial of an optimizer leaves as it was: random states, torch's hooks, classes, output."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import optimizer as registry
+
+
+@contextmanager
+def untouched(optimizer: torch.optim.Optimizer, device: torch.device, seed: int) -> Iterator[None]:
+    """Begin with these random seeds, and put back all that others could see.
+
+    Args:
+        optimizer: One of the class that is tried. What the class, its bases and those of an
+            optimizer within it count or list is put back, too.
+        device: Its random state is put back, as well as that of the CPU.
+        seed: Of all generators.
+    """
+    kinds = _kinds(optimizer)
+    held = {kind: {n: (v, _content(v)) for n, v in vars(kind).items()} for kind in kinds}
+    hooks: tuple[dict[Any, Any], ...] = (
+        registry._global_optimizer_pre_hooks,
+        registry._global_optimizer_post_hooks,
+    )
+    before = [dict(each) for each in hooks]
+    numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002 (what others draw from)
+    devices = [device] if device.type == "cuda" else []
+    printed = redirect_stdout(io.StringIO())
+    with torch.random.fork_rng(devices), warnings.catch_warnings(), printed:
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        for each in hooks:
+            each.clear()
+        try:
+            yield
+        finally:
+            for each, content in zip(hooks, before, strict=True):
+                each.clear()
+                each.update(content)
+            np.random.set_state(numpy)  # noqa: NPY002
+            random.setstate(python)
+            for kind, attributes in held.items():
+                _restore(kind, attributes)
+
+
+def _kinds(optimizer: torch.optim.Optimizer) -> set[type]:
+    within = [v for v in vars(optimizer).values() if isinstance(v, torch.optim.Optimizer)]
+    found = {kind for each in (optimizer, *within) for kind in type(each).__mro__}
+    return found - {*torch.optim.Optimizer.__mro__}
+
+
+def _content(value: Any) -> Any:
+    """Return a copy of a container; None for anything else."""
+    return copy.deepcopy(value) if isinstance(value, dict | list | set) else None
+
+
+def _restore(kind: type, attributes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Give a class the attributes that it had, with their contents."""
+    for name in [*vars(kind)]:
+        if name not in attributes:
+            delattr(kind, name)
+    for name, (value, content) in attributes.items():
+        if vars(kind).get(name) is not value:
+            setattr(kind, name, value)
+        if content is not None and value != content:
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(content)

@@ -1,0 +1,201 @@
+"""What an optimizer keeps is saved and loaded bit by bit, without a step of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.checkpoint.weights import load_weights
+from hpctrain.errors import ConfigError
+from hpctrain.training.step import TrainStep
+from tests.parallel.parity import Cell, build, whole
+from tests.parallel.test_checkpoints import checkpointer as checkpointer_of
+from tests.ranks import run_ranks
+from tests.steps import ALONE, alone, batch, make, weights
+from tests.train.optimizers import (
+    Counted,
+    Early,
+    Lion,
+    Nested,
+    Prodigy,
+    RankNumber,
+    RowWise,
+    ScheduleFree,
+)
+
+Made = Callable[[Any], torch.optim.Optimizer]
+OWN: dict[str, Made] = {
+    "schedule-free": lambda p: ScheduleFree(p, lr=1e-2),
+    "state in __init__": lambda p: Early(p, lr=1e-2),
+    "lists and dicts": lambda p: Nested(p, lr=1e-2),
+    "smaller states": lambda p: RowWise(p, lr=1e-2),
+    "numbers of groups": lambda p: Prodigy(p, lr=1.0),
+    "one tensor": lambda p: Lion(p, lr=1e-2),
+    "no state": lambda p: torch.optim.SGD(p, lr=1e-2),
+}
+
+
+def with_optimizer(made: Made) -> tuple[TrainStep, Checkpointer]:
+    step = make()
+    step.optimizer = made(step.model.parameters)
+    return step, Checkpointer(Path(), 2, ALONE, step.model, step.optimizer)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("name", OWN)
+def test_resumed_twice_is_the_undisturbed_training(name: str, tmp_path: Path) -> None:
+    ends = []
+    for resumed in (True, False):
+        step, saved = with_optimizer(OWN[name])
+        saved.folder = tmp_path
+        saved.modes.train()
+        for number in range(1, 7):
+            if resumed and number in (3, 5):
+                saved.save(number, {})
+                step, saved = with_optimizer(OWN[name])
+                saved.folder = tmp_path
+                assert saved.load_latest() == {}
+            step(batch(16, number), 1e-2)
+        ends.append((weights(step), step.optimizer.state_dict()))
+    (ours, state), (theirs, expected) = ends
+    assert torch.equal(ours, theirs)
+    assert repr(state) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RowWise",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ScheduleFree", "Early", "Nested")),
+    ],
+)
+def test_parts_of_a_state_are_resumed_on_two_ranks(name: str, tmp_path: Path) -> None:
+    assert run_ranks(resumed_parts, 2, name, tmp_path) == [0.0, 0.0]
+
+
+def resumed_parts(name: str, folder: Path) -> float:
+    """Return how much a resumed training on divided parameters differs."""
+    keys = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.zero": 1}
+    cell = Cell("conv", 2, tuple(keys.items()), optimizer=f"tests.train.optimizers.{name}")
+    ends = []
+    for resumed in (False, True):
+        training = build(cell)
+        saved = checkpointer_of(training, folder)
+        if name == "RowWise":  # a sum for each row is divided as the rows are
+            named = zip(training.model.names, training.model.parameters, strict=True)
+            layout: Any = {n: {"sum": (p.device_mesh, p.placements)} for n, p in named}
+            saved._optimizer._layout = layout.get
+        if resumed:
+            assert saved.load_latest() == {}
+            training.seen = 2
+        else:
+            saved.modes.train()
+            training.run(cell, 2)
+            saved.save(2, {})
+        training.run(cell, 2)
+        ends.append(whole(training.model))
+    one, two = ends
+    return max(float((one[key] - two[key]).abs().max()) for key in one)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_neither_a_save_nor_a_load_makes_a_step(tmp_path: Path) -> None:
+    step, saved = with_optimizer(lambda p: Counted(p, lr=1e-2))
+    saved.folder = tmp_path
+    before, calls = weights(step).clone(), Counted.calls
+    assert saved.save(1, {})
+    assert saved.load_latest() == {}
+    step(batch(8), 1e-2)
+    assert saved.save(2, {})  # this optimizer has no state after steps either
+    again, loaded = with_optimizer(lambda p: Counted(p, lr=1e-2))
+    loaded.folder = tmp_path
+    assert loaded.load_latest() == {}
+    assert Counted.calls == calls + 1
+    assert again.optimizer.param_groups[0]["count"] == 1
+    assert all(p.grad is None for p in again.model.parameters)
+    assert not torch.equal(before, weights(step))
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_checkpoint_has_the_weights_for_evaluations(tmp_path: Path) -> None:
+    step, saved = with_optimizer(OWN["schedule-free"])
+    saved.folder = tmp_path
+    saved.modes.train()
+    for number in range(3):
+        step(batch(16, number), 1e-2)
+    trained = weights(step)
+    with saved.modes.evaluating():
+        evaluated = weights(step)
+    assert torch.equal(weights(step), trained), "an evaluation leaves the training as it was"
+    saved.save(3, {})
+    assert torch.equal(weights(step), trained)
+    assert step.optimizer.param_groups[0]["train_mode"]
+    load_weights(step.model.module, tmp_path / "step-00000003")
+    assert torch.equal(weights(step), evaluated)
+    assert not torch.equal(evaluated, trained)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_dtypes_stay_where_parameters_are_narrow(tmp_path: Path) -> None:
+    """torch would give a state in fp32, such as exact weights, the format of the parameters."""
+    ends = []
+    for _ in range(2):
+        model = alone(nn.Linear(4, 3).to(torch.bfloat16))
+        optimizer = Nested(model.parameters, lr=1e-2)
+        saved = Checkpointer(tmp_path, 2, ALONE, model, optimizer)
+        if saved.load_latest() is None:
+            for parameter in model.parameters:
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+            saved.save(1, {})
+        ends.append([optimizer.state[p] for p in model.parameters])
+    for ours, theirs in zip(*ends, strict=True):
+        assert ours["exact"].dtype == theirs["exact"].dtype == torch.float64
+        assert torch.equal(ours["exact"], theirs["exact"])
+        assert theirs["count"].dtype == torch.int64
+        assert theirs["none"] is None
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_what_nobody_asks_for_is_named(tmp_path: Path) -> None:
+    def saved(model: nn.Module, made: Made) -> Checkpointer:
+        parallel = alone(model)
+        return Checkpointer(tmp_path, 2, ALONE, parallel, made(parallel.parameters))
+
+    first = saved(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.optim.AdamW)
+    for parameter in first.model.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    first._optimizer._optimizer.step()
+    first.save(1, {})
+    with pytest.raises(ConfigError, match=r"has state\.1\.bias\.exp_avg of the optimizer, and the"):
+        saved(nn.Sequential(nn.Linear(2, 2)), torch.optim.AdamW).load_latest()
+    with pytest.raises(ConfigError, match=r"state of torch\.optim\.adamw\.AdamW, with exp_avg"):
+        saved(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.optim.SGD).load_latest()
+
+
+def differing(folder: Path) -> str:
+    training = build(Cell("conv", 2))
+    optimizer = RankNumber(training.model.parameters, lr=0.1)
+    saved = checkpointer_of(training, folder)
+    saved._optimizer._optimizer = optimizer
+    optimizer.begin(optimizer.param_groups[0])
+    saved.save(1, {})
+    optimizer.spoilt = True  # type: ignore[attr-defined]
+    optimizer.begin(optimizer.param_groups[0])
+    try:
+        saved.save(2, {})
+    except ConfigError as error:
+        return f"{error} {sorted(path.name for path in folder.iterdir())}"
+    return ""
+
+
+def test_a_number_that_differs_between_ranks_is_named(tmp_path: Path) -> None:
+    for said in run_ranks(differing, 2, tmp_path):
+        assert (
+            "param_groups[...]['own'] of tests.train.optimizers.RankNumber is 0.0 on rank" in said
+        )
+        assert said.endswith("['step-00000001']")

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.parallel.reducing.lockstep import Lockstep
 from hpctrain.parallel.reducing.scalars import Scalars, joined
@@ -46,7 +47,8 @@ class Unused:
         self._undivided, self._ranks, self._lockstep = undivided, ranks, lockstep
         self._own: list[float] = []
         self._used: set[int] = set()
-        for group in _groups(model):
+        self._groups = list(_groups(model))
+        for group in self._groups:
             group.post_backward = partial(self._post_backward, group, group.post_backward)
 
     def average(self) -> None:
@@ -89,6 +91,14 @@ class Unused:
         return total[:end]
 
     def _post_backward(self, group: Any, reduce: Callable[[], None], *_: Any) -> None:
+        if torch.is_grad_enabled():
+            # The gradient that is computed is differentiated again (create_graph=True), as forces
+            # are: the second pass needs the parameters, and only it computes their gradients.
+            for each in self._groups:
+                each.post_forward_mesh_info = None  # from now on, they are kept after forward
+            return
+        if group._training_state == TrainingState.FORWARD:
+            return  # a gradient within the forward function: the rest of it needs the parameters
         if not all(hasattr(part, "_unsharded_param") for part in group.fsdp_params):
             return  # a part that was never gathered makes torch fail
         reduces = group.reduce_grads

@@ -1,0 +1,91 @@
+"""A model of which a part is frozen trains as on one process, in every layout.
+
+Fine-tuning is this: frozen first layers, frozen layers in the middle, an encoder under `no_grad`,
+adapters. The inputs of some blocks then need no gradient, and the last block may be the head, whose
+outputs are those of the model. Every training here clips, and keeps a moving average, which
+evaluates the model after each step.
+"""
+
+import functools
+from typing import Any
+
+import pytest
+
+from tests.parallel.parity import STEPS, TOLERANCE, Cell, Result, Values, difference, reference
+from tests.parallel.parity import results as trained_on
+
+Keys = dict[str, Any]
+FROZEN: dict[str, Keys] = {
+    "prefix": {"optimizer.groups": [{"match": ["embed.*", "layers.[012].*"], "freeze": True}]},
+    "middle": {"optimizer.groups": [{"match": "layers.[12].*", "freeze": True}]},
+    "no_grad": {},
+    "lora": {"train.lora.match": ("*.linear",), "train.lora.rank": 2},
+}
+HEADS = ("inside", "outside")
+SHARD: Keys = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
+LAYOUTS: dict[str, tuple[int, Keys]] = {
+    "zero1": (2, SHARD | {"parallel.zero": 1}),
+    "zero2": (2, SHARD | {"parallel.zero": 2}),
+    "zero3": (2, SHARD),
+    "tp": (2, {"parallel.tp": 2}),
+    "pp": (2, {"parallel.pp": 2, "parallel.dp_replicate": 1}),
+    "hsdp": (4, {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}),
+}
+
+
+def cell(frozen: str, head: str, ranks: int = 1, keys: Keys | None = None) -> Cell:
+    model = f"tower, head {head}{', no_grad' if frozen == 'no_grad' else ''}"
+    given = FROZEN[frozen] | (keys or {})
+    hashable = {k: Values(v) if isinstance(v, list) else v for k, v in given.items()}
+    return Cell(model, ranks, tuple(hashable.items()), "sgd, ema")
+
+
+def case(frozen: str, head: str, layout: str, accumulate: int) -> Cell:
+    ranks, keys = LAYOUTS[layout]
+    accumulate *= 2 if layout == "pp" else 1  # a pipeline needs as many as it has stages
+    return cell(frozen, head, ranks, keys | {"train.accumulate": accumulate})
+
+
+CASES = {
+    (frozen, head, layout, accumulate): case(frozen, head, layout, accumulate)
+    for frozen in FROZEN
+    for head in HEADS
+    for layout in LAYOUTS
+    for accumulate in (1, 2)
+}
+FAST = [
+    ("prefix", "inside", "zero3", 1),
+    ("prefix", "inside", "zero1", 2),
+    ("prefix", "inside", "pp", 1),
+    ("no_grad", "inside", "zero2", 1),
+    ("lora", "inside", "zero3", 2),
+]
+
+
+@functools.cache
+def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
+    chosen = [made for name, made in CASES.items() if (name in FAST) != slow]
+    return trained_on(tuple(made for made in chosen if made.ranks == ranks))
+
+
+def check(made: Cell, by_rank: list[Result], frozen: str, head: str) -> None:
+    alone = cell(frozen, head)
+    expected = reference(alone.model, alone.optimizer, keys=alone.keys)
+    start = reference(alone.model, alone.optimizer, 1, keys=alone.keys)
+    moved = {n for n, p in start.parameters.items() if (p != expected.parameters[n]).any()}
+    assert 0 < len(moved) < len(expected.parameters), "some parameters are trained, and others not"
+    for result in by_rank:
+        assert len(result.losses) == 2 * STEPS, "each step, and an evaluation after it"
+        worst = difference(result, expected)
+        print(f"{made}: {max(worst):.1e}")
+        assert max(worst) < TOLERANCE, worst
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
+    ids=lambda name: "-".join(map(str, name)),
+)
+def test_equal_to_one_process(name: tuple[str, str, str, int]) -> None:
+    made = CASES[name]
+    check(made, trained(made.ranks, name not in FAST)[made], name[0], name[1])

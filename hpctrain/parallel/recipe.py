@@ -79,7 +79,8 @@ def parallelize(
         loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
 
     Raises:
-        ConfigError: The model has no blocks that could be found, or no plan, but needs them.
+        ConfigError: The model has no blocks that could be found, or no plan, but needs them; or no
+            parameter is left to be trained.
     """
     parallel, pp = config.parallel, mesh.degrees.pp
     if config.train.lora.patterns:
@@ -92,7 +93,21 @@ def parallelize(
     ]
     wrapped = _wrapped(stages, config, mesh, precision, divided_loss=divided_loss)
     wrapped.settings = stages[0].settings
+    _check_trained(wrapped, mesh)
     return wrapped
+
+
+def _check_trained(model: ParallelModel, mesh: Mesh) -> None:
+    """Raise a ConfigError if nothing is trained; a single stage of a pipeline may be frozen."""
+    trained = torch.tensor(float(len(model.parameters)), device=mesh.device)
+    if mesh.degrees.pp > 1:
+        mesh.add(trained)
+    if not trained:
+        raise ConfigError(
+            "no parameter is left to be trained: optimizer.groups freezes them, train.lora trains "
+            "only adapters and what train.lora.also names, or the model's own requires_grad is "
+            "False"
+        )
 
 
 def _with_adapters(build: Build, lora: LoRAConfig) -> nn.Module:

@@ -195,7 +195,8 @@ def build(cell: Cell) -> Training:
     if cell.optimizer == "features":
         optimizer = build_optimizer(made.optimizer, model)
     elif cell.optimizer.startswith("sgd"):
-        optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
+        # A stage of a pipeline may have nothing to train.
+        optimizer = torch.optim.SGD(model.parameters or [{"params": []}], momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters)
     clip = made.train.clip_norm

@@ -61,7 +61,9 @@ def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
     plain, groups = Setting(), dict[Setting, list[torch.nn.Parameter]]()
     for name, parameter in zip(model.names, model.parameters, strict=True):
         groups.setdefault(model.settings.get(name, plain), []).append(parameter)
-    if {*groups} <= {plain}:
+    if not groups:  # a stage of a pipeline whose parameters are all frozen
+        return [{"params": []}]
+    if {*groups} == {plain}:
         return model.parameters
     return [
         {

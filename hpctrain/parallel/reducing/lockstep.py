@@ -105,13 +105,13 @@ class Lockstep:
         self._trains, self._has_gradient, self._done = kind, False, []
 
     def _before(self, number: int, *_: Any) -> None:
-        if _in_backward():  # a block that is computed again
+        if in_backward():  # a block that is computed again
             return
         self._wait_for(number)
         self._count(number)
 
     def _after(self, number: int, _: nn.Module, __: Any, outputs: Any) -> None:
-        if _in_backward() or not self._trains:
+        if in_backward() or not self._trains:
             return
         tensors = collect_grad_tensors(outputs)
         self._has_gradient = bool(tensors)
@@ -230,5 +230,6 @@ def _state(block: nn.Module) -> Any:
     return block._get_fsdp_state()
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Return whether the code that asks is called by a backward pass."""
     return torch._C._current_graph_task_id() != -1

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
-from hpctrain.parallel.reducing.lockstep import Lockstep
+from hpctrain.parallel.reducing.lockstep import Lockstep, in_backward
 from hpctrain.parallel.reducing.scalars import Scalars, joined
 
 
@@ -91,7 +91,7 @@ class Unused:
         return total[:end]
 
     def _post_backward(self, group: Any, reduce: Callable[[], None], *_: Any) -> None:
-        if torch.is_grad_enabled():
+        if in_backward() and torch.is_grad_enabled():
             # The gradient that is computed is differentiated again (create_graph=True), as forces
             # are: the second pass needs the parameters, and only it computes their gradients.
             for each in self._groups:

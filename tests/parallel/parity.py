@@ -27,6 +27,7 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Regression, on_part
 from hpctrain.training.average import Average
 from hpctrain.training.step import Totals, TrainStep
+from tests.parallel.forces import Adversarial, Energies, Fit, Forces, Penalty
 from tests.parallel.frozen import Tower
 from tests.ranks import run_ranks
 
@@ -59,6 +60,10 @@ MODELS: dict[str, Any] = {
     "conv, batch norm": functools.partial(ConvNet, 1, [16, 32], 10, "batch"),
     "fields, unet": functools.partial(UNet, 2, 1, [8, 16], periodic=True),
     "fields, fno": functools.partial(FNO, 2, 1, [3, 3], 8, 3),
+    "forces": Forces,
+    "forces, then again": functools.partial(Forces, True),
+    "forces, penalty": Energies,
+    "forces, adversarial": Energies,
     "tower, head outside": functools.partial(Tower, True),
     "tower, head inside": functools.partial(Tower, False),
     "tower, head outside, no_grad": functools.partial(Tower, True, 3),
@@ -75,6 +80,10 @@ TASKS: dict[str, Any] = {
     "conv, batch norm": functools.partial(Classification, scale=1 / 16),
     "fields, unet": functools.partial(Regression, loss="relative_l2"),
     "fields, fno": functools.partial(Regression, loss="mse", weights={"u": 2.0}, channels=["u"]),
+    "forces": Fit,
+    "forces, then again": Fit,
+    "forces, penalty": Penalty,
+    "forces, adversarial": Adversarial,
     **{
         f"tower, head {place}{kind}": functools.partial(Classification, scale=1 / 16)
         for place in ("outside", "inside")
@@ -217,7 +226,7 @@ def batch(model: str, step: int, rows: int = ROWS) -> Batch:
     """Return a global batch whose last rows may be padding, as at the end of an epoch."""
     draw = torch.Generator().manual_seed(step)
     mask = torch.arange(rows) < rows - 3 * (step % 3)
-    if model.startswith("fields"):
+    if model.startswith(("fields", "forces")):
         return {
             "x": torch.randn(rows, 2, 8, 6, generator=draw),
             "y": torch.randn(rows, 1, 8, 6, generator=draw),

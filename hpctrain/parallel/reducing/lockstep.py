@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._common_utils import collect_grad_tensors
+from torch.distributed.fsdp._common_utils import collect_grad_tensors, replace_grad_tensors
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.errors import ConfigError
@@ -110,15 +110,17 @@ class Lockstep:
         self._wait_for(number)
         self._count(number)
 
-    def _after(self, number: int, _: nn.Module, __: Any, outputs: Any) -> None:
+    def _after(self, number: int, _: nn.Module, __: Any, outputs: Any) -> Any:
         if in_backward() or not self._trains:
-            return
+            return outputs
+        outputs = _without_views(outputs)
         tensors = collect_grad_tensors(outputs)
         self._has_gradient = bool(tensors)
         if tensors:
             self._trained.add(number)
         for tensor in tensors:
             tensor.register_hook(partial(self._reached, len(self._calls) - 1, True))
+        return outputs
 
     def _end(self, _: nn.Module, __: Any, outputs: Any) -> None:
         self._wait_for(len(self._blocks))
@@ -223,6 +225,15 @@ class Lockstep:
 def _eager(hook: Callable[..., Any]) -> Callable[..., Any]:
     eager: Callable[..., Any] = torch.compiler.disable(hook)
     return eager
+
+
+def _without_views(outputs: Any) -> Any:
+    """Return outputs whose hooks stay if they are changed in place, which a view would lose."""
+    tensors = collect_grad_tensors(outputs)
+    if all(tensor._base is None for tensor in tensors):
+        return outputs
+    owned = (tensor.clone() if tensor._base is not None else tensor for tensor in tensors)
+    return replace_grad_tensors(outputs, owned)
 
 
 def _state(block: nn.Module) -> Any:

@@ -47,8 +47,7 @@ class Unused:
         self._undivided, self._ranks, self._lockstep = undivided, ranks, lockstep
         self._own: list[float] = []
         self._used: set[int] = set()
-        self._groups = list(_groups(model))
-        for group in self._groups:
+        for group in _groups(model):
             group.post_backward = partial(self._post_backward, group, group.post_backward)
 
     def average(self) -> None:
@@ -94,8 +93,8 @@ class Unused:
         if in_backward() and torch.is_grad_enabled():
             # The gradient that is computed is differentiated again (create_graph=True), as forces
             # are: the second pass needs the parameters, and only it computes their gradients.
-            for each in self._groups:
-                each.post_forward_mesh_info = None  # from now on, they are kept after forward
+            if group.is_unsharded:
+                group.post_forward_mesh_info = None  # from now on, they are kept after forward
             return
         if group._training_state == TrainingState.FORWARD:
             return  # a gradient within the forward function: the rest of it needs the parameters

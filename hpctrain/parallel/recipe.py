@@ -26,6 +26,7 @@ from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import add_adapters, check_trained, freeze_base
 from hpctrain.models.plan import Plan
+from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
@@ -178,6 +179,8 @@ def _stage(
     checkpoint_activations(
         blocks, train.activation_checkpointing, train.activation_checkpointing_every
     )
+    if train.compile == "off":  # torch refuses by itself what is compiled
+        second_gradients.refuse(blocks, mesh)
     _compile(model, blocks, train.compile)
     if not whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
         shard(model, blocks, mesh, precision, parallel, experts)

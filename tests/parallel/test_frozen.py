@@ -11,8 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.parallel.parity import STEPS, TOLERANCE, Cell, Result, Values, difference, reference
-from tests.parallel.parity import results as trained_on
+from tests.parallel.parity import (
+    STEPS,
+    TOLERANCE,
+    Cell,
+    Result,
+    Values,
+    difference,
+    reference,
+    results,
+)
 
 Keys = dict[str, Any]
 FROZEN: dict[str, Keys] = {
@@ -31,6 +39,16 @@ LAYOUTS: dict[str, tuple[int, Keys]] = {
     "pp": (2, {"parallel.pp": 2, "parallel.dp_replicate": 1}),
     "hsdp": (4, {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}),
 }
+PP: Keys = {"parallel.pp": 2, "parallel.dp_replicate": 1}
+MORE: dict[str, tuple[int, Keys]] = {
+    "zbv": (2, PP | {"parallel.pipeline.schedule": "zbv"}),
+    "interleaved_zb": (2, PP | {"parallel.pipeline.schedule": "interleaved_zb"}),
+    "agree": (2, SHARD | {"parallel.fsdp.agree": True}),
+    "checkpointing": (2, SHARD | {"train.activation_checkpointing": "full"}),
+    "reduced last": (2, SHARD | {"parallel.sync": "last"}),
+    "pp, zero3": (4, PP | {"parallel.dp_shard": 2}),
+    "tp, zero3": (4, SHARD | {"parallel.tp": 2, "parallel.dp_shard": 2}),
+}
 
 
 def cell(frozen: str, head: str, ranks: int = 1, keys: Keys | None = None) -> Cell:
@@ -41,8 +59,8 @@ def cell(frozen: str, head: str, ranks: int = 1, keys: Keys | None = None) -> Ce
 
 
 def case(frozen: str, head: str, layout: str, accumulate: int) -> Cell:
-    ranks, keys = LAYOUTS[layout]
-    accumulate *= 2 if layout == "pp" else 1  # a pipeline needs as many as it has stages
+    ranks, keys = (LAYOUTS | MORE)[layout]
+    accumulate *= 2 if "parallel.pp" in keys else 1  # a pipeline needs as many as it has stages
     return cell(frozen, head, ranks, keys | {"train.accumulate": accumulate})
 
 
@@ -52,11 +70,17 @@ CASES = {
     for head in HEADS
     for layout in LAYOUTS
     for accumulate in (1, 2)
+} | {
+    (frozen, head, layout, 2): case(frozen, head, layout, 2)
+    for frozen in FROZEN
+    for head in HEADS
+    for layout in MORE
 }
 FAST = [
     ("prefix", "inside", "zero3", 1),
     ("prefix", "inside", "zero1", 2),
     ("prefix", "inside", "pp", 1),
+    ("prefix", "inside", "zbv", 2),
     ("no_grad", "inside", "zero2", 1),
     ("lora", "inside", "zero3", 2),
 ]
@@ -65,7 +89,7 @@ FAST = [
 @functools.cache
 def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
     chosen = [made for name, made in CASES.items() if (name in FAST) != slow]
-    return trained_on(tuple(made for made in chosen if made.ranks == ranks))
+    return results(tuple(made for made in chosen if made.ranks == ranks))
 
 
 def check(made: Cell, by_rank: list[Result], frozen: str, head: str) -> None:
@@ -77,7 +101,6 @@ def check(made: Cell, by_rank: list[Result], frozen: str, head: str) -> None:
     for result in by_rank:
         assert len(result.losses) == 2 * STEPS, "each step, and an evaluation after it"
         worst = difference(result, expected)
-        print(f"{made}: {max(worst):.1e}")
         assert max(worst) < TOLERANCE, worst
 
 

@@ -33,6 +33,7 @@ from torch.distributed.fsdp._common_utils import collect_grad_tensors, replace_g
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.errors import ConfigError
+from hpctrain.parallel import second_gradients
 
 
 class Lockstep:
@@ -105,13 +106,13 @@ class Lockstep:
         self._trains, self._has_gradient, self._done = kind, False, []
 
     def _before(self, number: int, *_: Any) -> None:
-        if in_backward():  # a block that is computed again
+        if second_gradients.in_backward():  # a block that is computed again
             return
         self._wait_for(number)
         self._count(number)
 
     def _after(self, number: int, _: nn.Module, __: Any, outputs: Any) -> Any:
-        if in_backward() or not self._trains:
+        if second_gradients.in_backward() or not self._trains:
             return outputs
         outputs = _without_views(outputs)
         tensors = collect_grad_tensors(outputs)
@@ -183,8 +184,8 @@ class Lockstep:
 
     def _reached(self, place: int, opens: bool, _: torch.Tensor) -> None:
         """Note that the backward pass reaches the outputs of a call, or those of the model."""
-        if torch.is_grad_enabled():
-            self._check_inner()
+        if second_gradients.is_first():
+            self._check_first()
             return
         # It runs at the end of the backward pass, before what torch has registered later.
         Variable._execution_engine.queue_callback(partial(self._leave, -1))
@@ -205,7 +206,7 @@ class Lockstep:
                 state._pre_backward(None)
                 state._fsdp_param_group.post_backward()
 
-    def _check_inner(self) -> None:
+    def _check_first(self) -> None:
         """Raise a ConfigError if a gradient that is differentiated again meets skipped blocks."""
         if self._skips:
             raise ConfigError(
@@ -239,8 +240,3 @@ def _without_views(outputs: Any) -> Any:
 def _state(block: nn.Module) -> Any:
     assert isinstance(block, FSDPModule)
     return block._get_fsdp_state()
-
-
-def in_backward() -> bool:
-    """Return whether the code that asks is called by a backward pass."""
-    return torch._C._current_graph_task_id() != -1

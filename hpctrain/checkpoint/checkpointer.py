@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest, Progress, step_of
 from hpctrain.checkpoint.readers import Readers
-from hpctrain.checkpoint.starting_point import plain_name
+from hpctrain.checkpoint.starting_point import names_of_base
 from hpctrain.checkpoint.tensor_reader import Reader, module_state
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
@@ -280,9 +280,8 @@ class Checkpointer:
         rank = self.ranks.rank
         held = module_state(model)
         if self._base:
-            named = self.model.module.named_parameters(remove_duplicate=False)
-            frozen = {plain_name(name) for name, p in named if not p.requires_grad}
-            held = {name: value for name, value in held.items() if name not in frozen}
+            left_out = names_of_base(self.model.module)
+            held = {name: value for name, value in held.items() if name not in left_out}
         state = {
             "model": held,
             "optimizer": optimizer,

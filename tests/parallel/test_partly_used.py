@@ -34,7 +34,18 @@ KINDS: dict[str, list[list[int]]] = {
     "again on one rank": [[9] * 8, [9, 9, 9, 9, 8, 8, 8, 8], [7, 7, 7, 7, 8, 8, 8, 8], [9] * 8],
     "another order": [[9] * 8, [7] * 8, [9] * 8, [9] * 8],
 }
-HOW = ("plain", "in a dict", "in a tuple", "in a dataclass", "hidden", "twice", "detached", "a view", "changed", "a view that is changed")
+HOW = (
+    "plain",
+    "in a dict",
+    "in a tuple",
+    "in a dataclass",
+    "hidden",
+    "twice",
+    "detached",
+    "a view",
+    "changed",
+    "a view that is changed",
+)
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "heads": functools.partial(Heads, unused=True),
     "unequal heads": functools.partial(Heads, (5, 7)),

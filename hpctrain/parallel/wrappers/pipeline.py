@@ -292,7 +292,11 @@ class _Stage(PipelineStage):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, **kwargs: Any
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: Any = False,
     ) -> Any:
         """Make the backward pass of a micro-batch, or its first half."""
         if self.has_backward and not full_backward and not self.is_first:
@@ -303,15 +307,15 @@ class _Stage(PipelineStage):
             if full_backward:
                 self.whole.add(bwd_chunk_id)
         with self.clock:
-            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, **kwargs)
+            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, **kwargs: Any) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: Any = False) -> Any:
         """Make the second half of the backward pass of a micro-batch."""
         if bwd_chunk_id in self.whole:
             self.whole.remove(bwd_chunk_id)
             return None
         with self.clock:
-            return super().backward_weight_one_chunk(bwd_chunk_id, **kwargs)
+            return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Return the gradient of the input; in an evaluation torch asks for it and raises."""

@@ -26,7 +26,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_state_dict,
+    set_model_state_dict,
     set_state_dict,
 )
 from torch.distributed.tensor import DTensor
@@ -226,13 +228,17 @@ class Checkpointer:
         reader.load(to_load)
         # torch asks for a value of every state; those of `fresh` are removed again.
         to_load[optimizer] |= {key: state["optimizer"][key] for key in fresh}
-        set_state_dict(
-            self.model.module,
-            self.optimizer,
-            model_state_dict=to_load[model],
-            optim_state_dict=to_load[optimizer],
-            options=StateDictOptions(flatten_optimizer_state_dict=True, strict=not self._base),
-        )
+        options = StateDictOptions(flatten_optimizer_state_dict=True, strict=not self._base)
+        if self.model.parameters:
+            set_state_dict(
+                self.model.module,
+                self.optimizer,
+                model_state_dict=to_load[model],
+                optim_state_dict=to_load[optimizer],
+                options=options,
+            )
+        else:  # a stage of a pipeline that is frozen; torch refuses an optimizer without state
+            set_model_state_dict(self.model.module, to_load[model], options=options)
         named = self.model.module.named_parameters(remove_duplicate=False)
         for name, parameter in named:
             if any(key.startswith(f"state.{name.removeprefix('module.')}.") for key in fresh):
@@ -276,7 +282,11 @@ class Checkpointer:
         The ranks of a pipeline have different parameters, so numbers would mean different groups.
         """
         options = StateDictOptions(flatten_optimizer_state_dict=True)
-        model, optimizer = get_state_dict(self.model.module, self.optimizer, options=options)
+        optimizer: dict[str, Any] = {}
+        if self.model.parameters:
+            model, optimizer = get_state_dict(self.model.module, self.optimizer, options=options)
+        else:
+            model = get_model_state_dict(self.model.module, options=options)
         rank = self.ranks.rank
         held = module_state(model)
         if self._base:

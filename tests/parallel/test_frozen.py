@@ -7,20 +7,28 @@ evaluates the model after each step.
 """
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import distributed
 
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.distributed.ranks import RankInfo
 from tests.parallel.parity import (
     STEPS,
     TOLERANCE,
     Cell,
     Result,
     Values,
+    build,
     difference,
+    finished,
     reference,
     results,
+    train,
 )
+from tests.ranks import RanksError, run_ranks
 
 Keys = dict[str, Any]
 FROZEN: dict[str, Keys] = {
@@ -112,3 +120,55 @@ def check(made: Cell, by_rank: list[Result], frozen: str, head: str) -> None:
 def test_equal_to_one_process(name: tuple[str, str, str, int]) -> None:
     made = CASES[name]
     check(made, trained(made.ranks, name not in FAST)[made], name[0], name[1])
+
+
+BEFORE = 2
+
+
+def resumed(made: Cell, folder: Path, saves: bool) -> Result:
+    """Train and save in the middle, or go on from there."""
+    training = build(made)
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    checkpointer = Checkpointer(
+        *(folder, 2, RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)),
+        *(training.model, training.step.optimizer),
+        average=training.step.average.tensors,
+    )
+    if saves:
+        training.run(made, BEFORE)
+        checkpointer.save(BEFORE, {})
+    else:
+        assert checkpointer.load_latest() == {}
+        training.seen = BEFORE
+    training.run(made, STEPS - BEFORE)
+    return finished(made, training)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("pp", "pp"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("pp", "zero3"), ("zero3", "pp"), ("zbv", "pp, zero3"), ("tp", "zbv"))
+        ),
+    ],
+)
+def test_a_stage_with_nothing_to_train_is_saved_and_loaded(
+    first: str, then: str, tmp_path: Path
+) -> None:
+    one, two = (case("prefix", "inside", layout, 1) for layout in (first, then))
+    for result in run_ranks(resumed, one.ranks, one, tmp_path, True):
+        expected = result
+    losses = expected.losses[BEFORE:STEPS] + expected.losses[STEPS + BEFORE :]
+    rest = Result(losses, expected.norms[BEFORE:], expected.parameters)
+    for result in run_ranks(resumed, two.ranks, two, tmp_path, False):
+        assert max(difference(result, rest)) < TOLERANCE
+
+
+def test_all_ranks_refuse_a_model_without_anything_to_train() -> None:
+    keys = {"optimizer.groups": [{"match": "*.lora_*", "freeze": True}]}
+    made = cell("lora", "inside", 2, keys | PP | {"train.accumulate": 2})
+    with pytest.raises(RanksError) as told:
+        run_ranks(train, 2, made)
+    assert str(told.value).count("ConfigError: no parameter is left to be trained: optimizer") == 2

@@ -229,7 +229,7 @@ class Checkpointer:
         # torch asks for a value of every state; those of `fresh` are removed again.
         to_load[optimizer] |= {key: state["optimizer"][key] for key in fresh}
         options = StateDictOptions(flatten_optimizer_state_dict=True, strict=not self._base)
-        if self.model.parameters:
+        if self._trains():
             set_state_dict(
                 self.model.module,
                 self.optimizer,
@@ -237,7 +237,7 @@ class Checkpointer:
                 optim_state_dict=to_load[optimizer],
                 options=options,
             )
-        else:  # a stage of a pipeline that is frozen; torch refuses an optimizer without state
+        else:  # torch refuses an optimizer without state
             set_model_state_dict(self.model.module, to_load[model], options=options)
         named = self.model.module.named_parameters(remove_duplicate=False)
         for name, parameter in named:
@@ -283,7 +283,7 @@ class Checkpointer:
         """
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         optimizer: dict[str, Any] = {}
-        if self.model.parameters:
+        if self._trains():
             model, optimizer = get_state_dict(self.model.module, self.optimizer, options=options)
         else:
             model = get_model_state_dict(self.model.module, options=options)
@@ -309,6 +309,10 @@ class Checkpointer:
         for path in (p for pattern in patterns for p in folder.glob(pattern)):
             sync(path)
             yield path.name, {"bytes": path.stat().st_size, "xxh3_128": manifest.digest(path)}
+
+    def _trains(self) -> bool:
+        """Return whether this rank trains something; a stage of a pipeline may be frozen."""
+        return any(group["params"] for group in self.optimizer.param_groups)
 
     def _finite(self) -> bool:
         """Return whether what this rank has of the parameters is finite."""

@@ -29,7 +29,8 @@ _SAID = {
         "selective checkpointing cannot: use train.activation_checkpointing=full"
     ),
     "marked with @once_differentiable": (
-        "context and expert parallel cannot: use parallel.cp=1 and parallel.ep=1"
+        "context parallel, expert parallel and statistics over ranks cannot: use parallel.cp=1, "
+        "parallel.ep=1 and train.sync_batchnorm=false"
     ),
 }
 

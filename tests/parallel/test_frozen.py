@@ -53,6 +53,7 @@ MORE: dict[str, tuple[int, Keys]] = {
     "interleaved_zb": (2, PP | {"parallel.pipeline.schedule": "interleaved_zb"}),
     "agree": (2, SHARD | {"parallel.fsdp.agree": True}),
     "checkpointing": (2, SHARD | {"train.activation_checkpointing": "full"}),
+    "ddp": (2, {"parallel.ddp.find_unused_parameters": True}),
     "reduced last": (2, SHARD | {"parallel.sync": "last"}),
     "pp, zero3": (4, PP | {"parallel.dp_shard": 2}),
     "tp, zero3": (4, SHARD | {"parallel.tp": 2, "parallel.dp_shard": 2}),
@@ -164,6 +165,13 @@ def test_a_stage_with_nothing_to_train_is_saved_and_loaded(
     rest = Result(losses, expected.norms[BEFORE:], expected.parameters)
     for result in run_ranks(resumed, two.ranks, two, tmp_path, False):
         assert max(difference(result, rest)) < TOLERANCE
+
+
+def test_ddp_names_the_key_for_parameters_without_a_gradient() -> None:
+    with pytest.raises(RanksError) as told:
+        run_ranks(train, 2, cell("no_grad", "inside", 2))
+    said = "ConfigError: parallel.ddp.find_unused_parameters=false: parameters that are trained had"
+    assert str(told.value).count(said) == 2
 
 
 def test_all_ranks_refuse_a_model_without_anything_to_train() -> None:

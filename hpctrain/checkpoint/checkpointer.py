@@ -37,7 +37,7 @@ from hpctrain.checkpoint.manifest import Manifest, Progress, step_of
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState, owner
 from hpctrain.checkpoint.readers import Readers
-from hpctrain.checkpoint.starting_point import plain_name
+from hpctrain.checkpoint.starting_point import names_of_base, plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, module_state
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
@@ -358,9 +358,8 @@ class Checkpointer:
         rank = self.ranks.rank
         held = module_state(get_model_state_dict(self.model.module))
         if self._base:
-            named = self.model.module.named_parameters(remove_duplicate=False)
-            frozen = {plain_name(name) for name, p in named if not p.requires_grad}
-            held = {name: value for name, value in held.items() if name not in frozen}
+            left_out = names_of_base(self.model.module)
+            held = {name: value for name, value in held.items() if name not in left_out}
         state: dict[str, Any] = {"model": held, f"random.cpu.{rank}": torch.get_rng_state()}
         if not model_only:
             state |= {"optimizer": self._optimizer.flat(), _KIND: self._optimizer.kind}

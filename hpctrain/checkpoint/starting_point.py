@@ -174,7 +174,7 @@ def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = F
     Args:
         module: The model, wrapped or not, divided or not, with memory.
         weights: Those of the checkpoint.
-        trained_only: Whether the checkpoint lacks the frozen parameters (LoRA), which are left as
+        trained_only: Whether the checkpoint lacks the weights of the base (LoRA), which are left as
             they are.
 
     Raises:
@@ -182,9 +182,8 @@ def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = F
     """
     own = _weights_of(module)
     if trained_only:
-        named = module.named_parameters(remove_duplicate=False)
-        frozen = {plain_name(name) for name, p in named if not p.requires_grad}
-        own = {name: value for name, value in own.items() if name not in frozen}
+        left_out = names_of_base(module)
+        own = {name: value for name, value in own.items() if name not in left_out}
     ties = _ties(module)
     found = {name: value for name, value in own.items() if name in weights.shapes}
     loaded = {ties.get(name, name) for name in found}
@@ -214,6 +213,19 @@ def restore_average(module: nn.Module, average: StoredWeights) -> None:
         raise StorageError("the checkpoint has no average of the parameters (train.ema)")
     own = _weights_of(module)
     average.load({name: value for name, value in own.items() if name in average.shapes})
+
+
+def names_of_base(module: nn.Module) -> set[str]:
+    """Return the names of the parameters that a checkpoint with adapters (LoRA) lacks.
+
+    They are the frozen ones, which have the values of the base. It has every adapter, also one that
+    `optimizer.groups` freezes.
+
+    Args:
+        module: The model, wrapped or not, in which what is not trained needs no gradient.
+    """
+    named = module.named_parameters(remove_duplicate=False)
+    return {plain_name(n) for n, p in named if not (p.requires_grad or is_adapter(n))}
 
 
 def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hpctrain.checkpoint.fitting import differences
+from hpctrain.checkpoint.starting_point import names_of_base
 from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.errors import StorageError
 
@@ -24,7 +25,7 @@ def load_weights(
             SGD), rank 0's is taken.
         ema: Take the moving average of the parameters (`train.ema`). Parameters that were frozen,
             and buffers, are those of the model.
-        trained_only: Whether the checkpoint lacks the frozen parameters (LoRA), which are left as
+        trained_only: Whether the checkpoint lacks the weights of the base (LoRA), which are left as
             they are.
 
     Raises:
@@ -34,9 +35,8 @@ def load_weights(
     saved = reader.saved
     weights = {n: value for n, value in model.state_dict().items() if torch.is_tensor(value)}
     if trained_only:
-        named = model.named_parameters(remove_duplicate=False)
-        frozen = {name for name, parameter in named if not parameter.requires_grad}
-        weights = {name: value for name, value in weights.items() if name not in frozen}
+        left_out = names_of_base(model)
+        weights = {name: value for name, value in weights.items() if name not in left_out}
     alone = any(name.startswith("replica.0.model.") for name in saved)
     part = "replica.0.model" if alone else "model"
     found = {name: value for name, value in weights.items() if f"{part}.{name}" in saved}

@@ -132,18 +132,10 @@ def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
     Args:
         model: What this rank has of the model, with the names of the whole model.
         also: Patterns of names of parameters that are trained as well.
-
-    Raises:
-        ConfigError: Nothing is left to be trained, which a stage of a pipeline cannot have.
     """
     trained = trained_names(model, also)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(
-            "train.lora.match: a stage of the pipeline has no adapter: use fewer stages "
-            "(parallel.pp), or match layers of all blocks"
-        )
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:

@@ -27,6 +27,7 @@ from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import add_adapters, check_trained, freeze_base, trained_names
 from hpctrain.models.plan import Plan
+from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
@@ -95,7 +96,7 @@ def parallelize(
 
     Raises:
         ConfigError: The model has no blocks that could be found, or no plan, but needs them; or it
-            has other arguments.
+            has other arguments; or no parameter is left to be trained.
     """
     parallel, pp = config.parallel, mesh.degrees.pp
     if config.train.lora.patterns:
@@ -109,7 +110,21 @@ def parallelize(
     check_arguments(stages[0].inputs, arguments)
     wrapped = _wrapped(stages, config, mesh, precision, divided_loss=divided_loss)
     wrapped.settings, wrapped.summary = stages[0].settings, stages[0].summary
+    _check_trained(wrapped, mesh)
     return wrapped
+
+
+def _check_trained(model: ParallelModel, mesh: Mesh) -> None:
+    """Raise a ConfigError if nothing is trained; a single stage of a pipeline may be frozen."""
+    trained = torch.tensor(float(len(model.parameters)), device=mesh.device)
+    if mesh.degrees.pp > 1:
+        mesh.add(trained)
+    if not trained:
+        raise ConfigError(
+            "no parameter is left to be trained: optimizer.groups freezes them, train.lora trains "
+            "only adapters and what train.lora.also names, or the model's own requires_grad is "
+            "False"
+        )
 
 
 def _with_adapters(build: Build, lora: LoRAConfig) -> nn.Module:
@@ -184,6 +199,8 @@ def _stage(
         *(blocks, train.activation_checkpointing, train.activation_checkpointing_every),
         compiled=train.compile != "off",
     )
+    if train.compile == "off":  # torch refuses by itself what is compiled
+        second_gradients.refuse(blocks, mesh)
     _compile(model, blocks, train.compile)
     if not whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
         shard(model, blocks, mesh, precision, parallel, experts)

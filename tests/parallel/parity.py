@@ -28,6 +28,8 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel, Regression, Sums, on_part
 from hpctrain.training.average import Average
 from hpctrain.training.step import Totals, TrainStep
+from tests.parallel.forces import Adversarial, Energies, Fit, Forces, Penalty
+from tests.parallel.frozen import Tower
 from tests.ranks import run_ranks
 
 # `make test-all` makes 10 steps. In 5 steps every step clips, momentum adds up, and each number of
@@ -83,6 +85,14 @@ MODELS: dict[str, Any] = {
     "conv, stages": Normed,
     "fields, unet": functools.partial(UNet, 2, 1, [8, 16], periodic=True),
     "fields, fno": functools.partial(FNO, 2, 1, [3, 3], 8, 3),
+    "forces": Forces,
+    "forces, then again": functools.partial(Forces, True),
+    "forces, penalty": Energies,
+    "forces, adversarial": Energies,
+    "tower, head outside": functools.partial(Tower, True),
+    "tower, head inside": functools.partial(Tower, False),
+    "tower, head outside, no_grad": functools.partial(Tower, True, 3),
+    "tower, head inside, no_grad": functools.partial(Tower, False, 3),
 }
 
 
@@ -107,7 +117,23 @@ TASKS: dict[str, Any] = {
     "conv, stages": functools.partial(Classification, scale=1 / 16),
     "fields, unet": functools.partial(Regression, loss="relative_l2"),
     "fields, fno": functools.partial(Regression, loss="mse", weights={"u": 2.0}, channels=["u"]),
+    "forces": Fit,
+    "forces, then again": Fit,
+    "forces, penalty": Penalty,
+    "forces, adversarial": Adversarial,
+    **{
+        f"tower, head {place}{kind}": functools.partial(Classification, scale=1 / 16)
+        for place in ("outside", "inside")
+        for kind in ("", ", no_grad")
+    },
 }
+
+
+class Values(list[Any]):
+    """A list that a cell can have as the value of a key, because it has a hash."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(str(self))
 
 
 @dataclass(frozen=True)
@@ -117,8 +143,13 @@ class Cell:
     model: str
     ranks: int
     keys: tuple[tuple[str, Any], ...] = ()
-    optimizer: str = "sgd"
+    optimizer: str = "sgd"  # "sgd, ema" keeps an average, "features" has groups as well
     steps: int = STEPS
+
+    @property
+    def averages(self) -> bool:
+        """Whether there is a moving average, which evaluates the model after each step."""
+        return self.optimizer in ("features", "sgd, ema")
 
     def __str__(self) -> str:
         keys = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.keys)
@@ -158,7 +189,7 @@ class Training:
             self.losses.append(self.means["loss"])
             self.norms.append(float(self.step.grad_norm))
             self.seen += 1
-            if cell.optimizer == "features":  # the parameters are exchanged, and then come back
+            if cell.averages:  # the parameters are exchanged, and then come back
                 with self.step.average.applied():
                     self.evaluated.append(self._evaluate(cell))
 
@@ -212,13 +243,14 @@ def build(cell: Cell) -> Training:
     elif "." in cell.optimizer:  # a class
         optimizer = build_optimizer(OptimizerConfig(cell.optimizer, lr=0.1), model)
         getattr(optimizer, "train", lambda: None)()
-    elif cell.optimizer == "sgd":
-        optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
+    elif cell.optimizer.startswith("sgd"):
+        # A stage of a pipeline may have nothing to train.
+        optimizer = torch.optim.SGD(model.parameters or [{"params": []}], momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters)
     clip = made.train.clip_norm
     base = made.optimizer.lr if cell.optimizer == "features" else None
-    average = Average(model, EMA if cell.optimizer == "features" else None)
+    average = Average(model, EMA if cell.averages else None)
     step = TrainStep(
         *(model, task, optimizer),
         clip_norm=clip,
@@ -234,13 +266,13 @@ def batch(model: str, step: int, rows: int = ROWS) -> Batch:
     """Return a global batch whose last rows may be padding, as at the end of an epoch."""
     draw = torch.Generator().manual_seed(step)
     mask = torch.arange(rows) < rows - 3 * (step % 3)
-    if model.startswith("fields"):
+    if model.startswith(("fields", "forces")):
         return {
             "x": torch.randn(rows, 2, 8, 6, generator=draw),
             "y": torch.randn(rows, 1, 8, 6, generator=draw),
             "mask": mask,
         }
-    if model.startswith("conv"):
+    if model.startswith(("conv", "tower")):
         return {
             "image": torch.randint(0, 16, (rows, 1, 8, 8), generator=draw, dtype=torch.uint8),
             "label": torch.randint(0, 10, (rows,), generator=draw),
@@ -290,7 +322,7 @@ def train(cell: Cell) -> Result:
 def finished(cell: Cell, training: Training) -> Result:
     """Return what this rank has seen of a training."""
     parameters = whole(training.model)
-    if cell.optimizer == "features":
+    if cell.averages:
         named = training.step.average.tensors.items()
         parameters |= {f"ema.{name}": value for name, value in gathered(training.model, named)}
     return Result(training.losses + training.evaluated, training.norms, parameters)

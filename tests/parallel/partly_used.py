@@ -1,5 +1,6 @@
 """Models of which ranks use different parameters, given by `_target_`-like names."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,20 +30,25 @@ class Heads(nn.Module):
 class Skipping(nn.Module):
     """Blocks, each for rows of some kinds: a rank without such rows skips the block."""
 
-    def __init__(self, calls: int = 1) -> None:
+    def __init__(self, calls: int = 1, encoder: int = 0, thaws: int = 99) -> None:
         super().__init__()
         self.embed = nn.Linear(8, 8)
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
         self.head = nn.Linear(8, 3)
-        self.calls = calls
+        # So many blocks are computed under `no_grad`, until so many forward passes are over.
+        self.calls, self.encoder, self.thaws = calls, encoder, thaws
 
     def forward(self, x: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
+        first = self.encoder if self.thaws > 0 else 0
+        self.thaws -= 1
+        with torch.set_grad_enabled(first == 0):
+            x = self.embed(x)
         for _ in range(self.calls):
             for number, layer in enumerate(self.layers):
                 rows = kind != number
-                if rows.any():
-                    x = x.index_add(0, rows.nonzero()[:, 0], torch.tanh(layer(x[rows])))
+                with torch.set_grad_enabled(number >= first):
+                    if rows.any():
+                        x = x.index_add(0, rows.nonzero()[:, 0], torch.tanh(layer(x[rows])))
         return self.head(x).pow(2).mean(1)
 
 
@@ -51,6 +57,8 @@ class RowLosses:
 
     def __call__(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
         losses = model(batch["x"], batch["kind"])
+        if isinstance(losses, dict):  # hidden states, too
+            losses = losses["rows"] + sum(hidden.mean(1) for hidden in losses["hidden"])
         return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
 
 
@@ -87,3 +95,65 @@ class Ordered(nn.Module):
 
 # The order of each kind: all blocks; one of them twice; another order.
 ORDERS = {9: (0, 1, 2), 8: (0, 1, 0, 2), 7: (2, 0, 1), 6: (0, 2)}
+
+
+@dataclass
+class State:
+    """What a block of `Tuned` may take and return."""
+
+    x: torch.Tensor
+
+
+class Tuned(nn.Module):
+    """Blocks of which the first are frozen, and the last returns what the model returns.
+
+    Args:
+        how: In what the values go into the blocks, and come out of them.
+        frozen: So many blocks are frozen.
+    """
+
+    def __init__(self, how: str, frozen: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(TunedLayer(how) for _ in range(3))
+        self.layers[:frozen].requires_grad_(False)
+        self.how = how
+
+    def forward(self, x: torch.Tensor, kind: torch.Tensor) -> Any:
+        hidden = []
+        for layer in self.layers:
+            x = layer(x)
+            if "changed" in self.how:
+                x += 0.5
+            hidden.append(x)
+        if self.how == "twice":
+            return self.layers[-1](x)[:, 0]
+        if self.how == "detached":
+            return x[:, 0] + self.layers[-1](x).detach()[:, 1]
+        if self.how == "hidden":
+            return {"rows": hidden[-1][:, 0], "hidden": hidden}
+        if self.how == "in a dict":
+            return x["x"][:, 0]
+        if self.how == "in a tuple":
+            return x[0][:, 0] * x[1]
+        if self.how == "in a dataclass":
+            return x.x[:, 0]
+        return x if x.ndim == 1 else x[:, 0]
+
+
+class TunedLayer(nn.Linear):
+    """A block of `Tuned`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(8, 8)
+        self.how = how
+
+    def forward(self, x: Any) -> Any:
+        if self.how == "in a dict":
+            return {"x": torch.sin(super().forward(x["x"] if isinstance(x, dict) else x))}
+        if self.how == "in a tuple":
+            x = torch.sin(super().forward(x[0] if isinstance(x, tuple) else x))
+            return x, x.detach().abs().mean(1)
+        if self.how == "in a dataclass":
+            return State(torch.sin(super().forward(x.x if isinstance(x, State) else x)))
+        x = torch.sin(super().forward(x))
+        return x.unflatten(0, (1, -1))[0] if self.how.startswith("a view") else x

@@ -19,6 +19,7 @@ from tests.parallel.parity import (
     TOLERANCE,
     Cell,
     Result,
+    Values,
     build,
     difference,
     finished,
@@ -78,15 +79,8 @@ def test_equal_to_one_process(name: str) -> None:
         assert max(losses, norms, parameters) < TOLERANCE
 
 
-class Stages(list[dict[str, int]]):
-    """The stages of a ramp, which a cell can have because they have a hash."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(str(self))
-
-
 # Stages of 2, 2 and 1 steps; micro-batches of 2 rows (1 on hsdp), so each stage has others.
-RAMP = ("train.batch_size_ramp", Stages([{"global_batch_size": n, "steps": 2} for n in (8, 12)]))
+RAMP = ("train.batch_size_ramp", Values([{"global_batch_size": n, "steps": 2} for n in (8, 12)]))
 
 
 @functools.cache
@@ -116,7 +110,7 @@ def test_a_ramp_of_the_batch_size_is_equal_to_one_process(name: str) -> None:
 
 # Batches of 6, 12 and 18 rows, which weights of 2 and 1 divide; other ranks may have other rows.
 SIZES = (
-    ("train.batch_size_ramp", Stages([{"global_batch_size": n, "steps": 2} for n in (6, 12)])),
+    ("train.batch_size_ramp", Values([{"global_batch_size": n, "steps": 2} for n in (6, 12)])),
     ("train.global_batch_size", 18),
 )
 

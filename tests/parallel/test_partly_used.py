@@ -19,7 +19,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.training.step import TrainStep
 from tests.parallel.parity import Result, difference, whole
-from tests.parallel.partly_used import Heads, Odd, Ordered, RowLosses, Skipping
+from tests.parallel.partly_used import Heads, Odd, Ordered, RowLosses, Skipping, Tuned
 from tests.ranks import RanksError, run_ranks
 
 ROWS, STEPS, SAVED = 8, 4, 2
@@ -34,13 +34,29 @@ KINDS: dict[str, list[list[int]]] = {
     "again on one rank": [[9] * 8, [9, 9, 9, 9, 8, 8, 8, 8], [7, 7, 7, 7, 8, 8, 8, 8], [9] * 8],
     "another order": [[9] * 8, [7] * 8, [9] * 8, [9] * 8],
 }
+HOW = (
+    "plain",
+    "in a dict",
+    "in a tuple",
+    "in a dataclass",
+    "hidden",
+    "twice",
+    "detached",
+    "a view",
+    "changed",
+    "a view that is changed",
+)
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "heads": functools.partial(Heads, unused=True),
     "unequal heads": functools.partial(Heads, (5, 7)),
     "skipping": Skipping,
     "skipping, each twice": functools.partial(Skipping, 2),
+    "skipping, no_grad": functools.partial(Skipping, encoder=2),
+    "skipping, thawing": functools.partial(Skipping, encoder=2, thaws=2),
     "odd": Odd,
     "ordered": Ordered,
+    **{f"tuned, {how}": functools.partial(Tuned, how) for how in HOW},
+    "all trained, a view that is changed": functools.partial(Tuned, "a view that is changed", 0),
 }
 SHARDED = {"dp_replicate": 1, "dp_shard": -1}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -82,6 +98,14 @@ CASES = [
     Case("skipping, each twice", "first and last", "zero3"),
     Case("skipping, each twice", "never", "weights"),
     Case("ordered", "again on one rank", "agree"),
+    Case("skipping, no_grad", "first and last", "zero3"),
+    Case("skipping, no_grad", "late", "zero3", 2),
+    Case("skipping, thawing", "never", "zero3"),
+    Case("skipping, thawing", "first and last", "zero3"),
+    Case("skipping, thawing", "first and last", "agree"),
+    Case("all trained, a view that is changed", "never", "zero3"),
+    *(Case(f"tuned, {how}", "never", "zero3") for how in HOW),
+    *(Case(f"tuned, {how}", "never", "zero1", 2) for how in ("plain", "twice")),
     *(Case("odd", "never", layout) for layout in ("zero1", "zero3", "hsdp")),
 ]
 

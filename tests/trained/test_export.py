@@ -20,15 +20,17 @@ from hpctrain import load_run
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
+from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.make import make
 from hpctrain.job.building.trained_model import trained_model
+from hpctrain.models.lora import Adapted
 from hpctrain.trained.exporter import Exported, Exporter
 from tests.conftest import Completed, run_module, runs
-from tests.parallel.parity import MODELS, TASKS, Cell, build
+from tests.parallel.parity import MODELS, TASKS, Cell, Values, build
 from tests.ranks import run_ranks
 from tests.trained.exporting import (
     FAMILIES,
@@ -74,6 +76,7 @@ def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Expor
 MEASURED = """
 import json, pathlib, sys
 from hpctrain.config.schema import Config
+from hpctrain.models.lora import Adapted
 from hpctrain.trained.exporter import Exporter
 
 def memory(name):
@@ -151,9 +154,12 @@ def test_a_run_is_exported_as_it_was_trained(train: Train, tmp_path: Path) -> No
     assert "--merge: the run has no adapters" in told
 
 
-def _lora(tmp_path: Path) -> tuple[Config, Path]:
+def _lora(tmp_path: Path, *, freeze: list[str] | None = None) -> tuple[Config, Path]:
     """Return the config and a checkpoint of adapters that two ranks have saved."""
     config = Config(model=LLAMA)
+    if freeze:
+        config.optimizer.groups = Values([{"match": freeze, "freeze": True}])
+        config.train.lora.also = ["head.*", "norm.*"]
     config.train.lora.match = ["*.query", "*.value", "*.down"]
     config.train.lora.rank = 4
     torch.manual_seed(1)
@@ -162,6 +168,9 @@ def _lora(tmp_path: Path) -> tuple[Config, Path]:
     config.checkpoint.init_from = str(tmp_path / "base.safetensors")
     config.checkpoint.init_digest = find_weights(tmp_path / "base.safetensors").digest()
     keys = (*ZERO3, ("train.lora.match", tuple(config.train.lora.match)), ("train.lora.rank", 4))
+    if freeze:
+        also = tuple(config.train.lora.also)
+        keys = (*keys, ("optimizer.groups", config.optimizer.groups), ("train.lora.also", also))
     run_ranks(save, 2, LLAMA, keys, tmp_path, config.checkpoint.init_digest)
     return config, tmp_path / "step-00000001"
 
@@ -200,6 +209,26 @@ def test_merged_adapters_are_those_of_peft(tmp_path: Path) -> None:
     config.checkpoint.init_digest = "xxh3_128:0"
     with pytest.raises(StorageError, match="has adapters of other weights"):
         Exporter(config, checkpoint)
+
+
+def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
+    """A frozen adapter is in the checkpoint; other frozen parameters are those of the base."""
+    config, checkpoint = _lora(tmp_path, freeze=["layers.1.*", "norm.*"])
+    model = trained_model(config, checkpoint)
+    base = load_file(tmp_path / "base.safetensors")
+    saved = Reader(checkpoint).saved
+    assert {"model.layers.1.mlp.down.lora_A", "model.layers.1.mlp.down.lora_B"} <= {*saved}
+    assert "model.norm.weight" not in saved
+    found = model.state_dict()
+    assert found["layers.1.mlp.down.lora_B"].any(), "the saved value, and not that of a new adapter"
+    assert torch.equal(found["norm.weight"], base["norm.weight"])
+    assert not torch.equal(found["head.weight"], base["head.weight"])
+    export(config, checkpoint, tmp_path / "merged", merge=True)
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    change = merged["model.layers.1.mlp.down_proj.weight"] - base["layers.1.mlp.down.weight"]
+    down = model.get_submodule("layers.1.mlp.down")
+    assert isinstance(down, Adapted)
+    torch.testing.assert_close(change, down.change().detach(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

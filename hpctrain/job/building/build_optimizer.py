@@ -88,7 +88,9 @@ def _given(
     plain, groups = Setting(), dict[Setting, list[torch.nn.Parameter]]()
     for name, parameter in zip(names, parameters, strict=True):
         groups.setdefault(settings.get(name, plain), []).append(parameter)
-    if {*groups} <= {plain}:
+    if not groups:  # a stage of a pipeline whose parameters are all frozen
+        return [{"params": []}]
+    if {*groups} == {plain}:
         return [*parameters]
     return [
         {

@@ -16,6 +16,7 @@ from hpctrain.errors import StorageError
 from hpctrain.job.building.make import make
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.quantized import quantize
+from hpctrain.parallel.preparing.parameter_settings import freeze, settings
 from hpctrain.runs.weights_digest import verified
 
 
@@ -40,7 +41,9 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
     if lora.patterns:
         check_base(config, checkpoint)
         add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
+        chosen = settings(model, config.optimizer, config.parallel.blocks)
         freeze_base(model, lora.also)
+        freeze(model, chosen)
         start = config.checkpoint
         weights = open_weights(verified(config))
         start_from(model, weights, renames(start.init_rename), start.init_skip)

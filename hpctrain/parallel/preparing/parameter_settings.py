@@ -84,18 +84,10 @@ def freeze(model: nn.Module, settings: Mapping[str, Setting]) -> None:
     Args:
         model: What this rank has of the model, with the names of the whole model.
         settings: As the function `settings` has returned it.
-
-    Raises:
-        ConfigError: No parameter of this rank is left, which pipelines cannot have.
     """
     for name, parameter in model.named_parameters():
         if name in settings and settings[name].freeze:
             parameter.requires_grad_(False)
-    if settings and not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(
-            "optimizer.groups freezes every parameter of a stage of the pipeline: use fewer stages "
-            "(parallel.pp), or freeze less"
-        )
 
 
 def _setting(names: Sequence[str], rules: Sequence[dict[str, Any]], factor: float) -> Setting:

@@ -10,13 +10,17 @@ block 2 as those of block 1, without an error. So each rank keeps to one order o
 The ranks agree on the order in their first step, by a small reduction before each block. From then
 on a rank sees by itself which blocks it skips, so later steps cost nothing. A call that does not
 fit the order is refused, because no other rank would know of it.
+
+The backward pass goes through the calls from the last to the first: autograd computes what was made
+later before what was made earlier. So when it reaches the outputs of a call, the gradients of all
+later calls are complete. FSDP2 itself reduces them where the inputs of a block need a gradient. If
+they need none (the blocks before it are frozen, or this rank has skipped them), they are reduced
+here, at the same place in the order.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -25,25 +29,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_leaves
+from torch.distributed.fsdp._common_utils import collect_grad_tensors, replace_grad_tensors
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.errors import ConfigError
-
-
-@dataclass(eq=False)
-class _Call:
-    """One call of a block, until the backward pass has reached it.
-
-    Attributes:
-        number: The number of the block.
-        reduces: Whether its gradients are reduced when the backward pass leaves it. Those of the
-            first call are reduced at the end of the backward pass if its inputs need no gradient.
-        by_torch: Whether torch does that, which looks at the inputs on this rank only.
-    """
-
-    number: int
-    reduces: bool
-    by_torch: bool
+from hpctrain.parallel import second_gradients
 
 
 class Lockstep:
@@ -73,17 +63,24 @@ class Lockstep:
         self._orders: dict[tuple[bool, int], list[int]] = {}
         self._known: set[bool] = set()
         self._order: list[int] | None = None
+        self._trains = False  # whether the pass has gradients
         self._done: list[int] = []
         self._passes = 0
-        self._calls: list[_Call] = []
-        self._open: _Call | None = None
-        self._left: Counter[int] = Counter()  # the calls of each block, by its id
+        # The blocks that the backward pass comes to on some rank, and whether a rank has skipped a
+        # block while the ranks agreed. If so, the backward pass is taken to come to every block.
+        self._trained: set[int] = set()
+        self._skips = False
+        self._has_gradient = False  # what this rank's last call has returned
+        # The numbers of the called blocks that the backward pass has not reached yet; a call is
+        # known by its place in this list. The last one that it has reached, which may be open.
+        self._calls: list[int] = []
+        self._open: tuple[int, int] | None = None
         for number, block in enumerate(self._blocks):
             # Hooks of torch's come after the first ones here, and before the second ones.
             block.register_forward_pre_hook(
                 _eager(partial(self._before, number)), prepend=True, with_kwargs=True
             )
-            block.register_forward_hook(_eager(self._after), prepend=True)
+            block.register_forward_hook(_eager(partial(self._after, number)), prepend=True)
         root.register_forward_pre_hook(_eager(self._begin), prepend=True)
         root.register_forward_hook(_eager(self._end), prepend=True)
 
@@ -94,11 +91,10 @@ class Lockstep:
         self._passes = 0
         self._open = None
         self._calls.clear()
-        self._left.clear()
 
     def comes_again(self, blocks: Sequence[nn.Module]) -> bool:
         """Return whether the backward pass comes to another call of one of these blocks."""
-        return any(self._left[id(block)] for block in blocks)
+        return any(self._blocks[number] in blocks for number in self._calls)
 
     def _begin(self, *_: Any) -> None:
         kind = torch.is_grad_enabled()
@@ -107,109 +103,117 @@ class Lockstep:
             self._order = self._orders.get((kind, self._passes))
             if self._order is None:
                 self._refuse("the model is called more often in a step than in the first one")
-        self._done = []
+        self._trains, self._has_gradient, self._done = kind, False, []
 
-    def _before(self, number: int, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if _in_backward():  # a block that is computed again
+    def _before(self, number: int, *_: Any) -> None:
+        if second_gradients.in_backward():  # a block that is computed again
             return
-        by_torch = _needs_gradient((args, kwargs))
-        self._wait_for(number, by_torch)
-        self._count(number, by_torch)
+        self._wait_for(number)
+        self._count(number)
 
-    def _after(self, _: nn.Module, __: Any, outputs: Any) -> None:
-        if not _in_backward() and torch.is_grad_enabled() and self._calls:
-            self._watch(outputs, self._calls[-1])
+    def _after(self, number: int, _: nn.Module, __: Any, outputs: Any) -> Any:
+        if second_gradients.in_backward() or not self._trains:
+            return outputs
+        outputs = _without_views(outputs)
+        tensors = collect_grad_tensors(outputs)
+        self._has_gradient = bool(tensors)
+        if tensors:
+            self._trained.add(number)
+        for tensor in tensors:
+            tensor.register_hook(partial(self._reached, len(self._calls) - 1, True))
+        return outputs
 
     def _end(self, _: nn.Module, __: Any, outputs: Any) -> None:
-        by_torch = _needs_gradient(outputs)
-        self._wait_for(len(self._blocks), by_torch)
+        self._wait_for(len(self._blocks))
         self._done.append(len(self._blocks))
         if self._order is None and not self._always:
-            self._learn(by_torch)
+            self._learn()
         self._passes += 1
-        if torch.is_grad_enabled():
-            self._watch(outputs, None)
+        for tensor in collect_grad_tensors(outputs) if self._trains else ():
+            tensor.register_hook(partial(self._reached, len(self._calls) - 1, False))
 
-    def _wait_for(self, number: int, by_torch: bool) -> None:
+    def _wait_for(self, number: int) -> None:
         """Take part in the blocks that other ranks call before this one."""
         if self._order is None:
             while (first := self._agreed(number)) != number:
-                self._attend(first, by_torch)
+                self._skips = True
+                self._attend(first)
         else:
             rest = self._order[len(self._done) :]
             if number not in rest:
                 self._refuse(f"{self._names[number]} is called in another order than before")
             for skipped in rest[: rest.index(number)]:
-                self._attend(skipped, by_torch)
+                self._attend(skipped)
 
     def _agreed(self, number: int) -> int:
-        """Return the least of the numbers of the blocks that the ranks are about to call."""
-        wanted = torch.full((1,), number, device=self._device)
-        dist.all_reduce(wanted, dist.ReduceOp.MIN, group=self._ranks)
-        return int(wanted)
+        """Return the least of the numbers of the blocks that the ranks are about to call.
 
-    def _learn(self, by_torch: bool) -> None:
+        The ranks also tell each other about their last calls.
+        """
+        told = torch.tensor([number, -self._has_gradient, -self._skips], device=self._device)
+        dist.all_reduce(told, dist.ReduceOp.MIN, group=self._ranks)
+        first, has_gradient, skips = told.tolist()
+        self._skips = bool(skips)
+        if has_gradient:
+            self._trained.add(self._done[-1])
+        return int(first)
+
+    def _learn(self) -> None:
         """Keep the order, with the blocks that no rank has called: a later step may call them."""
         order = list(self._done)
         for number in range(len(self._blocks)):
             if number not in order:
-                self._attend(number, by_torch)
+                self._skips = True
+                self._attend(number)
                 order.insert(next(i for i, other in enumerate(order) if other > number), number)
-        self._orders[torch.is_grad_enabled(), self._passes] = order
+        self._orders[self._trains, self._passes] = order
 
-    def _attend(self, number: int, by_torch: bool) -> None:
+    def _attend(self, number: int) -> None:
         """Gather the parameters of a block that this rank does not call."""
         block = self._blocks[number]
         state = _state(block)
         state._pre_forward(block, (), {})
         state._post_forward(block, (), None)
-        self._count(number, by_torch)
+        self._count(number)
 
-    def _count(self, number: int, by_torch: bool) -> None:
-        if torch.is_grad_enabled():
-            # Whether a call is the first one is the same on all ranks.
-            self._calls.append(_Call(number, by_torch or bool(self._done), by_torch))
-            self._left[id(self._blocks[number])] += 1
+    def _count(self, number: int) -> None:
+        self._has_gradient = False
+        if self._trains:
+            self._calls.append(number)
         self._done.append(number)
 
-    def _last(self) -> _Call:
-        call = self._calls.pop()
-        self._left[id(self._blocks[call.number])] -= 1
-        return call
-
-    def _watch(self, outputs: Any, call: _Call | None) -> None:
-        """See when the backward pass reaches the outputs of a call, or those of the model."""
-        for leaf in tree_leaves(outputs):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(partial(self._reached, call))
-
-    def _reached(self, call: _Call | None, _: torch.Tensor) -> None:
+    def _reached(self, place: int, opens: bool, _: torch.Tensor) -> None:
+        """Note that the backward pass reaches the outputs of a call, or those of the model."""
+        if second_gradients.is_first():
+            self._check_first()
+            return
         # It runs at the end of the backward pass, before what torch has registered later.
-        Variable._execution_engine.queue_callback(self._leave)
-        self._close(call)
-        # The backward pass goes through the calls from the last to the first.
-        while call in self._calls and (last := self._last()) is not call:
-            self._attend_backward(last)
-        if call is not None and call.reduces and not call.by_torch:
-            self._open = call
+        Variable._execution_engine.queue_callback(partial(self._leave, -1))
+        self._leave(place)
+        if opens and place == len(self._calls) - 1:
+            self._open = place, self._calls.pop()
 
-    def _close(self, reached: _Call | None) -> None:
-        """Reduce the gradients of the call before, where torch does not."""
-        if self._open is not None and self._open is not reached:
-            _state(self._blocks[self._open.number])._fsdp_param_group.post_backward()
-            self._open = None
+    def _leave(self, place: int) -> None:
+        """Reduce the gradients of the calls after `place`, also of those that others have made."""
+        if self._open is not None and self._open[0] > place:
+            state, self._open = _state(self._blocks[self._open[1]]), None
+            if state._fsdp_param_group._training_state == TrainingState.PRE_BACKWARD:
+                state._fsdp_param_group.post_backward()
+        while len(self._calls) > place + 1:
+            number = self._calls.pop()
+            if self._skips or number in self._trained:
+                state = _state(self._blocks[number])
+                state._pre_backward(None)
+                state._fsdp_param_group.post_backward()
 
-    def _leave(self) -> None:
-        self._close(None)
-        while self._calls:
-            self._attend_backward(self._last())
-
-    def _attend_backward(self, call: _Call) -> None:
-        """Gather the parameters of a block again, and reduce gradients of zero."""
-        state = _state(self._blocks[call.number])
-        state._pre_backward(None)
-        if call.reduces:
-            state._fsdp_param_group.post_backward()
+    def _check_first(self) -> None:
+        """Raise a ConfigError if a gradient that is differentiated again meets skipped blocks."""
+        if self._skips:
+            raise ConfigError(
+                "the model computes a gradient that is differentiated again (create_graph=True), "
+                "and its ranks skip blocks: FSDP cannot have both. Use ddp (parallel.dp_shard=1) "
+                "with parallel.ddp.find_unused_parameters=true"
+            )
 
     def _refuse(self, reason: str) -> NoReturn:
         raise ConfigError(
@@ -224,16 +228,15 @@ def _eager(hook: Callable[..., Any]) -> Callable[..., Any]:
     return eager
 
 
+def _without_views(outputs: Any) -> Any:
+    """Return outputs whose hooks stay if they are changed in place, which a view would lose."""
+    tensors = collect_grad_tensors(outputs)
+    if all(tensor._base is None for tensor in tensors):
+        return outputs
+    owned = (tensor.clone() if tensor._base is not None else tensor for tensor in tensors)
+    return replace_grad_tensors(outputs, owned)
+
+
 def _state(block: nn.Module) -> Any:
     assert isinstance(block, FSDPModule)
     return block._get_fsdp_state()
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def _needs_gradient(values: Any) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(values)
-    )

@@ -21,7 +21,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
+from hpctrain.parallel import second_gradients
 from hpctrain.parallel.reducing.lockstep import Lockstep
 from hpctrain.parallel.reducing.scalars import Scalars, joined
 
@@ -46,6 +48,7 @@ class Unused:
         self._undivided, self._ranks, self._lockstep = undivided, ranks, lockstep
         self._own: list[float] = []
         self._used: set[int] = set()
+        self._twice = False  # whether a gradient was differentiated again
         for group in _groups(model):
             group.post_backward = partial(self._post_backward, group, group.post_backward)
 
@@ -89,13 +92,22 @@ class Unused:
         return total[:end]
 
     def _post_backward(self, group: Any, reduce: Callable[[], None], *_: Any) -> None:
+        if second_gradients.is_first():
+            # The second pass needs the parameters, and only it computes their gradients.
+            self._twice = True
+            if group.is_unsharded:
+                group.post_forward_mesh_info = None  # from now on, they are kept after forward
+            return
+        if group._training_state == TrainingState.FORWARD:
+            return  # a gradient within the forward function: the rest of it needs the parameters
         if not all(hasattr(part, "_unsharded_param") for part in group.fsdp_params):
             return  # a part that was never gathered makes torch fail
-        reduces = group.reduce_grads
+        before = group.reduce_grads, group.reshard_after_backward
         if self._lockstep is not None and self._lockstep.comes_again(group.modules):
             # The gradient of a block that is called twice is complete after its first call. Some
             # ranks may have a part of it before, from other micro-batches.
             group.reduce_grads = False
+            group.reshard_after_backward &= not self._twice
         for part in group.fsdp_params:
             whole = part.unsharded_param
             if whole.grad is not None or part.unsharded_accumulated_grad is not None:
@@ -103,7 +115,7 @@ class Unused:
             elif group.reduce_grads and whole.requires_grad:
                 whole.grad = torch.zeros_like(whole)
         reduce()
-        group.reduce_grads = reduces
+        group.reduce_grads, group.reshard_after_backward = before
 
 
 def average(tensors: Sequence[torch.Tensor], ranks: DeviceMesh) -> None:

@@ -9,10 +9,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.schema import CompressionConfig, DDPConfig
+from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.reducing.gradient_compression import compression
+from hpctrain.parallel.reducing.scalars import Scalars
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import Task
 
 
 class DDPModel(ParallelModel):
@@ -57,6 +61,24 @@ class DDPModel(ParallelModel):
         if compress is not None and compress.kind != "none":
             self._compression = compression(compress, module, lambda: self.step)
             ddp.register_comm_hook(self._compression, type(self._compression).reduce)
+
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
+        """Add the gradient of the loss per row of a share; reduce it over the ranks.
+
+        Raises:
+            ConfigError: A parameter that is trained had no gradient in the step before.
+        """
+        try:
+            return super().forward_backward(task, batch)
+        except RuntimeError as error:
+            if "Expected to have finished reduction" not in str(error):
+                raise
+            raise ConfigError(
+                "parallel.ddp.find_unused_parameters=false: parameters that are trained had no "
+                "gradient in the step before, because the model did not use them, or computed them "
+                "under torch.no_grad(). Use parallel.ddp.find_unused_parameters=true, or freeze "
+                "them by optimizer.groups"
+            ) from error
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state of the compression."""

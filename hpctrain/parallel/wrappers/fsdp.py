@@ -100,6 +100,8 @@ class FSDPModel(ParallelModel):
         """Return the names and sums of a forward pass."""
         if self._lockstep is not None:
             self._lockstep.start(train=False)
+        # A model may compute gradients in an evaluation, too, such as forces.
+        self._root.set_requires_gradient_sync(False)
         return super().evaluate(task, batch)
 
     def joined(self, values: Scalars) -> Scalars:

@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.errors import ConfigError
+from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
@@ -91,7 +92,7 @@ class ParallelModel:
         self.loads.start()
         parts = []
         for micro, last in split(batch, self.accumulate):
-            with self._reduced(last), self._loss():
+            with self._reduced(last), self._loss(), second_gradients.explained():
                 with self.precision.forward():
                     sums = checked(task(self.module, micro))
                 _check_gradient(sums["loss"][0])

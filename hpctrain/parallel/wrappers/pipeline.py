@@ -171,7 +171,7 @@ class PipelineModel(ParallelModel):
             for number, module in self._stages.items()
         ]
         for stage in made:
-            stage.clock, stage.loads = self._clock, Loads(stage.submod)
+            stage.clock, stage.loads, stage.whole = self._clock, Loads(stage.submod), set()
         self._clock.skip()  # torch runs a micro-batch to learn the shapes
         schedule = get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made,
@@ -284,10 +284,16 @@ class _Stage(PipelineStage):
     """A stage of torch that measures its computations and can be evaluated by zbv.
 
     It also begins the loads of the experts anew in each pass.
+
+    Attributes:
+        clock: Measures the computations.
+        loads: The loads of the experts in this stage.
+        whole: The micro-batches whose backward pass was made whole instead of its first half.
     """
 
     clock: _Clock
     loads: Loads
+    whole: set[int]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Make the forward pass of a micro-batch."""
@@ -296,15 +302,31 @@ class _Stage(PipelineStage):
         with self.clock:
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: Any = False,
+    ) -> Any:
         """Make the backward pass of a micro-batch, or its first half."""
+        if self.has_backward and not full_backward and not self.is_first:
+            # torch finds the weights of the second half on the way from the outputs to inputs that
+            # need a gradient. There are none if all stages before this one are frozen.
+            inputs = self.fwd_cache[bwd_chunk_id][1]
+            full_backward = not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+            if full_backward:
+                self.whole.add(bwd_chunk_id)
         with self.clock:
-            return super().backward_one_chunk(*args, **kwargs)
+            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
-    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: Any = False) -> Any:
         """Make the second half of the backward pass of a micro-batch."""
+        if bwd_chunk_id in self.whole:
+            self.whole.remove(bwd_chunk_id)
+            return None
         with self.clock:
-            return super().backward_weight_one_chunk(*args, **kwargs)
+            return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Return the gradient of the input; in an evaluation torch asks for it and raises."""

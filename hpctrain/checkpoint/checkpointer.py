@@ -35,7 +35,7 @@ from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.fitting import misfit
 from hpctrain.checkpoint.manifest import Manifest, Progress, step_of
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
-from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState, owner
+from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
 from hpctrain.checkpoint.tensor_reader import Reader, module_state
@@ -308,24 +308,13 @@ class Checkpointer:
         """Return what the optimizer's state is loaded into.
 
         Raises:
-            ConfigError: The checkpoint has a state for which there is no parameter, or that of
-                another optimizer.
+            ConfigError: The checkpoint has the state of another optimizer.
         """
         found = {
             key.removeprefix(f"{part}."): entry
             for key, entry in reader.saved.items()
             if key.startswith(f"{part}.")
         }
-        named = self.model.module.named_parameters(remove_duplicate=False)
-        here = {f"state.{plain_name(name)}" for name, _ in named}
-        rest = {key for key in found if key.startswith("state.") and owner(key, here) is None}
-        if self.ranks.world_size > 1:  # a stage of a pipeline has a part of the parameters
-            rest = set.intersection(*map(set, objects.all_gather(sorted(rest))))
-        if rest:
-            raise ConfigError(
-                f"{reader.folder} has {sorted(rest)[0]} of the optimizer, and the model has no "
-                "such parameter: it is the checkpoint of another model"
-            )
         kind: dict[str, Any] = {_KIND: ""} if _KIND in reader.saved else {}
         if kind:
             reader.load(kind)

@@ -75,6 +75,7 @@ def saver(training: Any, folder: Path) -> Checkpointer:
 
 def trained(cells: list[Cell], folder: Path) -> list[tuple[Result, Result]]:
     """Train each cell, and once more from a checkpoint of the cell before it after two steps."""
+    folder.mkdir(parents=True, exist_ok=True)
     ends = []
     for i, made in enumerate(cells):
         training = build(made)

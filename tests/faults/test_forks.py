@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from hpctrain.lock import is_locked
 from tests.conftest import Completed, runs
 
@@ -73,6 +75,7 @@ class Forking(Classification):
 """
 
 
+@pytest.mark.usefixtures("store")
 def test_forks_of_a_users_task(train, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "forking.py").write_text(TASK)
     done: Completed = train("task._target_=forking.Forking", "train.max_steps=6", new=True)

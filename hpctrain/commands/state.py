@@ -127,12 +127,16 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
     if job.state in _WAITING:
         reason = job.reason if job.reason != "None" else job.state.lower()
         begin = _time(job.start)
-        if begin is not None and begin > now:
+        if job.needs:
+            reason += f": {job.needs}"
+        elif begin is not None and begin > now:
             reason += f", to start about {datetime.fromtimestamp(begin):%d %b %H:%M}"
         is_new = run.recorded_state in ("created", "queued")
         return State("queued" if is_new else "requeued", reason)
     if job.is_ending:
         return _ending(run)
+    if job.needs:
+        return State("running", job.needs)
     if run.recorded_state in ("created", "queued"):
         return State("running", "starting")
     if run.recorded_state == "running":

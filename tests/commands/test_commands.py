@@ -105,6 +105,21 @@ REQUEST = {"by": "ann", "time": NOW - 10}
         ("queued", [], {"job": job("PENDING", "Resources")}, "queued", "Resources"),
         ("queued", [], {"job": job("PENDING", "Priority", NOW + 60)}, "queued", "to start about"),
         ("queued", [SAVED], {"job": job("PENDING")}, "queued", "pending"),
+        # A person has to do something.
+        (
+            "queued",
+            [],
+            {"job": job("PENDING", "launch failed requeued held", NOW + 60)},
+            "queued",
+            "launch failed requeued held: held until somebody releases it: scontrol release 7_0",
+        ),
+        (
+            "running",
+            [ATTEMPT],
+            {"job": job("SUSPENDED"), "progress": BEAT},
+            "running",
+            "suspended until the cluster or its administrator resumes it: 7_0",
+        ),
         ("queued", [], {"job": job("RUNNING", start=NOW - 5)}, "running", "starting"),
         ("created", [], {"job": job("PENDING", "Priority")}, "queued", "Priority"),
         ("running", [ATTEMPT], {"job": job("RUNNING"), "progress": BEAT}, "running", ""),

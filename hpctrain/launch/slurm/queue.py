@@ -38,6 +38,7 @@ Task = tuple[str, int]
 _SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last because it may contain a `|`
 # Messages of `scancel` about a job that has ended meanwhile. This is no error.
 _GONE = ("Invalid job id specified", "already completing or completed")
+_HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _SACCT = ("JobID", "State", "ExitCode", "Reason", "NodeList")
 
 
@@ -63,6 +64,16 @@ class Job:
     def is_ending(self) -> bool:
         """Whether its program has ended, and Slurm only cleans up."""
         return self.state == "COMPLETING"
+
+    @property
+    def needs(self) -> str:
+        """What a person must do so that it goes on; "" if nothing."""
+        # Slurm's words are "JobHeldUser", "JobHeldAdmin" and "launch failed requeued held".
+        if self.state in _HELD or "held" in self.reason.lower():
+            return f"held until somebody releases it: scontrol release {self.id}"
+        if self.state in ("SUSPENDED", "STOPPED"):
+            return f"suspended until the cluster or its administrator resumes it: {self.id}"
+        return ""
 
 
 @dataclass(frozen=True)

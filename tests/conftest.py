@@ -40,7 +40,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # torch.compile need not try which vector instructions the compiler knows, which takes 7 s.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 # If the test process itself is a rank of a launcher, the tests must not see it.
-for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MLFLOW_TRACKING_URI"):
     os.environ.pop(name, None)
 forkserver.begin()
 # Where the tests run in the background (`nohup make test &` in a script, CI systems), the shell has

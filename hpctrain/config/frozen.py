@@ -77,7 +77,8 @@ def with_absolute_paths(config: Config) -> Config:
     if config.checkpoint.init_from is not None:
         config.checkpoint.init_from = _absolute(config.checkpoint.init_from)
     if config.tracking.uri is None:
-        config.tracking.uri = f"sqlite:///{config.output_dir}/mlflow.db"
+        own = f"sqlite:///{config.output_dir}/mlflow.db"
+        config.tracking.uri = os.environ.get("MLFLOW_TRACKING_URI") or own
     return config
 
 

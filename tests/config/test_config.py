@@ -46,6 +46,15 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
     assert config.tracking.uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
 
 
+def test_the_variable_of_mlflow_names_the_store(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert compose("experiment=digits").tracking.uri == "http://tracking:5000"
+    own = "tracking.uri=sqlite:////x/mlflow.db"
+    assert compose("experiment=digits", own).tracking.uri == "sqlite:////x/mlflow.db"
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

@@ -15,7 +15,9 @@ class TrackingConfig:
 
     enabled: bool = key(True, "Metrics are tracked.")
     uri: str | None = key(
-        None, "MLflow stores the runs here. Null means sqlite:///OUTPUT_DIR/mlflow.db."
+        None,
+        "MLflow stores the runs here. Null means the variable MLFLOW_TRACKING_URI when the run is "
+        "asked for, and without it sqlite:///OUTPUT_DIR/mlflow.db.",
     )
     experiment: str = key("hpctrain", "MLflow lists the runs under this experiment.")
     upload: bool = key(

@@ -241,6 +241,26 @@ def test_an_experiment_chooses_the_launcher_and_its_keys(where: list[str], tmp_p
             call.composer.typed(call.runs[1])
 
 
+def test_the_sweep_that_an_experiment_asks_for_is_not_lost(
+    where: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    for name, rates in (("some", "1e-3,2e-3"), ("more", "1e-3,2e-3,3e-3")):
+        (folder / f"{name}.yaml").write_text(
+            "# @package _global_\ndefaults:\n  - digits\n  - _self_\n"
+            f"hydra: {{sweeper: {{params: {{optimizer.lr: '{rates}'}}}}}}\n"
+        )
+    with composed([*where[1:], "experiment=more"], tmp_path / "conf") as call:
+        rates = [call.composer.typed(run).optimizer.lr for run in call.runs]
+        assert rates == [0.001, 0.002, 0.003]
+    with (
+        composed([*where[1:], "experiment=some,more"], tmp_path / "conf") as call,
+        pytest.raises(ConfigError, match=r"sweeps over optimizer\.lr \(hydra\.sweeper\.params"),
+    ):
+        call.composer.typed(call.runs[0])
+
+
 @pytest.mark.parametrize("name", ["Slurm", "Local"])
 def test_a_launcher_of_submitit_in_a_users_folder_is_ours(
     where: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

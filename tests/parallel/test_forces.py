@@ -78,4 +78,5 @@ def test_what_cannot_be_differentiated_again_is_refused(ranks: int, keys: Keys, 
     with pytest.raises(RanksError) as told:
         run_ranks(train, ranks, Cell("forces", ranks, tuple(keys.items())))
     assert said in str(told.value)
-    assert str(told.value).count("ConfigError: ") >= ranks, "all ranks say it"
+    say = 1 if "parallel.pp" in keys else ranks  # a later stage waits for the first one
+    assert str(told.value).count("ConfigError: ") >= say

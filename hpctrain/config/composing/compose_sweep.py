@@ -140,6 +140,7 @@ class Composer:
         launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
         if launcher.get("name") == config.hydra.job.name:  # the default of submitit's launcher
             launcher["name"] = None
+        self._check_params(config, choices)
         # OmegaConf.masked_copy would forget the types of the keys at the top.
         del config.__dict__["_content"]["hydra"]
         for key, value, note in launcher_keys.read(launcher):
@@ -158,6 +159,18 @@ class Composer:
             )
         OmegaConf.set_struct(config, True)
         return config
+
+    def _check_params(self, config: DictConfig, choices: list[str]) -> None:
+        """Refuse sweeps that the choices of a run ask for: Hydra has read those of the sweep."""
+        own, read = (
+            OmegaConf.select(each, "hydra.sweeper.params") or {} for each in (config, self._master)
+        )
+        if lost := [key for key in own if key not in read or own[key] != read[key]]:
+            raise ConfigError(
+                f"{' '.join(choices)}: its file sweeps over {', '.join(map(str, lost))} "
+                "(hydra.sweeper.params), which has no effect if the choice itself is swept over. "
+                "Submit each choice by a command of its own, or name the values on the command line"
+            )
 
     def _change(self, base: DictConfig, values: list[Override]) -> DictConfig:
         """Write the values into the base, and note how to undo that.

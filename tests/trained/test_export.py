@@ -52,6 +52,7 @@ Train = Callable[..., Completed]
 
 def save(node: dict[str, Any], keys: tuple[tuple[str, Any], ...], folder: Path, base: str) -> None:
     """Save a checkpoint after one step; with `base` one of adapters."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     MODELS["it"], TASKS["it"] = partial(make, "model", node), TASKS["gpt"]
     rank, size = distributed.get_rank(), distributed.get_world_size()
     cell = Cell("it", size, keys)

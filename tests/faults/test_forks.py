@@ -36,7 +36,7 @@ class Forking(Classification):
         for child, number in zip(children, (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)):
             child.start()
             os.kill(child.pid, number)
-            child.join(20)
+            child.join(60)
         self.note(*(child.exitcode for child in children))
 
     def step_3(self):  # one that leaves by sys.exit, and one that leaves by an error

@@ -10,7 +10,8 @@ from tests.conftest import runs
 
 # After three batches the transform blocks until the file `go` is there, which nobody makes.
 CODE = """\
-import os, signal, time
+import gc, os, signal, time
+from hpctrain.faults.stop import Stop
 from hpctrain.tasks.classification import Classification
 
 class Blocks:
@@ -30,7 +31,9 @@ class Stopped(Classification):
         self.steps += 1
         if self.steps == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)  # the thread of the signals sees it during the step
+            stop = next(x for x in gc.get_objects() if isinstance(x, Stop))
+            while not stop.asked:  # its thread sees the signal
+                time.sleep(0.01)
         return super().__call__(model, batch)
 """
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,8 @@ from tests.conftest import Completed, runs
 
 # Each fork is made in a step of a training. What came of it goes into a file of its own.
 TASK = """\
-import json, multiprocessing, os, signal, subprocess, sys, threading, time
+import json, multiprocessing, os, signal, sys, threading, time
 from hpctrain.tasks.classification import Classification
-
-def waits(path):
-    time.sleep(600)
 
 class Forking(Classification):
     step = 0
@@ -76,9 +74,9 @@ class Forking(Classification):
 
 
 @pytest.mark.usefixtures("store")
-def test_forks_of_a_users_task(train, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_forks_of_a_users_task(train: Callable[..., Completed], tmp_path: Path) -> None:
     (tmp_path / "forking.py").write_text(TASK)
-    done: Completed = train("task._target_=forking.Forking", "train.max_steps=6", new=True)
+    done = train("task._target_=forking.Forking", "train.max_steps=6", new=True)
     (run,) = runs(tmp_path / "runs")
     notes = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
     child = notes[-1][1]

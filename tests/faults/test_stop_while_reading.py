@@ -1,12 +1,13 @@
 """A stop request while workers read ahead: nothing that blocks stands between it and the save."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpctrain.checkpoint.manifest import checkpoints, step_of
-from tests.conftest import runs
+from tests.conftest import Completed, runs
 
 # After three batches the transform blocks until the file `go` is there, which nobody makes.
 CODE = """\
@@ -39,7 +40,7 @@ class Stopped(Classification):
 
 
 @pytest.mark.parametrize("stopped", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_blocked_transforms(train, tmp_path: Path, stopped: bool) -> None:  # type: ignore[no-untyped-def]
+def test_blocked_transforms(train: Callable[..., Completed], tmp_path: Path, stopped: bool) -> None:
     """The run saves and ends, while the batches that were read ahead never come."""
     (tmp_path / "blocking.py").write_text(CODE)
     task = ["task._target_=blocking.Stopped"] if stopped else []

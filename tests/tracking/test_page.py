@@ -171,11 +171,21 @@ def test_metrics_and_status_do_not_wait_for_the_place_of_the_artifacts(
     assert rows("SELECT key, value FROM params") == [("lr", "0.1")]
     assert not is_uploaded(run, Meta.read(run))
 
-    if place.startswith("file:"):  # now the folder is there
+    if place.startswith("file:"):  # now the folder is there, but one file cannot be stored
         blocked.unlink()
+        (image,) = (run / "artifacts" / "images").glob("*.png")
+        (root,) = (
+            Path(uri.removeprefix("file://")) for (uri,) in rows("SELECT artifact_uri FROM runs")
+        )
+        in_the_way = root / "images" / image.name
+        in_the_way.mkdir(parents=True)
+        with pytest.raises(TrackingError, match="not everything is uploaded"):
+            main([str(run)])
+        assert (root / "config.yaml").exists()
+        in_the_way.rmdir()
         assert main([str(run)]) == 0
         stored = {path.name for path in blocked.rglob("*.*")}
-        assert {"config.yaml", "checkpoints.json", "7.rank0.log"} < stored
+        assert {"config.yaml", "checkpoints.json", "7.rank0.log", image.name} < stored
         assert is_uploaded(run, Meta.read(run))
 
 

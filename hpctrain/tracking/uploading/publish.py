@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_DIGEST = 36  # characters: MLflow's limit
 _MODEL_S = 600.0
+_PASSING = (401, 403, 404, 408, 429)  # answers of HTTP that may be others later
 KINDS = ("artifact", "dataset", "model", "status")
 
 
@@ -64,11 +65,11 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
         if status == "RUNNING"
         else run_files.at_end(run_dir, failed=status != "FINISHED")
     )
-    # The first one that cannot be sent says what is wrong with the place of all of them.
-    return all(
+    sent = [
         tolerant(name, lambda: run.call_once("log_text", content, name))  # noqa: B023
         for name, content in texts
-    )
+    ]
+    return all(sent)
 
 
 def tolerant(what: str, send: Callable[[], Any]) -> bool:
@@ -87,9 +88,17 @@ def tolerant(what: str, send: Callable[[], Any]) -> bool:
     except Exception as error:
         reason = " ".join(str(error).split())[:500] or type(error).__name__
         log.error("%s is not in MLflow: %s", what, reason)
-        rejected = hasattr(error, "error_code") and nature(error) == "rejected"
-        return rejected or isinstance(error, _HopelessError)
+        return _is_hopeless(error)
     return True
+
+
+def _is_hopeless(error: Exception) -> bool:
+    """Return whether the file itself is at fault, and not its place or the right to write there."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None:
+        return 400 <= int(status) < 500 and status not in _PASSING
+    rejected = hasattr(error, "error_code") and nature(error) == "rejected"
+    return rejected or isinstance(error, _HopelessError)
 
 
 def _artifact(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Po
 from hpctrain.tracking.uploading.publish import KINDS, publish
 from hpctrain.tracking.uploading.sweep_summary import SweepSummary
 from hpctrain.tracking.uploading.system_metrics import SystemMetrics
+from hpctrain.tracking.uploading.waiting_files import WaitingFiles
 
 log = logging.getLogger(__name__)
 
 _NOTE = "mlflow.note.content"
-_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 600.0  # seconds between two tries to store an artifact
 
 
 class GaveUp(Exception):
@@ -78,8 +79,7 @@ class Upload:
         self.ended = False
         self.writer: Process | None = None
         self.points = 0
-        self._waiting: list[int] = []  # positions of records whose artifacts are not stored yet
-        self._next_artifacts = self._artifacts_pause = 0.0  # on the monotonic clock; seconds
+        self._files = WaitingFiles(run_dir)
         self._next_note = 0.0  # on the monotonic clock
         self._scanned = 0  # the position up to which `scan` has read
         self._last_time = 0.0
@@ -129,7 +129,7 @@ class Upload:
     def _drain(self) -> int:
         self._batch = []  # what a call that was interrupted has left is after `position`
         end = self.scan()
-        beside = self._system.is_new or self._evaluations.is_new or self._artifacts_are_due
+        beside = self._system.is_new or self._evaluations.is_new or self._files_are_due
         if end == self.position and self._run and not beside:
             return 0
         meta = self._read_meta()
@@ -150,35 +150,20 @@ class Upload:
             run.log_tags(tags, end)
         self._tell_sweep(run)
         self._write_uploaded(run.run_id)
-        if self._artifacts_are_due:
-            self._send_artifacts(run)
+        if self._files_are_due:
+            note = partial(self._write_uploaded, run.run_id)
+            self._files.publish(run, note, all_of_them=self.ended)
         return end - begin
 
     @property
     def left(self) -> str:
         """Say that the place of the artifacts has not taken all files; "" if it has."""
-        return f"{files_left(self._waiting)} not in MLflow yet" if self._waiting else ""
+        waiting = self._files.positions
+        return f"{files_left(waiting)} not in MLflow yet" if waiting else ""
 
     @property
-    def _artifacts_are_due(self) -> bool:
-        return bool(self._waiting) and (self.ended or time.monotonic() >= self._next_artifacts)
-
-    def _send_artifacts(self, run: MlflowRun) -> None:
-        """Publish what waits, from the oldest record on; after a failure, wait before the next try.
-
-        One failure is enough, because a place that is not there can take minutes to say so.
-        """
-        while self._waiting:
-            records, _ = read(self._path, self._waiting[0], limit=1)
-            if records and not publish(run, self.run_dir, records[0].body):
-                self._artifacts_pause = min(
-                    2 * self._artifacts_pause or _FIRST_PAUSE, _LONGEST_PAUSE
-                )
-                self._next_artifacts = time.monotonic() + self._artifacts_pause
-                return
-            del self._waiting[0]
-            self._write_uploaded(run.run_id)
-        self._artifacts_pause = 0.0
+    def _files_are_due(self) -> bool:
+        return self._files.is_due or (self.ended and bool(self._files.positions))
 
     def fill_in(self) -> None:
         """Upload what MLflow lacks of the part of the journal before `position`."""
@@ -242,7 +227,7 @@ class Upload:
                 self._run.run_id,
             )
             self._evaluations.begin(note.evaluations if note is not None and known else ())
-            self._waiting = list(note.waiting) if note is not None and known else []
+            self._files.begin(note.waiting if note is not None and known else ())
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
@@ -304,11 +289,11 @@ class Upload:
                     tags.pop(_NOTE, None)
                 run.log_tags(tags, record.end)
             case "artifact" | "dataset" | "model":
-                self._wait_for_artifacts(run, record)
+                self._let_wait(run, record)
                 run.log_tags({}, record.end)
             case "status":
                 status = body["status"]
-                self._wait_for_artifacts(run, record)
+                self._let_wait(run, record)
                 if status == "RUNNING":
                     run.set_running()
                 else:
@@ -318,10 +303,9 @@ class Upload:
                 # A newer version of hpctrain has written it; this version cannot know it.
                 log.warning("no use for a %r record at byte %d", kind, record.start)
 
-    def _wait_for_artifacts(self, run: MlflowRun, record: Record) -> None:
-        """Send what belongs to the record after all metrics. It is noted before the position is."""
-        if record.start not in self._waiting:
-            self._waiting.append(record.start)
+    def _let_wait(self, run: MlflowRun, record: Record) -> None:
+        """Let the files of a record wait; that is noted before the position goes on."""
+        self._files.add(record.start)
         self._write_uploaded(run.run_id)
 
     def _tags(self, record: Record) -> dict[str, str]:
@@ -355,7 +339,7 @@ class Upload:
             *(uri, uid, experiment_id, run_id, self.position, parent, problem),
             samples=self._system.positions,
             evaluations=evaluated,
-            waiting=self._waiting,
+            waiting=self._files.positions,
         )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0

@@ -33,6 +33,7 @@ _NOT_USERS = ("hpctrain", "__main__")
 _NO_PART = ("tracking", "notify")  # sections that have no part in the result
 _SHOWN = 3  # files, and functions of a file
 _LINE = 60  # characters of a line that is shown
+_NO_TREE = (SyntaxError, ValueError, RecursionError)  # no Python, or an expression of many parts
 
 
 class Module(NamedTuple):
@@ -123,15 +124,13 @@ def difference(before: Mapping[str, Module], now: Mapping[str, Module], since: s
         for old, new in [(before.get(name), now.get(name))]
         if (change := _change(old, new))
     ]
-    if not told:
-        return ""
-    (file, (what, where)), *rest = told
-    first = f"{file}: {what} since {since}" + f" ({where})" * bool(where)
-    others = [f"{f}: {w}" + f" ({at})" * bool(at) for f, (w, at) in rest[: _SHOWN - 1]]
-    more = len(rest) - len(others)
-    if more:
-        others.append(f"{more} more {'file' if more == 1 else 'files'}")
-    return secrets.mask("; ".join([first, *others]))
+    texts = [
+        f"{file}: {what}" + ("" if i else f" since {since}") + f" ({where})" * bool(where)
+        for i, (file, (what, where)) in enumerate(told[:_SHOWN])
+    ]
+    if (more := len(told) - _SHOWN) > 0:
+        texts.append(f"{more} more {'file' if more == 1 else 'files'}")
+    return secrets.mask("; ".join(texts))
 
 
 def _targets(node: Any) -> Iterator[str]:
@@ -162,7 +161,7 @@ def _read(file: Path, package: str, mtime_ns: int, size: int) -> tuple[str, tupl
     text = secrets.mask(content.decode(errors="replace"))
     try:
         return text, tuple(dict.fromkeys(_imports(ast.parse(content), package)))
-    except (SyntaxError, ValueError, RecursionError):  # the import will tell it
+    except _NO_TREE:  # the import will tell it
         return text, ()
 
 
@@ -213,22 +212,20 @@ def _bare(text: str) -> str:
     """Return a source without comments, docstrings and a layout of its own; or as it is."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                match node.body:
+                    case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+                        node.body = rest or [ast.Pass()]
+        return ast.unparse(tree)
+    except _NO_TREE:
         return text
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            match node.body:
-                case [ast.Expr(value=ast.Constant(value=str())), *rest]:
-                    node.body = rest or [ast.Pass()]
-    return ast.unparse(tree)
 
 
 def _functions(text: str, first: int, end: int) -> Iterator[str]:
     """Yield the functions and classes that have the lines from index `first` to `end`."""
-    if not (spans := _spans(text)):
-        return
     for number in range(first + 1, end + 1):
-        inside = [name for name, begin, last in spans if begin <= number <= last]
+        inside = [name for name, begin, last in _spans(text) if begin <= number <= last]
         yield from inside[-1:]
 
 
@@ -248,7 +245,7 @@ def _spans(text: str) -> list[tuple[str, int, int]]:
 
     try:
         return [*inside(ast.parse(text), "")]
-    except (SyntaxError, ValueError, RecursionError):
+    except _NO_TREE:
         return []
 
 

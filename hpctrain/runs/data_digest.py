@@ -70,20 +70,18 @@ def data_digest(config: Config) -> str:
 def _subset(digests: list[str], data: DataConfig, count: int) -> int:
     """Return the number of samples in `data.subset`; append the digest of its indices.
 
-    Of groups, only the shards know how many there are: then it is the number of all samples.
+    Of groups it is the number of all samples.
     """
     subset = str(data.subset)
-    if data.group is not None and not subset.endswith(".npy"):
-        _parse_subset(subset, 2**62, None)
-        return count
-    if data.windows.field is not None:
-        count = 2**62  # the number of windows is only known from the shards
+    of_groups = data.group is not None and not subset.endswith(".npy")
+    # The number of groups, or of windows, is only known from the shards.
+    known = not of_groups and data.windows.field is None
     try:
-        length, digest = _parse_subset(subset, count, _stamp(subset))
+        length, digest = _parse_subset(subset, count if known else 2**62, _stamp(subset))
     except (ConfigError, DataError) as error:
         raise type(error)(f"data.subset={subset}: {error}") from error
     digests.extend(digest)
-    return length
+    return count if of_groups else length
 
 
 def _fold(digests: list[str], data: DataConfig, index: Index, count: int) -> int:

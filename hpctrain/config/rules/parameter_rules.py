@@ -71,11 +71,10 @@ def _step(target: str) -> Iterator[str]:
         yield f"optimizer._target_={target} {NEEDS_SPARSE}"
     match targets.definition(target):
         case _, ast.ClassDef(body=body):
-            for method in body:
-                match method:
-                    case ast.FunctionDef(name="step", args=ast.arguments(args=own, defaults=given)):
-                        if len(own) - len(given) > 1:
-                            yield f"optimizer._target_={target} {NEEDS_CLOSURE}"
+            own = [one for one in body if isinstance(one, ast.FunctionDef) and one.name == "step"]
+            # Definitions before the last are those of typing.overload.
+            if any(len(one.args.args) - len(one.args.defaults) > 1 for one in own[-1:]):
+                yield f"optimizer._target_={target} {NEEDS_CLOSURE}"
 
 
 def patterns(rule: dict[str, Any]) -> list[str]:

@@ -293,7 +293,8 @@ class Sweep:
                 if entry.before.get("submission"):
                     entry.before = entry.run.read()
             set_states(entries, jobs)
-            self._say_changed_code(entries)
+            if entries is self.entries:  # else it was said, and these were over the limit
+                self._say_changed_code(entries)
             in_queue = {job.id.partition("_")[0] for job in jobs.values()}
             in_queue &= {entry.job.partition("_")[0] for entry in self.entries}
             return self._start([entry for entry in entries if not entry.state], cluster, in_queue)

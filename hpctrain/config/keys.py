@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def select(names: Sequence[str] = ()) -> list[Member]:
+def select(names: Sequence[str]) -> list[Member]:
     """Return the keys that have one of the names, are in a section of that name, or have the words.
 
     Args:

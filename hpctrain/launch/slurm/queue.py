@@ -132,7 +132,7 @@ def task_of(record: Mapping[str, Any], jobs: Mapping[Task, Job]) -> Task | None:
         jobs: The queue, as `queued` returns it.
     """
     submission = record.get("submission") or {}
-    task: Task | None = (submission.get("script", ""), submission.get("task", -1))
+    task = submission.get("script", ""), submission.get("task", -1)
     # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
     if task not in jobs and record.get("state") in ("running", "interrupted"):
         job_id = (record.get("attempts") or [{}])[-1].get("job_id", "")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.distributed.fsdp._common_utils import collect_grad_tensors
 
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
@@ -65,9 +65,8 @@ def refuse(blocks: Sequence[nn.Module], mesh: Mesh) -> None:
 
 
 def _watch(text: str, _: nn.Module, __: Any, outputs: Any) -> None:
-    for leaf in tree_leaves(outputs) if torch.is_grad_enabled() else ():
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            leaf.register_hook(partial(_refuse, text))
+    for tensor in collect_grad_tensors(outputs) if torch.is_grad_enabled() else ():
+        tensor.register_hook(partial(_refuse, text))
 
 
 def _refuse(text: str, _: torch.Tensor) -> None:

@@ -4,17 +4,20 @@ import functools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
+from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules import batch_sizes, shares
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
+from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.models import FNO, ConvNet, Transformer, UNet
@@ -39,6 +42,7 @@ TOLERANCE = 1e-6 * STEPS
 ROWS = 16
 EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
 EMA = 0.7
+BEFORE = 2  # the steps of the first half of a training that is resumed
 
 
 class Normed(nn.Module):
@@ -386,3 +390,22 @@ def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.devic
     cast_parameters(model, dtype)
     fill(model.to(device) if values == "built" else model, values, build, seed, device, device)
     return model
+
+
+def halves(cell: Cell, folder: Path, saves: bool) -> Result:
+    """Train and save in the middle, or go on from there; return the result."""
+    training = build(cell)
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    checkpointer = Checkpointer(
+        *(folder, 2, RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)),
+        *(training.model, training.step.optimizer),
+        average=training.step.average.tensors,
+    )
+    if saves:
+        training.run(cell, BEFORE)
+        checkpointer.save(BEFORE, {})
+    else:
+        assert checkpointer.load_latest() == {}
+        training.seen = BEFORE
+    training.run(cell, STEPS - BEFORE)
+    return finished(cell, training)

@@ -10,19 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.distributed.ranks import RankInfo
 from tests.parallel.parity import (
+    BEFORE,
     STEPS,
     TOLERANCE,
     Cell,
     Result,
     Values,
-    build,
     difference,
-    finished,
+    halves,
     reference,
     results,
 )
@@ -132,28 +129,6 @@ def test_a_ramp_with_weights_and_with_the_compiler(ranks: int, keys: Keys) -> No
     expected = reference("transformer", keys=SIZES)
     for result in results((made,))[made]:
         assert max(difference(result, expected)) < 2 * TOLERANCE
-
-
-BEFORE = 2
-
-
-def halves(cell: Cell, folder: Path, saves: bool) -> Result:
-    """Train and save in the middle, or go on from there; return the result."""
-    training = build(cell)
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    checkpointer = Checkpointer(
-        *(folder, 2, RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)),
-        *(training.model, training.step.optimizer),
-        average=training.step.average.tensors,
-    )
-    if saves:
-        training.run(cell, BEFORE)
-        checkpointer.save(BEFORE, {})
-    else:
-        assert checkpointer.load_latest() == {}
-        training.seen = BEFORE
-    training.run(cell, STEPS - BEFORE)
-    return finished(cell, training)
 
 
 OTHERS = [("zero1", "zero1")]

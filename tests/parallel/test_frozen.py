@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import distributed
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.distributed.ranks import RankInfo
 from tests.parallel.parity import (
+    BEFORE,
     STEPS,
     TOLERANCE,
     Cell,
     Result,
     Values,
-    build,
     difference,
-    finished,
+    halves,
     reference,
     results,
     train,
@@ -123,28 +120,6 @@ def test_equal_to_one_process(name: tuple[str, str, str, int]) -> None:
     check(made, trained(made.ranks, name not in FAST)[made], name[0], name[1])
 
 
-BEFORE = 2
-
-
-def resumed(made: Cell, folder: Path, saves: bool) -> Result:
-    """Train and save in the middle, or go on from there."""
-    training = build(made)
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    checkpointer = Checkpointer(
-        *(folder, 2, RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)),
-        *(training.model, training.step.optimizer),
-        average=training.step.average.tensors,
-    )
-    if saves:
-        training.run(made, BEFORE)
-        checkpointer.save(BEFORE, {})
-    else:
-        assert checkpointer.load_latest() == {}
-        training.seen = BEFORE
-    training.run(made, STEPS - BEFORE)
-    return finished(made, training)
-
-
 @pytest.mark.parametrize(
     ("first", "then"),
     [
@@ -159,11 +134,11 @@ def test_a_stage_with_nothing_to_train_is_saved_and_loaded(
     first: str, then: str, tmp_path: Path
 ) -> None:
     one, two = (case("prefix", "inside", layout, 1) for layout in (first, then))
-    for result in run_ranks(resumed, one.ranks, one, tmp_path, True):
+    for result in run_ranks(halves, one.ranks, one, tmp_path, True):
         expected = result
     losses = expected.losses[BEFORE:STEPS] + expected.losses[STEPS + BEFORE :]
     rest = Result(losses, expected.norms[BEFORE:], expected.parameters)
-    for result in run_ranks(resumed, two.ranks, two, tmp_path, False):
+    for result in run_ranks(halves, two.ranks, two, tmp_path, False):
         assert max(difference(result, rest)) < TOLERANCE
 
 

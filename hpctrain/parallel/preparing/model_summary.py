@@ -94,8 +94,8 @@ class ModelSummary:
             kind=type(model).__name__,
             parameters=sum(p.numel() for _, p in named),
             trained=sum(p.numel() for name, p in named if name in trained),
-            bytes=sum(map(_size, model.parameters())),
-            buffer_bytes=sum(map(_size, model.buffers())),
+            bytes=sum(p.nbytes for _, p in named),
+            buffer_bytes=sum(b.nbytes for b in model.buffers()),
             dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for _, p in named})),
             lines=lines,
         )
@@ -165,7 +165,7 @@ class _Counter:
         self._counted |= {*map(id, new)}
         trained = sum(p.numel() for p in new if id(p) in self._trained)
         count = sum(parameter.numel() for parameter in new)
-        return _Line(name, kind, shape, 1, count, trained, sum(map(_size, new)))
+        return _Line(name, kind, shape, 1, count, trained, sum(p.nbytes for p in new))
 
 
 def _holders(model: nn.Module, classes: list[str]) -> tuple[set[str], set[str]]:
@@ -202,10 +202,6 @@ def _together(keys: Sequence[str]) -> str:
 
 def _joined(name: str, key: str) -> str:
     return f"{name}.{key}" if name else key
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _table(lines: Sequence[_Line], *, with_trained: bool) -> list[str]:

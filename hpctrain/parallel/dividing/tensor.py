@@ -78,11 +78,14 @@ def divide_layers(
         for name, module in matching(model, pattern)
         if style in styles and not isinstance(module, Absent)
     }
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     parallelize_module(model, mesh, chosen, src_data_rank=None)
     for _, layer in adapted(model):
         _divide_adapter(layer, mesh)
     for first, others in shared:  # torch has made two parameters of what was one
         tie(model, first, others)
+    for name in frozen:  # torch has made new parameters of those between divided layers
+        model.get_parameter(name).requires_grad_(False)
     if divided:
         model.register_forward_pre_hook(partial(_check_length, cp, mesh.size()), with_kwargs=True)
 

@@ -19,6 +19,7 @@ from data_prep.writing.piece import Problems
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Index
+from tests.data_prep import read_back
 
 COUNT = 100
 X = np.random.default_rng(0).normal(size=(COUNT, 3, 4)).astype(np.float32)
@@ -84,11 +85,6 @@ def here(made, tmp_path, monkeypatch):
     return tmp_path
 
 
-def everything(folder, split="train"):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
-
-
 @pytest.fixture
 def convert(data_prep):
     """Return a function that converts arrays to OUT and returns the rows of OUT."""
@@ -97,7 +93,7 @@ def convert(data_prep):
         code, out, err = data_prep("arrays", "OUT", *args, "--overwrite", "--workers", 1)
         assert (code, [line for line in err.splitlines() if " samples, " not in line]) == (0, [])
         assert said in out
-        return everything("OUT")
+        return read_back.rows("OUT")
 
     return run
 
@@ -157,7 +153,7 @@ def test_numpy_files_need_no_names(here, data_prep):
         *("x float32[3, 4]", "big int32", "flag uint8", "fortran float32[3, 4]"),
         *("a float32[3, 4]", "label int64", "id int64"),
     ]
-    rows = everything("OUT")
+    rows = read_back.rows("OUT")
     for name, file in {"x": "x", "big": "big", "flag": "flag", "id": "y"}.items():
         assert np.array_equal(rows[name], np.load(f"{file}.npy"))
 
@@ -202,8 +198,8 @@ def test_a_split_by_the_files_of_the_first_field(here, data_prep):
     command = ("--field", "u=run*.npy", "--field", "n=all.npy", "--split", split)
     code, _, err = data_prep("arrays", "OUT", *command)
     assert (code, err) == (0, "")
-    assert everything("OUT", "test")["n"].tolist() == [1, 2]
-    assert everything("OUT", "train")["n"].tolist() == [0, *range(3, 13)]
+    assert read_back.rows("OUT", "test")["n"].tolist() == [1, 2]
+    assert read_back.rows("OUT", "train")["n"].tolist() == [0, *range(3, 13)]
     code, _, err = data_prep("arrays", "OUT2", "--field", "u=run*.npy", "--split", "file:a=run1*")
     assert code == 3
     assert "no pattern matches run2.npy" in err
@@ -433,7 +429,7 @@ def test_a_sample_with_two_problems_is_one_record(here, data_prep):
     code, out, _ = data_prep("arrays", "OUT", *command, "--on-error", "skip")
     assert code == 0
     assert "2 records could not be used" in out
-    assert everything("OUT")["w"].tolist() == [1]
+    assert read_back.rows("OUT")["w"].tolist() == [1]
 
 
 def test_a_bool_that_is_none(here, data_prep):

@@ -6,8 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.index import Index
+from tests.data_prep import read_back
 
 COUNT = 24
 RNG = np.random.default_rng(0)
@@ -38,11 +38,6 @@ def recordings():
         file["meta"] = np.zeros(3)
 
 
-def everything(folder="OUT", split="train"):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
-
-
 def field(**keys):
     return [word for name, key in keys.items() for word in ("--field", f"{name}=rec.h5:{key}")]
 
@@ -64,7 +59,7 @@ def test_each_group_is_a_sample(recordings, data_prep, shard_size):
     args = ("arrays", "OUT", *field(**fields), "--shard-size", shard_size)
     code, _, err = data_prep(*args)
     assert (code, said(err)) == (0, [])
-    rows = everything()
+    rows = read_back.rows()
     assert (rows["eeg"] == EEG).all()
     assert rows["age"].tolist() == list(range(20, 20 + COUNT))
     assert rows["label"].tolist() == [i % 3 for i in range(COUNT)]
@@ -83,13 +78,13 @@ def test_lengths_that_vary_along_another_axis(recordings, data_prep):
     assert code == 0
     assert "field 'x': the length varies along axis 1 of rec.h5:/rec_0/ragged, [4, 5]" in err
     assert str(Index.load("OUT").fields["x"]) == "float64[*, 4]"
-    for i, x in enumerate(everything()["x"]):
+    for i, x in enumerate(read_back.rows()["x"]):
         assert (x == EEG[i, :, : 5 + i % 7].T).all()
 
 
 def test_a_pattern_with_an_axis_joins(recordings, data_prep):
     assert data_prep("arrays", "OUT", *field(x="/rec_*/eeg"), "--axis", "x=-1")[0] == 0
-    assert (everything()["x"] == np.moveaxis(EEG, 2, 1).reshape(-1, 4)).all()
+    assert (read_back.rows()["x"] == np.moveaxis(EEG, 2, 1).reshape(-1, 4)).all()
 
 
 def test_a_file_per_sample(data_prep):
@@ -105,7 +100,7 @@ def test_a_file_per_sample(data_prep):
     ]
     axes = [word for name in ("a", "b", "c", "re", "t") for word in ("--axis", f"{name}=none")]
     assert data_prep("arrays", "OUT", *args, *axes)[0] == 0
-    rows = everything()
+    rows = read_back.rows()
     for name in "abc":
         assert (rows[name] == EEG[:12]).all()
     assert rows["re"].tolist() == rows["t"].tolist() == list(range(12))
@@ -117,15 +112,15 @@ def test_text_names_the_split(recordings, data_prep):
     assert (code, said(err)) == (0, [])
     assert "(train 8, val 8, test 8)" in out
     for number, split in enumerate(SPLITS):
-        assert everything("OUT", split)["age"].tolist() == list(range(20 + number, 44, 3))
+        assert read_back.rows("OUT", split)["age"].tolist() == list(range(20 + number, 44, 3))
     np.save("x.npy", np.arange(6))
     np.save("part.npy", np.array(["train", "val"] * 3))
     np.save("fold.npy", np.array([0, 1] * 3))
     names = ("x.npy", "part.npy", "fold.npy")
     assert data_prep("arrays", *names, "O2", "--split", "column:part")[0] == 0
-    assert everything("O2", "val")["x"].tolist() == [1, 3, 5]
+    assert read_back.rows("O2", "val")["x"].tolist() == [1, 3, 5]
     assert data_prep("arrays", *names, "O3", "--split", "column:fold")[0] == 0
-    assert everything("O3", "0")["x"].tolist() == [0, 2, 4]
+    assert read_back.rows("O3", "0")["x"].tolist() == [0, 2, 4]
     err = data_prep("arrays", *names, "O4", "--split", "column:y")[2]
     assert "arrays has no such column to go by; it has x, part, fold" in err
 
@@ -200,7 +195,7 @@ def test_variables_are_no_samples(data_prep):
     assert (
         "note: v.h5:/run3/u has 100 rows, each of which would be a sample; the file has 20" in err
     )
-    assert (everything("O2")["x"] == 3).all()
+    assert (read_back.rows("O2")["x"] == 3).all()
 
 
 # Sparse matrices
@@ -233,12 +228,12 @@ def test_sparse_rows_become_dense(cells, data_prep):
     fields = ("--field", "x=cells.h5ad:/X", "--field", "type=cells.h5ad:/obs/type/codes")
     code, _, err = data_prep("arrays", "OUT", *fields, "--shard-size", "1KB")
     assert (code, said(err)) == (0, [])
-    rows = everything()
+    rows = read_back.rows()
     assert (rows["x"] == DENSE).all()
     assert rows["type"].tolist() == [i % 3 for i in range(30)]
     genes = ("--field", "x=cells.h5ad:/layers/counts", "--axis", "x=1")
     assert data_prep("arrays", "O2", *genes)[0] == 0
-    assert (everything("O2")["x"] == DENSE.T).all()
+    assert (read_back.rows("O2")["x"] == DENSE.T).all()
 
 
 def test_sparse_columns_are_refused_with_the_cure(cells, data_prep):
@@ -311,7 +306,7 @@ def test_sparse_matrices_of_other_programs(data_prep, kind):
             assert "stored by columns" in data_prep("arrays", "O", "--field", "x=s.h5:/matrix")[2]
             args = ("--field", "x=s.h5:/matrix", "--axis", "x=1")
             assert data_prep("arrays", "OUT", *args)[0] == 0
-            assert (everything()["x"] == DENSE).all()
+            assert (read_back.rows()["x"] == DENSE).all()
 
 
 # MATLAB
@@ -364,11 +359,11 @@ def test_reversed_axes_are_said(matlab, data_prep):
     code, _, err = data_prep("arrays", "OUT", *args, *axes)
     assert code == 0
     assert "axis 2 counts 40 samples of [5, 3]" in err
-    assert (everything()["images"] == np.moveaxis(IMAGES, 1, 2)).all()
-    assert everything()["labels"].tolist() == [[i] for i in range(40)]
+    assert (read_back.rows()["images"] == np.moveaxis(IMAGES, 1, 2)).all()
+    assert read_back.rows()["labels"].tolist() == [[i] for i in range(40)]
     err = data_prep("index", "m.mat", "--field", "images=images")[2]
     assert words in err
-    assert (everything(".")["images"] == IMAGES.T).all()
+    assert (read_back.rows(".")["images"] == IMAGES.T).all()
 
 
 def test_numbered_variables_of_matlab_are_samples(data_prep):
@@ -379,7 +374,7 @@ def test_numbered_variables_of_matlab_are_samples(data_prep):
             file[f"x{i}"].attrs["MATLAB_class"] = np.bytes_("double")
     err = data_prep("arrays", "OUT", "--field", "x=p.mat:/x*")[2]
     assert "each sample [3, 100] has MATLAB's axes in reversed order; field 'x': the length" in err
-    assert all((x == value).all() for x, value in zip(everything()["x"], values, strict=True))
+    assert all((x == value).all() for x, value in zip(read_back.rows()["x"], values, strict=True))
 
 
 def test_what_only_matlab_can_read(matlab, data_prep):
@@ -400,13 +395,13 @@ def test_what_only_matlab_can_read(matlab, data_prep):
             assert words in err
     assert "#refs#" not in data_prep("arrays", "OUT", "--field", "x=m.mat")[2]
     assert data_prep("arrays", "OUT", "--field", "x=m.mat:/s/x", "--axis", "x=1")[0] == 0
-    assert (everything()["x"] == IMAGES[:, :, 0]).all()
+    assert (read_back.rows()["x"] == IMAGES[:, :, 0]).all()
 
 
 def test_a_sparse_matrix_of_matlab(matlab, data_prep):
     err = data_prep("arrays", "OUT", "--field", "x=m.mat:/sparse")[2]
     assert "/sparse is 7x30 in MATLAB and 30x7 in HDF5" in err
-    assert (everything()["x"] == DENSE).all()
+    assert (read_back.rows()["x"] == DENSE).all()
 
 
 @pytest.mark.parametrize("kind", ["npz", "zarr", pytest.param("nc", marks=pytest.mark.slow), "h5"])
@@ -437,9 +432,9 @@ def test_patterns_of_other_formats(data_prep, kind):
     args += ["--field", "y=o.h5:link_*"] if kind == "h5" else []
     code, _, err = data_prep("arrays", "OUT", *args)
     assert (code, said(err)) == (0, [])
-    assert (everything()["x"] == EEG).all()
+    assert (read_back.rows()["x"] == EEG).all()
     if kind == "h5":
-        assert everything()["y"].tolist() == list(range(COUNT))
+        assert read_back.rows()["y"].tolist() == list(range(COUNT))
     err = data_prep("arrays", "O2", "--field", f"x=o.{kind}")[2]
     assert "24 arrays at /x_*, which look like a group per sample" in err
     err = data_prep("arrays", "O2", "--field", f"x=o.{kind}:x_3")[2]

@@ -9,10 +9,10 @@ from PIL import Image
 
 from data_prep.datasets.groups import Groups
 from data_prep.writing.convert import convert
-from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Index
 from hpctrain.shards.ragged import Ragged
+from tests.data_prep import read_back
 from tests.data_prep.hand import Row, hand, options
 
 RANDOM = np.random.default_rng(0)
@@ -22,12 +22,8 @@ SPLIT = ("--split", "train=0.8,val=0.2")
 
 def shares(folder, field="patient"):
     """Return the values of a field in each split."""
-    index = Index.load(folder)
-    found = {}
-    for name in index.splits:
-        reader = Reader(folder, name)
-        found[name] = reader.read(np.arange(len(reader)))[field].reshape(-1)
-    return found
+    splits = Index.load(folder).splits
+    return {name: read_back.rows(folder, name)[field].reshape(-1) for name in splits}
 
 
 def is_whole(folder, field="patient"):
@@ -101,10 +97,9 @@ def test_groups_of_texts_and_of_a_column(tmp_path):
     rows = [Row(float(i), text=f"p{i % 30}", split=f"q{i % 20}") for i in range(240)]
     source = hand(rows[:100], rows[100:])
     convert(source, tmp_path / "text", options("train=0.8,val=0.2", group="text"))
-    reader = Reader(tmp_path / "text", "val")
-    own = {text.tobytes() for text in reader.read(np.arange(len(reader)))["text"]}
-    assert 0 < len(own) < 12
-    assert len(reader) == 8 * len(own)
+    texts = read_back.as_text(read_back.rows(tmp_path / "text", "val")["text"])
+    assert 0 < len({*texts}) < 12
+    assert len(texts) == 8 * len({*texts})
     index = convert(source, tmp_path / "column", options("train=0.8,val=0.2", group="split"))
     assert index.group == ""  # it is no field, so nobody can look at it later
     found = {
@@ -137,16 +132,8 @@ def test_a_list_of_images_and_a_table(tmp_path, data_prep, kind):
     assert is_whole(tmp_path / "images", "label")
     if kind == "jsonl":
         return
-    rows = (
-        "table",
-        path,
-        tmp_path / "table",
-        *SPLIT,
-        "--group",
-        "patient",
-        "--drop",
-        "path,patient",
-    )
+    drop = ("--group", "patient", "--drop", "path,patient")
+    rows = ("table", path, tmp_path / "table", *SPLIT, *drop)
     code, _, said = data_prep(*rows, "--categorical", "label")
     assert (code, said) == (0, "")
     assert is_whole(tmp_path / "table", "label")

@@ -21,17 +21,12 @@ from data_prep.formats.samples import Unusable, field_of, fitted
 from data_prep.options import Options
 from data_prep.sources.images import images
 from hpctrain.data.sources.images import decode
-from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Index
 from hpctrain.shards.ragged import Ragged
+from tests.data_prep import read_back
 
 rng = np.random.default_rng(0)
-
-
-def everything(folder, split="train"):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
 
 
 def encoded(image, kind="PNG", **options):
@@ -103,7 +98,7 @@ def test_folders_are_classes(digits, data_prep):
     assert code == 0
     assert err == "3 files are no images and are ignored, such as '.DS_Store'\n"
     assert "100 samples (train 100) in 1 shard" in out
-    rows = everything("OUT")
+    rows = read_back.rows("OUT")
     order = sorted(range(100), key=lambda i: (digits.target[i], i))
     assert (rows["label"] == digits.target[order]).all()
     assert (rows["image"][:, 0] == (digits.images[order] * 15).astype(np.uint8)).all()
@@ -151,7 +146,7 @@ def test_the_split_does_not_depend_on_the_size(digits, data_prep):
     for size in (8, 4):
         options = ("--mode", "L", "--split", "train=0.5,val=0.5", "--size", size, "--workers", 1)
         assert data_prep("images", "digits", f"O{size}", *options)[0] == 0
-        found.append(everything(f"O{size}", "val")["label"].tolist())
+        found.append(read_back.rows(f"O{size}", "val")["label"].tolist())
     assert found[0] == found[1]
 
 
@@ -162,7 +157,7 @@ def test_photos(tmp_path, data_prep):
         (tmp_path / f"{name}.jpg").write_bytes(encoded(image, "JPEG", quality=95))
     code, _, err = data_prep("images", tmp_path, tmp_path / "o" / "d", "--no-labels")
     assert (code, err) == (0, "")
-    rows = everything(tmp_path / "o" / "d")
+    rows = read_back.rows(tmp_path / "o" / "d")
     for row, name in zip(rows["image"], ("china", "flower"), strict=True):
         with Image.open(tmp_path / f"{name}.jpg") as image:
             assert (row == np.asarray(image).transpose(2, 0, 1)).all()
@@ -171,12 +166,12 @@ def test_photos(tmp_path, data_prep):
 def test_encoded_files_stay_as_they_are(two, data_prep):
     two(encoded(noise(20, 30), "JPEG"), "1.jpg")
     assert data_prep("images", "src", "OUT", "--encoded")[0] == 0
-    rows = everything("OUT")
+    rows = read_back.rows("OUT")
     assert rows["image"][0].tobytes() == Path("src/a/1.png").read_bytes()
     assert rows["image"][1].tobytes() == Path("src/b/1.jpg").read_bytes()
     assert decode(rows["image"], size=(4, 4), fit="crop").shape == (2, 3, 4, 4)
     assert data_prep("images", "src", "SMALL", "--encoded", "--size", "8x12")[0] == 0
-    small = everything("SMALL")
+    small = read_back.rows("SMALL")
     # This image had the target size already, so its bytes are kept.
     assert small["image"][0].tobytes() == Path("src/a/1.png").read_bytes()
     assert decode(small["image"]).shape == (2, 3, 8, 12)
@@ -217,7 +212,7 @@ def test_lists(digits, data_prep, suffix):
     columns = ("--path-column", "file", "--label-column", "what", "--split", "column:fold")
     assert data_prep("images", path, "OUT", "--mode", "L", "--workers", 1, *columns)[0] == 0
     for split, which in (("train", [i for i in range(100) if i % 4]), ("val", range(0, 100, 4))):
-        found = everything("OUT", split)
+        found = read_back.rows("OUT", split)
         assert (found["image"][:, 0] == digits.images[which].astype(np.uint8) * 15).all()
         assert [sorted(names)[k] for k in found["label"]] == [
             names[digits.target[i]] for i in which
@@ -226,7 +221,7 @@ def test_lists(digits, data_prep, suffix):
     assert (
         data_prep("images", path, "O2", "--mode", "L", *columns, "--classes", "names.txt")[0] == 0
     )
-    assert (everything("O2", "val")["label"] == digits.target[0:100:4]).all()
+    assert (read_back.rows("O2", "val")["label"] == digits.target[0:100:4]).all()
 
 
 def test_labels_that_are_numbers_stay_numbers(digits, data_prep):
@@ -234,7 +229,7 @@ def test_labels_that_are_numbers_stay_numbers(digits, data_prep):
     for suffix in ("csv", "jsonl"):
         path = write_list(f"digits/list.{suffix}", rows)
         assert data_prep("images", path, suffix, "--mode", "L", "--workers", 1)[0] == 0
-        assert everything(suffix)["label"].tolist() == [i - 3 for i in range(100)]
+        assert read_back.rows(suffix)["label"].tolist() == [i - 3 for i in range(100)]
 
 
 PATH = {"path": "a/1.png", "label": "x"}
@@ -292,7 +287,7 @@ def test_a_list_may_lead_outside_when_asked(two, data_prep, tmp_path):
     Path("lists").mkdir()
     path = write_list("lists/l.csv", rows)
     assert data_prep("images", path, "OUT", "--allow-outside")[0] == 0
-    assert everything("OUT")["label"].tolist() == [1, 0]
+    assert read_back.rows("OUT")["label"].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("link", ["a/3.png", "a/sub"])
@@ -316,7 +311,7 @@ def test_what_cannot_be_used_is_left_out_and_reported(two, data_prep):
     Path("src/b/1.png").write_bytes(b"no image")
     path = write_list("src/list.csv", rows)
     assert data_prep("images", path, "OUT", "--on-error", "skip")[0] == 0
-    assert len(everything("OUT")["label"]) == 1
+    assert len(read_back.rows("OUT")["label"]) == 1
     problems = [json.loads(line) for line in Path("OUT/problems.jsonl").read_text().splitlines()]
     assert [problem["record"] for problem in problems] == ["line 3", "line 5", "line 4 of list.csv"]
     assert problems[2]["file"] == "src/b/1.png"
@@ -375,7 +370,7 @@ def test_bad_images_are_named(two, data_prep, content, words):
     assert err.count("\n") == 1
     assert (code, out) == (3, "")
     assert data_prep("images", "src", "OUT", "--on-error", "skip", "--workers", 1)[0] == 0
-    assert everything("OUT")["label"].tolist() == [0]
+    assert read_back.rows("OUT")["label"].tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -600,12 +595,12 @@ def test_splits_by_folder_and_by_file(tmp_path, monkeypatch, data_prep):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded(np.full((8, 8, 3), i, np.uint8)))
     assert data_prep("images", "src", "OUT", "--split", "column:folder")[0] == 0
-    assert everything("OUT")["label"].tolist() == [1, 1]
-    assert everything("OUT", "val")["label"].tolist() == [0, 1]
+    assert read_back.rows("OUT")["label"].tolist() == [1, 1]
+    assert read_back.rows("OUT", "val")["label"].tolist() == [0, 1]
     split = "file:even=[24].png,odd=[13].png"
     assert data_prep("images", "src", "O2", "--no-labels", "--split", split)[0] == 0
-    assert everything("O2", "even")["image"][:, 0, 0, 0].tolist() == [2, 4]
-    assert everything("O2", "odd")["image"][:, 0, 0, 0].tolist() == [1, 3]
+    assert read_back.rows("O2", "even")["image"][:, 0, 0, 0].tolist() == [2, 4]
+    assert read_back.rows("O2", "odd")["image"][:, 0, 0, 0].tolist() == [1, 3]
 
 
 def test_odd_names(tmp_path, data_prep):
@@ -617,7 +612,7 @@ def test_odd_names(tmp_path, data_prep):
     os.symlink(tmp_path / "src" / "a b", tmp_path / "src" / "c")
     code, _, err = data_prep("images", tmp_path / "src", tmp_path / "OUT")
     assert (code, err) == (0, "")
-    rows = everything(tmp_path / "OUT")
+    rows = read_back.rows(tmp_path / "OUT")
     assert rows["image"][:, 0, 0, 0].tolist() == [3, 3, 8, 2, 2]
     assert rows["label"].tolist() == list(range(5))
 
@@ -645,7 +640,7 @@ def test_dedup_and_stratify(digits, data_prep):
     assert code == 0
     assert "100 samples" in out
     assert "1 duplicate sample left out" in out
-    assert set(everything("OUT", "val")["label"]) == set(range(10))
+    assert set(read_back.rows("OUT", "val")["label"]) == set(range(10))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.cli import main
-from hpctrain.data.sources.reader import Reader
+from tests.data_prep import read_back
 
 LEAF = {"type": None, "context": None, "children_spec": []}
 
@@ -151,11 +151,6 @@ def optimize(folder, samples, **options):
     cache.merge()
 
 
-def everything(folder, split="train"):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
-
-
 def convert(*args):
     return main(["litdata", *map(str, args), "--workers", "1"])
 
@@ -170,7 +165,7 @@ def test_every_type_in_stored_order(litdata, level):
     before = {path.name: path.read_bytes() for path in Path("in").iterdir()}
     assert convert("in", "OUT", "--variable", "v") == 0
     assert {path.name: path.read_bytes() for path in Path("in").iterdir()} == before
-    rows = everything("OUT")
+    rows = read_back.rows("OUT")
     assert {name: str(rows[name].dtype) for name in "nfoawxqj"} == {
         "n": "int64",
         "f": "float64",
@@ -200,13 +195,13 @@ def test_rows_of_text_splits_and_tuples(litdata):
     optimize("in/val", map(text, range(600, 603)))
     assert convert("in", "OUT") == 0
     for split, numbers in (("train", range(600)), ("val", range(600, 603))):
-        rows = everything("OUT", split)
+        rows = read_back.rows("OUT", split)
         assert [t.tobytes().decode() for t in rows["t"]] == [f"täxt {i}" for i in numbers]
         assert rows["l"].tolist() == [[i] * 3 for i in numbers]
         assert rows["s.z"].tolist() == [-i for i in numbers]
     optimize("pairs", [(np.full((2, 2), i), i) for i in range(3)])
     assert convert("pairs", "PAIRS") == 0
-    rows = everything("PAIRS")
+    rows = read_back.rows("PAIRS")
     assert (rows["0"][:, 0, 0].tolist(), rows["1"].tolist()) == ([0, 1, 2], [0, 1, 2])
 
 
@@ -219,7 +214,7 @@ def test_pickles_do_not_run(litdata, capsys):
     write("evil", formats=("pickle",), content=evil)
     assert convert("evil", "OUT") == 2
     assert convert("in", "OUT", "--column", "n") == 0
-    assert everything("OUT")["n"].tolist() == [0, 1, 2]
+    assert read_back.rows("OUT")["n"].tolist() == [0, 1, 2]
     assert not Path("ran").exists()
 
 
@@ -238,7 +233,7 @@ def test_any_damage_is_named(litdata, capsys):
     path = Path("in/chunk-0-0.bin")
     content = path.read_bytes()
     assert convert("in", "GOOD") == 0
-    assert everything("GOOD")["x0"].tolist() == [0, 1, 2]
+    assert read_back.rows("GOOD")["x0"].tolist() == [0, 1, 2]
     for cut in range(len(content)):
         path.write_bytes(content[:cut])
         assert convert("in", "OUT") == 3

@@ -13,7 +13,7 @@ import pytest
 
 from data_prep.cli import main
 from hpctrain.data.sources.images import decode
-from hpctrain.data.sources.reader import Reader
+from tests.data_prep import read_back
 
 COLUMNS = {
     "n": "int",
@@ -58,11 +58,6 @@ def options(*names):
     return [word for name in names for word in ("--column", name)]
 
 
-def everything(folder, split="train"):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     with zipfile.ZipFile(Path(__file__).with_name("mds.zip")) as archive:
@@ -94,23 +89,23 @@ def test_every_column(folder, data_prep, compression):
     code, out, err = data_prep(*args)
     assert (code, err) == (0, "")
     assert "6 samples (train 5, val 1) in 3 shards" in out
-    check(everything("OUT"), range(5))
-    check(everything("OUT", "val"), [5])
+    check(read_back.rows("OUT"), range(5))
+    check(read_back.rows("OUT", "val"), [5])
 
 
 def test_fractions_instead_of_folders_and_one_folder(folder, data_prep):
     args = ("--split", "a=0.5,b=0.5", "--workers", 1)
     assert data_prep("mds", "raw", "OUT", *options("n"), *args)[0] == 0
-    found = [everything("OUT", split)["n"].tolist() for split in "ab"]
+    found = [read_back.rows("OUT", split)["n"].tolist() for split in "ab"]
     assert sorted(found[0] + found[1]) == list(range(6))
     assert data_prep("mds", "raw/train", "ONE", *options("n"), "--workers", 1)[0] == 0
-    assert everything("ONE")["n"].tolist() == list(range(5))
+    assert read_back.rows("ONE")["n"].tolist() == list(range(5))
 
 
 @pytest.mark.parametrize("column", ["j", "p", "q"])
 def test_images_stay_encoded(folder, data_prep, column):
     assert data_prep("mds", "raw", "OUT", *options(column), "--encoded", "--workers", 1)[0] == 0
-    assert (decode(everything("OUT")[column])[:, 0, 0, 0] == np.arange(5) * 40).all()
+    assert (decode(read_back.rows("OUT")[column])[:, 0, 0, 0] == np.arange(5) * 40).all()
 
 
 @pytest.mark.parametrize(
@@ -219,4 +214,4 @@ def test_the_library_writes_what_we_read(tmp_path, monkeypatch):
             writer.write(sample(i))
     args = [*options(*TAKEN), "--variable", "s", "--workers", "1"]
     assert main(["mds", str(tmp_path / "in"), str(tmp_path / "out"), *args]) == 0
-    check(everything(tmp_path / "out"), range(6))
+    check(read_back.rows(tmp_path / "out"), range(6))

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.index import Index
+from tests.data_prep import read_back
 
 CODE = """
 import sys
@@ -124,11 +124,6 @@ def here(tmp_path, monkeypatch):
     Path("beside.py").write_text("START = 0\n")
 
 
-def everything(folder, split="train"):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
-
-
 def test_samples(data_prep):
     args = ("mine.py:samples", "OUT", "--arg", "n=20", "--variable", "seq")
     code, out, err = data_prep("python", *args)
@@ -138,7 +133,7 @@ def test_samples(data_prep):
         *("x float32[2, 3]", "n int64", "r float64", "ok uint8", "text uint8[*]"),
         *("raw uint8[*]", "seq int16[*]"),
     ]
-    rows = everything("OUT")
+    rows = read_back.rows("OUT")
     assert (rows["x"] == np.arange(20)[:, None, None]).all()
     assert rows["n"].tolist() == list(range(20))
     assert rows["r"].tolist() == [i / 7 for i in range(20)]
@@ -157,16 +152,16 @@ def test_pieces(data_prep):
     for path in Path("O1").glob("*.h5"):
         assert path.read_bytes() == Path("O2", path.name).read_bytes()
     order = [*range(0, 20, 3), *range(1, 20, 3), *range(2, 20, 3)]
-    assert everything("O1")["n"].tolist() == order
+    assert read_back.rows("O1")["n"].tolist() == order
 
 
 def test_its_own_split(data_prep):
     assert data_prep("python", "mine.py:split", "OUT", "--arg", "n=8")[0] == 0
-    assert everything("OUT", "val")["n"].tolist() == [0, 4]
-    assert everything("OUT")["n"].tolist() == [1, 2, 3, 5, 6, 7]
+    assert read_back.rows("OUT", "val")["n"].tolist() == [0, 4]
+    assert read_back.rows("OUT")["n"].tolist() == [1, 2, 3, 5, 6, 7]
     args = ("--arg", "n=8", "--split", "all=1")
     assert data_prep("python", "mine.py:split", "ALL", *args)[0] == 0
-    assert everything("ALL", "all")["n"].tolist() == list(range(8))
+    assert read_back.rows("ALL", "all")["n"].tolist() == list(range(8))
     err = data_prep("python", "mine.py:split", "BAD", "--arg", "n=8", "--arg", "bad=5")[2]
     assert "mine.py: sample 5: some samples have a 'split', some have none" in err
 
@@ -175,12 +170,12 @@ def test_arguments_are_json_or_text(data_prep):
     values = ("i=3", "f=0.5", "l=[1, 2]", "t=some text", "e=")
     args = [word for value in values for word in ("--arg", value)]
     assert data_prep("python", "mine.py:given", "OUT", *args)[0] == 0
-    assert everything("OUT")["ok"].tolist() == [1]
+    assert read_back.rows("OUT")["ok"].tolist() == [1]
 
 
 def test_what_does_not_fit_is_left_out_and_reported(data_prep):
     assert data_prep("python", "mine.py:odd", "OUT", "--on-error", "skip")[0] == 0
-    assert everything("OUT")["n"].tolist() == [1, 3]
+    assert read_back.rows("OUT")["n"].tolist() == [1, 3]
     problems = Path("OUT/problems.jsonl").read_text()
     for words in (
         "float64 2.5 cannot be stored as int64 exactly",
@@ -199,7 +194,7 @@ def test_what_does_not_fit_is_left_out_and_reported(data_prep):
 def test_dtypes_that_are_asked_for(data_prep):
     args = ("--dtype", "n=float32", "--dtype", "m=uint8", "--on-error", "skip")
     assert data_prep("python", "mine.py:small", "OUT", *args)[0] == 0
-    rows = everything("OUT")
+    rows = read_back.rows("OUT")
     assert (rows["n"].dtype, rows["n"].tolist()) == (np.float32, [float(np.float32(0.1))])
     assert (rows["m"].dtype, rows["m"].tolist()) == (np.uint8, [5])
     problems = Path("OUT/problems.jsonl").read_text()
@@ -229,7 +224,7 @@ def test_inputs_are_watched(data_prep):
     Path("input.txt").write_text("20")
     assert "OUT holds another data set" in data_prep("python", *args)[2]
     assert data_prep("python", *args, "--overwrite")[0] == 0
-    assert everything("OUT")["n"].tolist() == [20]
+    assert read_back.rows("OUT")["n"].tolist() == [20]
 
 
 @pytest.mark.parametrize("kind", ["tuple", "dict", "pil", "named"])
@@ -240,7 +235,7 @@ def test_a_data_set_of_torch(data_prep, kind):
     code, out, err = data_prep("python", *args, "--pieces", 3)
     assert (code, err) == (0, "")
     assert "10 samples" in out
-    rows = everything("OUT")
+    rows = read_back.rows("OUT")
     assert rows["label"].tolist() == list(range(10))
     fields = {name: str(field) for name, field in Index.load(Path("OUT")).fields.items()}
     image = "uint8[3, 3, 4]" if kind == "pil" else "uint8[3, 4, 3]"
@@ -257,15 +252,15 @@ def test_what_else_makes_a_data_set(data_prep):
     Path("torch_data.py").write_text(DATASET)
     fields = ("--fields", "image,label")
     assert data_prep("python", "torch_data:make", "O1", "--arg", "n=6", *fields)[0] == 0
-    assert everything("O1")["label"].tolist() == list(range(6))
+    assert read_back.rows("O1")["label"].tolist() == list(range(6))
     assert data_prep("python", "torch_data.py:INSTANCE", "O2", *fields)[0] == 0
-    assert everything("O2")["label"].tolist() == list(range(4))
+    assert read_back.rows("O2")["label"].tolist() == list(range(4))
     assert data_prep("python", "torch_data:Stream", "O3")[0] == 0
-    assert everything("O3")["n"].tolist() == list(range(5))
+    assert read_back.rows("O3")["n"].tolist() == list(range(5))
     args = ("torch_data:Images", "O4", "--arg", "kind=broken", *fields)
     assert "sample 7: ValueError: no such image" in data_prep("python", *args)[2]
     assert data_prep("python", *args, "--on-error", "skip", "--overwrite")[0] == 0
-    assert everything("O4")["label"].tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert read_back.rows("O4")["label"].tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9]
     for kind, words in {"palette": "image.convert('RGB')", "gradient": "requires grad"}.items():
         args = ("torch_data:Images", "O5", "--arg", f"kind={kind}", *fields)
         assert words in data_prep("python", *args)[2]
@@ -275,7 +270,7 @@ def test_what_else_makes_a_data_set(data_prep):
     )
     part = ("torch_data:Images", "O6", "--arg", "kind=part", "--fields", "n,part")
     assert data_prep("python", *part, "--split", "column:part")[0] == 0
-    assert everything("O6", "val")["n"].tolist() == [1, 3, 5, 7, 9]
+    assert read_back.rows("O6", "val")["n"].tolist() == [1, 3, 5, 7, 9]
 
 
 @pytest.mark.slow
@@ -291,7 +286,7 @@ def test_a_data_set_in_several_processes(data_prep):
 
 def test_a_list_will_do(data_prep):
     assert data_prep("python", "mine.py:a_list", "OUT")[0] == 0
-    assert everything("OUT")["n"].tolist() == [0, 1, 2]
+    assert read_back.rows("OUT")["n"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,8 @@ from data_prep.sources.sample import stdlib
 from data_prep.writing.convert import convert
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import parse_split
-from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
-
-
-def everything(folder, split):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
+from tests.data_prep import read_back
 
 
 def test_digits_are_those_of_scikit_learn(tmp_path, data_prep):
@@ -26,7 +21,7 @@ def test_digits_are_those_of_scikit_learn(tmp_path, data_prep):
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    train, val = everything(tmp_path / "digits", "train"), everything(tmp_path / "digits", "val")
+    train, val = (read_back.rows(tmp_path / "digits", split) for split in ("train", "val"))
     assert train["image"].shape == (1415, 1, 8, 8)
     assert (train["image"].dtype, train["label"].dtype) == (np.uint8, np.int64)
     both = [
@@ -47,7 +42,7 @@ def test_digits_stay_the_same(tmp_path, data_prep):
     data_prep("sample", "digits", tmp_path / "b", "--workers", "2")
     for name in ("train-00000.h5", "val-00000.h5"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert everything(tmp_path / "a", "train")["label"][:8].tolist() == [2, 4, 6, 7, 0, 1, 2, 3]
+    assert read_back.rows(tmp_path / "a", "train")["label"][:8].tolist() == [2, 4, 6, 7, 0, 1, 2, 3]
 
 
 def test_digits_without_scikit_learn(tmp_path, data_prep, monkeypatch):
@@ -70,7 +65,7 @@ def test_the_standard_library_is_text(tmp_path, data_prep):
     assert (code, err) == (0, "")
     paths = {}
     for split in ("train", "val"):
-        rows = everything(tmp_path, split)
+        rows = read_back.rows(tmp_path, split)
         paths[split] = [rows["path"][i].tobytes().decode() for i in range(len(rows["path"]))]
         assert paths[split] == sorted(paths[split])
         for i, path in enumerate(paths[split]):
@@ -127,14 +122,14 @@ def test_tokens_of_the_standard_library(tmp_path):
     assert (tokenizer.vocabulary, tokenizer.eod) == (280, 0)
     lengths = tokenizer.byte_lengths()
     for split in ("train", "val"):
-        rows = everything(tmp_path / "out", split)
+        rows = read_back.rows(tmp_path / "out", split)
         for text, ids in zip(rows["text"], rows["tokens"], strict=True):
             assert ids.dtype == np.uint16
             assert ids[-1] == tokenizer.eod
             assert tokenizer.decode(ids.tolist()).encode() == text.tobytes()
             assert lengths[ids].sum() == len(text)
     # The held-out files do not change the tokenizer.
-    held_out = [path.tobytes().decode() for path in everything(tmp_path / "out", "val")["path"]]
+    held_out = [path.tobytes().decode() for path in read_back.rows(tmp_path / "out", "val")["path"]]
     for name in held_out:
         (library / name).write_text("zzzz" * 1000)
     again = stdlib(options, library, 280)

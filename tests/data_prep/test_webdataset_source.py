@@ -12,7 +12,7 @@ from PIL import Image
 
 from data_prep.formats.shards import tars
 from hpctrain.data.sources.images import decode
-from hpctrain.data.sources.reader import Reader
+from tests.data_prep import read_back
 
 rng = np.random.default_rng(0)
 PIXELS = [rng.integers(0, 255, (8, 12, 3), dtype=np.uint8) for _ in range(20)]
@@ -66,11 +66,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def everything(folder, split="train"):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
-
-
 def check(rows, ids):
     assert (rows["image"] == np.stack([PIXELS[i] for i in ids]).transpose(0, 3, 1, 2)).all()
     assert rows["label"].tolist() == [i % 7 for i in ids]
@@ -86,7 +81,7 @@ def test_fields_by_default(data_prep):
     code, out, err = data_prep("webdataset", "0.tar", "1.tar.gz", "2.tar.xz", "OUT")
     assert (code, err) == (0, "")
     assert "20 samples (train 20) in 3 shards" in out
-    check(everything("OUT"), range(20))
+    check(read_back.rows("OUT"), range(20))
     os.mkdir("tars")
     for name in ("0.tar", "1.tar.gz", "2.tar.xz"):
         os.rename(name, f"tars/{name}")
@@ -120,7 +115,7 @@ def test_fields_that_are_named(data_prep):
     fields = [word for option in options for word in ("--field", option)]
     code, _, err = data_prep("webdataset", "j.tar", "OUT", *fields, "--variable", "s", "--encoded")
     assert (code, err) == (0, "")
-    rows = everything("OUT")
+    rows = read_back.rows("OUT")
     assert (decode(rows["image"])[::2] == np.stack(PIXELS[:4:2]).transpose(0, 3, 1, 2)).all()
     assert [row.tobytes() for row in rows["raw"]] == [bytes([i, i]) for i in range(4)]
     assert [row.tobytes() for row in rows["text"]] == [b"c0", b"c1", b"c2", b"c3"]
@@ -136,7 +131,7 @@ def test_the_key_decides_the_split(data_prep):
     for size in (8, 4):
         args = ("--split", "train=0.5,val=0.5", "--size", size)
         assert data_prep("webdataset", "0.tar", f"O{size}", *args)[0] == 0
-        found.append(everything(f"O{size}", "val")["depth"][:, 0, 0].tolist())
+        found.append(read_back.rows(f"O{size}", "val")["depth"][:, 0, 0].tolist())
     assert found[0] == found[1]
 
 
@@ -188,8 +183,8 @@ def test_a_tar_that_is_cut_off(data_prep, mode):
         assert code == 3
         code = data_prep("webdataset", "0.tar", f"O{i}", "--on-error", "skip")[0]
         if code == 0:
-            ids = everything(f"O{i}")["depth"][:, 0, 0].astype(int).tolist()
-            check(everything(f"O{i}"), ids)
+            ids = read_back.rows(f"O{i}")["depth"][:, 0, 0].astype(int).tolist()
+            check(read_back.rows(f"O{i}"), ids)
             assert ids == list(range(len(ids)))
             assert len(ids) < 20
         else:

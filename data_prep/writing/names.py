@@ -72,6 +72,7 @@ def renamed(source: Source, names: Mapping[str, str]) -> Source:
     return _Renamed(
         **{key: getattr(source, key) for key in ("name", "pieces", "identity", "columns")},
         **{key: getattr(source, key) for key in ("folders", "beside")},
+        group=names.get(source.group, source.group),
         fields=fields,
         categories=_with(names, source.categories),
         about={**source.about, "renamed": dict(names)},

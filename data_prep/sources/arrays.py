@@ -43,7 +43,6 @@ to other files (links, virtual datasets) only with --external.
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -53,21 +52,15 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.arrays.array_base import FORMS, Where
+from data_prep.formats.arrays.array_addresses import addresses
+from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.arrays.array_files import (
-    among_others,
-    expanded,
-    named_by_files,
-    natural,
-    parse_where,
-)
-from data_prep.formats.hdf5.groups import shortened
+from data_prep.formats.arrays.array_files import among_others
 from data_prep.options import Options, add_arguments, add_repeated, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import DTYPES, Field, check_name
+from hpctrain.shards.field import DTYPES, Field
 from hpctrain.shards.types import Array
 
 
@@ -213,7 +206,7 @@ def arrays(
         DataError: A file is missing or cannot be read, has a dtype or shape that cannot be
             stored, or has a different number of samples.
     """
-    wheres, notes = _wheres(files, named, external)
+    wheres, notes = addresses(files, named, external=external)
     if twice := {name for name in packed if packed.count(name) > 1}:
         raise ConfigError(f"--packed: the field {min(twice)!r} is there twice")
     of = {
@@ -270,74 +263,6 @@ def arrays(
         column=split if split in by_value else "",
         step=max(1, BLOCK_BYTES // row_bytes),
     )
-
-
-def _wheres(
-    files: Sequence[Path], named: Sequence[str], external: bool
-) -> tuple[dict[str, list[Where]], list[str]]:
-    """Return the arrays of each field, and notes on what patterns leave out."""
-    wheres: dict[str, list[Where]] = {}
-    for name, where in named_by_files(files):
-        if name in wheres:
-            raise ConfigError(
-                f"{wheres[name][0]} and {where} would both be the field {name!r}; --field "
-                f"{name}={wheres[name][0]} --field {name}={where} puts one behind the other"
-            )
-        _check_name(name, where)
-        wheres[name] = [where]
-    unnamed, notes = set(wheres), list[str]()
-    for text in named:
-        name, equals, file = text.partition("=")
-        if not (name and equals and file):
-            raise ConfigError(f"--field {text!r} is not NAME=FILE; {FORMS}")
-        if name in unnamed:
-            raise ConfigError(
-                f"{wheres[name][0]} and {file} would both be the field {name!r}; give both with "
-                "--field to put one behind the other, or another NAME"
-            )
-        found = parse_where(file)
-        _check_name(name, found[0])
-        for where in found:
-            several, gone = expanded(where, external=external)
-            wheres.setdefault(name, []).extend(several)
-            if gone:
-                notes.append(f"{where} has nothing at {shortened(gone)}: left out")
-    for name, found in wheres.items():
-        where, times = Counter(found).most_common(1)[0]
-        if times > 1:
-            raise ConfigError(f"{where} is there twice in the field {name!r}")
-    if not wheres:
-        raise ConfigError(f"give .npy or .npz files before OUT, or --field NAME=FILE; {FORMS}")
-    _check_groups({name: found for name, found in wheres.items() if found[0].matched})
-    return wheres, notes
-
-
-def _check_groups(wheres: Mapping[str, Sequence[Where]]) -> None:
-    """Check that the patterns of all fields match the same groups, in the same order.
-
-    Raises:
-        ConfigError: They do not; the message names some of the groups.
-    """
-    groups: dict[str, dict[Any, Where]] = {}
-    for name, found in wheres.items():
-        files = list(dict.fromkeys(where.path for where in found))
-        groups[name] = {(files.index(where.path), where.matched): where for where in found}
-    first = next(iter(groups), "")
-    for name in groups:
-        for one, other in ((first, name), (name, first)):
-            if lonely := [str(groups[one][key]) for key in groups[one].keys() - groups[other]]:
-                raise ConfigError(
-                    f"the fields {first!r} and {name!r} match different groups: {other!r} has "
-                    f"nothing beside {shortened(sorted(lonely, key=natural))}; a narrower pattern "
-                    "leaves them out"
-                )
-
-
-def _check_name(name: str, where: Where) -> None:
-    try:
-        check_name(name, "field")
-    except DataError as error:
-        raise ConfigError(f"{error}; --field NAME={where} gives another") from None
 
 
 def _by_field(

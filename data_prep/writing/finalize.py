@@ -9,7 +9,7 @@ import xxhash
 
 from data_prep.show.console import size
 from data_prep.writing.job import JOB, Job, Plan, Problem, Result
-from data_prep.writing.split import Fractions, left_empty, parse_split
+from data_prep.writing.split import Fractions, Split, left_empty, parse_split
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL, commit, discard, settle, storage_error
@@ -144,13 +144,9 @@ def summary(index: Index) -> str:
 def _of_groups(index: Index, counts: Mapping[str, int]) -> Iterator[str]:
     """Yield a line on the fractions that splits of whole groups have reached."""
     options = index.provenance.get("options") or {}
-    group = options.get("group") or index.group
-    try:
-        asked = parse_split(str(options.get("split", "")))
-    except ConfigError:  # an index that data_prep did not convert
-        asked = None
-    if not group:
+    if not (group := options.get("group") or index.group):
         return
+    asked = _asked(index)
     line, total = f"each {group} is in one split", sum(counts.values())
     if isinstance(asked, Fractions) and len(asked.fractions) > 1:
         parts = (
@@ -162,11 +158,17 @@ def _of_groups(index: Index, counts: Mapping[str, int]) -> Iterator[str]:
 
 
 def _left_empty(index: Index, count: int) -> str:
+    asked = _asked(index)
+    return left_empty(asked, index.splits, count) if asked is not None else ""
+
+
+def _asked(index: Index) -> Split | None:
+    """Return the rule that made the splits; None if data_prep did not convert the data set."""
     options = index.provenance.get("options") or {}
     try:
-        return left_empty(parse_split(str(options.get("split", ""))), index.splits, count)
-    except ConfigError:  # an index that data_prep did not convert
-        return ""
+        return parse_split(str(options.get("split", "")))
+    except ConfigError:
+        return None
 
 
 def _counted(count: int, what: str) -> str:

@@ -29,13 +29,7 @@ from pathlib import Path
 from data_prep import processes
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
-from data_prep.formats.hdf5.foreign import (
-    FieldSource,
-    described,
-    look,
-    notes_on,
-    same,
-)
+from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_on, same
 from data_prep.formats.hdf5.survey import Found, Survey
 from data_prep.options import add_repeated
 from data_prep.source import SourceFile
@@ -354,9 +348,8 @@ def _check_groups(folder: Path, index: Index) -> None:
     Raises:
         DataError: One is.
     """
-    groups = Groups(index.group)
+    groups, fields = Groups(index.group), {index.group: index.fields[index.group]}
     for shard in index.shards:
-        fields = {index.group: index.fields[index.group]}
         with OpenShard(folder / shard.path, shard, fields) as opened:
             for rows in opened.blocks(shard.count):
                 groups.add(shard.split, rows[index.group])

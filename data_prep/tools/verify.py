@@ -154,7 +154,6 @@ def verify(
     """
     shards = data.index.shards
     ranges = labels or LabelRanges(label_ranges.label_counts(data.index, ()))
-    each = shards, [_Look(s.split, Groups(group), ranges.of_shard()) for s in shards]
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
     problems = [Problem(path, "the index lists it more than once") for path in twice]
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
@@ -167,11 +166,13 @@ def verify(
             if stop.is_set():
                 raise KeyboardInterrupt
 
+        def look_at(shard: Shard) -> _Look:
+            look = _Look(shard.split, Groups(group), ranges.of_shard())
+            return _look(data, shard, look, full, advance)
+
         with ThreadPoolExecutor(workers, "verify") as pool:
             try:
-                looks = list(
-                    pool.map(lambda shard, look: _look(data, shard, look, full, advance), *each)
-                )
+                looks = list(pool.map(look_at, shards))
             except BaseException:
                 stop.set()
                 pool.shutdown(cancel_futures=True)

@@ -103,14 +103,15 @@ def notes_on(path: Path | str, sources: Mapping[str, FieldSource], rows: int) ->
     Raises:
         ConfigError: A field is one of more groups than it has rows, so that each group is a sample.
     """
-    notes = []
+    notes, unsure = [], [s for s in sources.values() if not (s.chosen or s.offsets)]
     with open_file(path) as file:
+        names = names_of(file) if unsure else {}
         for source in sources.values():
             dataset = file[source.dataset]
             notes.append(matlab.axes(dataset, dataset.shape, source.axis % dataset.ndim))
-            if source.chosen or source.offsets:
+            if source not in unsure:
                 continue
-            is_sample, note = one_of_many(str(path), names_of(file), source.dataset, rows)
+            is_sample, note = one_of_many(str(path), names, source.dataset, rows)
             if is_sample:
                 raise ConfigError(note)
             notes.append(note)

@@ -5,10 +5,8 @@ from typing import Any
 
 import h5py
 
-CLASS, EMPTY, SPARSE, OBJECT = (
-    *("MATLAB_class", "MATLAB_empty", "MATLAB_sparse"),
-    "MATLAB_object_decode",
-)
+CLASS, EMPTY, SPARSE = "MATLAB_class", "MATLAB_empty", "MATLAB_sparse"
+OBJECT = "MATLAB_object_decode"
 HIDDEN = "#"  # groups such as #refs# hold what cells and objects refer to
 
 

@@ -103,16 +103,8 @@ class SparseRows:
         self.dtype = self._data.dtype
         counts = np.diff(self._starts, prepend=0)
         sizes = len(self._starts) - 1, int(counts.sum()), len(self._columns)
-        if (
-            (counts < 0).any()
-            or self._starts[:1].any()
-            or sizes
-            != (
-                self.shape[0],
-                len(self._data),
-                len(self._data),
-            )
-        ):
+        fit = sizes == (self.shape[0], len(self._data), len(self._data))
+        if not fit or (counts < 0).any() or self._starts[:1].any():
             raise DataError(f"{name} is damaged: {form.parts[2]} does not fit the values")
 
     def rows(self, start: int, stop: int) -> Array:

@@ -136,6 +136,11 @@ class Options:
         return self.dedup != "none" or bool(self.stratify or self.group)
 
     @property
+    def decides_splits(self) -> bool:
+        """Return whether all samples together decide the split of each one."""
+        return bool(self.stratify or (self.group and isinstance(self.split, Fractions)))
+
+    @property
     def column(self) -> str:
         """Return the column of the source that decides the split, "" for none."""
         return self.split.column if isinstance(self.split, ByColumn) else self.group

@@ -45,18 +45,17 @@ def choose(converter: Converter, job: Job, progress: Progress) -> None:
     ends = np.cumsum([int(look["count"]) for look in looks])[:-1]
     total = sum(int(look["count"]) for look in looks)
     keep, leaks = np.ones(total, bool), np.zeros(total, bool)
-    decides = options.stratify or (options.group and isinstance(options.split, Fractions))
     splits = np.zeros(0, np.intp)
-    if not decides:
+    if not options.decides_splits:
         splits = _numbered([(look["names"], look["splits"]) for look in looks])
     if options.dedup == "exact":
         first = _first(_joined(looks, "contents"))
         keep = first == np.arange(total)
-        if not decides:
+        if not options.decides_splits:
             leaks = splits != splits[first]
     names: list[str] = []
     chosen: list[NDArray[np.intp] | None] = [None] * len(looks)
-    if decides:
+    if options.decides_splits:
         assert isinstance(options.split, Fractions)
         names = list(options.split.fractions)
         numbers_of = np.zeros(total, np.intp)  # samples that are left out may have any number

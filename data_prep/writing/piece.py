@@ -138,12 +138,13 @@ class Converter:
                 contents.append(b"".join(map(xxhash.xxh3_128_digest, samples.contents())))
             if group:
                 groups.append(samples.groups(group))
-            if dedup or group:
+            if not self.options.decides_splits:
                 names, numbers = samples.splits(self.options.split)
                 renumbered = [numbering.setdefault(name, len(numbering)) for name in names]
                 splits.append(np.array(renumbered, np.int64)[numbers])
-            if stratify:
+            if stratify and not group:
                 keys.append(hash_keys(samples.split_keys()))
+            if stratify:
                 strata.append(np.asarray(samples.rows[stratify], np.int64))
             progress(len(samples), nbytes_of(samples.rows))
         with _written(job):

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image as Pillow
 
-from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.index import Index
+from tests.data_prep.read_back import fields, rows
 
 COUNT = 300
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -22,15 +22,6 @@ NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def rows(folder, split="train"):
-    reader = Reader(folder, split)
-    return reader.read(np.arange(len(reader)))
-
-
-def fields(folder):
-    return {name: str(field) for name, field in Index.load(Path(folder)).fields.items()}
 
 
 def problems(folder):

@@ -5,14 +5,14 @@ from typing import Any
 
 import h5py
 
-CLASS, EMPTY, SPARSE = "MATLAB_class", "MATLAB_empty", "MATLAB_sparse"
-OBJECT = "MATLAB_object_decode"
+_CLASS, _EMPTY, _OBJECT = "MATLAB_class", "MATLAB_empty", "MATLAB_object_decode"
+SPARSE = "MATLAB_sparse"
 HIDDEN = "#"  # groups such as #refs# hold what cells and objects refer to
 
 
 def problem(found: Any) -> str:
     """Return why a dataset or group of MATLAB is no array of numbers; "" for all others."""
-    kind = text_of(found, CLASS)
+    kind = text_of(found, _CLASS)
     if isinstance(found, h5py.Dataset) and found.id.get_type().get_class() == h5py.h5t.REFERENCE:
         what = "a cell array of MATLAB" if kind == "cell" else "an array of references"
         return (
@@ -22,13 +22,13 @@ def problem(found: Any) -> str:
         )
     if not kind:
         return ""
-    if found.attrs.get(EMPTY):
+    if found.attrs.get(_EMPTY):
         return "is empty in MATLAB ([]): the file holds only its size"
     if kind == "struct":
         return f"is a struct of MATLAB; name one of its members: {', '.join(found)}"
     if kind == "char":
         return "is text of MATLAB, stored as the codes of its characters; save numbers: double(x)"
-    if kind in ("string", "function_handle") or (OBJECT in found.attrs and kind != "logical"):
+    if kind in ("string", "function_handle") or (_OBJECT in found.attrs and kind != "logical"):
         return f"is of MATLAB's class {kind}, which only MATLAB can read; save numbers: double(x)"
     return ""
 
@@ -41,7 +41,7 @@ def axes(found: Any, shape: Sequence[int], axis: int) -> str:
         shape: The shape in HDF5.
         axis: The axis that counts the samples.
     """
-    if not (text_of(found, CLASS) and len(shape) > 1):
+    if not (text_of(found, _CLASS) and len(shape) > 1):
         return ""
     here, there = ("x".join(map(str, sizes)) for sizes in (shape, shape[::-1]))
     sample = [*shape[:axis], *shape[axis + 1 :]]

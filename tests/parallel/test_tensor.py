@@ -167,3 +167,26 @@ def test_heads_that_do_not_divide() -> None:
         plan_of(Transformer(64, 32, 2, 4, 2), 4)
     with pytest.raises(ConfigError, match="tp=3 does not divide heads=8: use 2 or 4"):
         plan_of(Transformer(64, 32, 2, 8, 4, hidden=96), 3)
+
+
+class FrozenNorms(Transformer):
+    """A model that freezes its norms itself."""
+
+    def __init__(self) -> None:
+        super().__init__(61, 32, 2, 4)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_("norm" not in name)
+
+
+def trained_names(tp: int) -> list[str]:
+    parity.MODELS["frozen norms"] = FrozenNorms
+    parity.TASKS["frozen norms"] = LanguageModel
+    return sorted(build(cell("frozen norms", tp, {"parallel.tp": tp})).model.names)
+
+
+def test_what_a_model_freezes_itself_stays_frozen() -> None:
+    """torch makes new parameters of the norms between divided layers."""
+    (alone,) = run_ranks(trained_names, 1, 1)
+    assert alone
+    assert not any("norm" in name for name in alone)
+    assert run_ranks(trained_names, 2, 2) == [alone, alone]

@@ -29,7 +29,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.fitting import misfit
@@ -38,7 +37,7 @@ from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.checkpoint.tensor_reader import Reader, module_state
+from hpctrain.checkpoint.tensor_reader import Reader, local, module_state
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
@@ -205,7 +204,7 @@ class Checkpointer:
         saved = reader.saved
         state = self._state(model_only=True)
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
-        random = {key: value for key, value in state.items() if key in saved and _is_random(key)}
+        random = {k: v for k, v in state.items() if k.startswith("random.") and k in saved}
         parts = self._own_parts(saved, found.world_size)
         own = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -219,9 +218,9 @@ class Checkpointer:
             raise MisfitError(f"{path} does not fit the model: {wrong}")
         to_load = {model: state["model"], optimizer: self._wanted(reader, optimizer)} | random | own
         average, training = f"{replica}ema", f"{replica}training"
-        if self._average and any(key.startswith(f"{average}.") for key in saved):
+        if self._average and reader.part(average):
             to_load[average] = state["ema"]
-        if any(key.startswith(f"{training}.") for key in saved):
+        if reader.part(training):
             to_load[training] = self.modes.empty()
         reader.load(to_load)
         options = StateDictOptions(strict=not self._base)
@@ -310,15 +309,10 @@ class Checkpointer:
         Raises:
             ConfigError: The checkpoint has the state of another optimizer.
         """
-        found = {
-            key.removeprefix(f"{part}."): entry
-            for key, entry in reader.saved.items()
-            if key.startswith(f"{part}.")
-        }
         kind: dict[str, Any] = {_KIND: ""} if _KIND in reader.saved else {}
         if kind:
             reader.load(kind)
-        return self._optimizer.wanted(found, kind.get(_KIND, ""))
+        return self._optimizer.wanted(reader.part(part), kind.get(_KIND, ""))
 
     def _check_numbers(self) -> None:
         """Refuse numbers of the optimizer's groups that are not the same on all ranks."""
@@ -375,9 +369,8 @@ class Checkpointer:
         for name, buffer in stored_buffers(module):
             if self._judged.get(name) == buffer.shape:
                 judged[f"buffer {name}"] = buffer
-        values = (value.detach() for value in judged.values())
-        local = [v.to_local() if isinstance(v, DTensor) else v for v in values]
-        finite = [value.isfinite().all().to(local[0].device) for value in local]
+        own = [local(value.detach()) for value in judged.values()]
+        finite = [value.isfinite().all().to(own[0].device) for value in own]
         found = zip(judged, torch.stack(finite).tolist() if finite else (), strict=True)
         kind, _, name = next((name for name, good in found if not good), "").partition(" ")
         return f"{kind} {plain_name(name)}" if kind else ""
@@ -393,7 +386,3 @@ class Checkpointer:
             doomed = path.with_suffix(".tmp")
             path.rename(doomed)
             shutil.rmtree(doomed)
-
-
-def _is_random(key: str) -> bool:
-    return key.startswith("random.")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from hpctrain.checkpoint.matching import shape_text
+from hpctrain.checkpoint.matching import misshapen
 from hpctrain.distributed import objects
 
 _SHOWN = 4
@@ -33,7 +33,7 @@ def misfit(
         divided: Whether the ranks have different weights, as in a pipeline. Then all of them call
             this together.
     """
-    own = list(differences(saved, state, part))
+    own = list(_differences(saved, state, part))
     there = {key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")}
     foreign = there - state.keys()
     if divided:
@@ -45,7 +45,7 @@ def misfit(
     return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def differences(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) -> Iterator[str]:
+def _differences(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) -> Iterator[str]:
     """Yield which weights of the model a checkpoint lacks, or has in another shape."""
     for name, value in state.items():
         entry = saved.get(f"{part}.{name}")
@@ -54,4 +54,4 @@ def differences(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) -
         elif isinstance(value, torch.Tensor) and isinstance(entry, TensorStorageMetadata):
             there, here = tuple(entry.size), tuple(value.shape)
             if there != here:
-                yield f"{name} is {shape_text(there)} there and {shape_text(here)} in the model"
+                yield misshapen(name, there, here)

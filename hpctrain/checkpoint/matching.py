@@ -205,10 +205,7 @@ def _check_shapes(other: Mapping[str, tuple[Shape, Shape]]) -> None:
     """Check that there are no weights of another shape: the stored one, and that of the model."""
     if not other:
         return
-    shown = [
-        f"{name} is {shape_text(there)} there and {shape_text(here)} in the model"
-        for name, (there, here) in list(other.items())[:_SHOWN]
-    ]
+    shown = [misshapen(name, *shapes) for name, shapes in list(other.items())[:_SHOWN]]
     more = len(other) - len(shown)
     names = sorted(other)[:3]
     raise ConfigError(
@@ -257,6 +254,7 @@ def _check_patterns(
             raise ConfigError(_pattern_problem("checkpoint.init_skip", pattern, sorted(names)))
 
 
-def shape_text(shape: Shape) -> str:
-    """Return a shape as text: `64 x 8`."""
-    return " x ".join(map(str, shape)) or "a scalar"
+def misshapen(name: str, there: Shape, here: Shape) -> str:
+    """Return what is said about a weight whose stored shape is not that in the model."""
+    stored, own = (" x ".join(map(str, shape)) or "a scalar" for shape in (there, here))
+    return f"{name} is {stored} there and {own} in the model"

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from hpctrain.checkpoint.tensor_reader import local
 
 
 class OptimizerModes:
@@ -85,10 +86,5 @@ class OptimizerModes:
     @torch.no_grad()
     def _set(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in values.items():
-            _local(self._parameters[name]).copy_(_local(value))
+            local(self._parameters[name].detach()).copy_(local(value.detach()))
         self._changed()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    values = tensor.detach()
-    return values.to_local() if isinstance(values, DTensor) else values

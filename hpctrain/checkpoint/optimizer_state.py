@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
+from hpctrain.checkpoint.tensor_reader import local
 from hpctrain.errors import ConfigError
 
 Place = tuple[DeviceMesh, Sequence[Placement]]
@@ -93,8 +94,8 @@ class OptimizerState:
             for key, value in group.items() if own else ():
                 single = isinstance(value, torch.Tensor) and value.numel() == 1
                 if isinstance(value, bool | int | float | np.generic) or single:
-                    local = value.to_local() if isinstance(value, DTensor) else value
-                    found |= {f"{name}.{key}": float(local) for name in own[: None if every else 1]}
+                    number = float(local(value))
+                    found |= {f"{name}.{key}": number for name in own[: None if every else 1]}
         return found
 
     def wanted(self, saved: Mapping[str, Any], kind: str) -> dict[str, Any]:

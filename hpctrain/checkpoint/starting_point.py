@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from hpctrain.checkpoint.matching import Dtypes, Match, Rename, match
+from hpctrain.checkpoint.matching import Dtypes, Match, Rename, match, misshapen
 from hpctrain.checkpoint.stored_weights import StoredWeights
 from hpctrain.checkpoint.tensor_reader import dtype_name, local, module_state
 from hpctrain.distributed import objects
@@ -186,15 +186,18 @@ def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = F
         own = {name: value for name, value in own.items() if name not in left_out}
     ties = _ties(module)
     found = {name: value for name, value in own.items() if name in weights.shapes}
+    # A parameter with two names, as in tied embeddings, may be saved under one of them.
     loaded = {ties.get(name, name) for name in found}
-    for name, value in own.items():
-        shape = weights.shapes.get(name)
-        if shape is None and ties.get(name, name) not in loaded:
-            raise StorageError(f"the checkpoint has no {name}: it is that of another model")
-        if shape is not None and shape != tuple(value.shape):
+    for name in own:
+        if ties.get(name, name) not in loaded:
             raise StorageError(
-                f"{name} has the shape {shape} in the checkpoint and {tuple(value.shape)} in the "
-                "model: it is the checkpoint of another model"
+                f"{weights.path} has no {name}: it is the checkpoint of another model"
+            )
+    for name, value in found.items():
+        there, here = weights.shapes[name], tuple(value.shape)
+        if there != here:
+            raise StorageError(
+                f"{weights.path} is the checkpoint of another model: {misshapen(name, there, here)}"
             )
     weights.load(found)
 
@@ -210,7 +213,9 @@ def restore_average(module: nn.Module, average: StoredWeights) -> None:
         StorageError: The checkpoint has none.
     """
     if not average.shapes:
-        raise StorageError("the checkpoint has no average of the parameters (train.ema)")
+        raise StorageError(
+            f"{average.path} has no average of the parameters: only runs with train.ema keep one"
+        )
     own = _weights_of(module)
     average.load({name: value for name, value in own.items() if name in average.shapes})
 

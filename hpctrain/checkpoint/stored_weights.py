@@ -23,7 +23,13 @@ from hpctrain.errors import StorageError
 
 
 class StoredWeights(Protocol):
-    """Weights in files."""
+    """Weights in files.
+
+    Attributes:
+        path: The checkpoint, the file, or the folder of Hugging Face.
+    """
+
+    path: Path
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -54,7 +60,7 @@ def open_weights(files: WeightFiles, part: str = "model") -> StoredWeights:
     """
     if files.tensors is None:
         return _OfCheckpoint(files.path, part)
-    return _OfSafetensors(files.tensors)
+    return _OfSafetensors(files.path, files.tensors)
 
 
 class _OfCheckpoint:
@@ -64,15 +70,11 @@ class _OfCheckpoint:
     """
 
     def __init__(self, checkpoint: Path, part: str) -> None:
-        self._reader = Reader(checkpoint)
-        saved = self._reader.saved
-        alone = any(name.startswith(f"replica.0.{part}.") for name in saved)
+        self.path, self._reader = checkpoint, Reader(checkpoint)
+        alone = self._reader.part(f"replica.0.{part}")
         self._part = f"replica.0.{part}" if alone else part
-        entries = {
-            name.removeprefix(f"{self._part}."): entry
-            for name, entry in saved.items()
-            if name.startswith(f"{self._part}.") and isinstance(entry, TensorStorageMetadata)
-        }
+        found = alone or self._reader.part(part)
+        entries = {n: e for n, e in found.items() if isinstance(e, TensorStorageMetadata)}
         self.shapes = {name: tuple(entry.size) for name, entry in entries.items()}
         self.dtypes = {name: dtype_name(entry.properties.dtype) for name, entry in entries.items()}
 
@@ -84,8 +86,8 @@ class _OfCheckpoint:
 class _OfSafetensors:
     """The tensors of safetensors files; a file is mapped, and only what is asked for is read."""
 
-    def __init__(self, tensors: Mapping[str, Stored]) -> None:
-        self._tensors = tensors
+    def __init__(self, path: Path, tensors: Mapping[str, Stored]) -> None:
+        self.path, self._tensors = path, tensors
         self.shapes = {name: stored.shape for name, stored in tensors.items()}
         self.dtypes = {name: torch_name(stored.dtype) for name, stored in tensors.items()}
 

@@ -67,6 +67,11 @@ class Reader(dcp.FileSystemReader):
         self.folder, self._metadata = checkpoint, _read_metadata(checkpoint / ".metadata")
         self.saved = self._metadata.state_dict_metadata
 
+    def part(self, name: str) -> dict[str, Any]:
+        """Return what is known of the entries of a part, such as `model`, by their names in it."""
+        start = f"{name}."
+        return {k.removeprefix(start): e for k, e in self.saved.items() if k.startswith(start)}
+
     def load(self, state: dict[str, Any], *, no_dist: bool = False) -> None:
         """Load into the tensors of `state`, in place; other objects are replaced.
 

@@ -24,6 +24,7 @@ from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.matching import renames
 from hpctrain.checkpoint.starting_point import compare
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
+from hpctrain.checkpoint.tensor_reader import dtype_name
 from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.schema import Config
 from hpctrain.disk import sync
@@ -136,8 +137,7 @@ class Exporter:
         if self._only_adapters:
             _write(folder / "adapter_config.json", self._adapter_config)
         elif layout.config is not None:
-            dtype = str(self._float).removeprefix("torch.")
-            _write(folder / "config.json", layout.config | {"dtype": dtype})
+            _write(folder / "config.json", layout.config | {"dtype": dtype_name(self._float)})
         _write(folder / "hpctrain.json", self._origin())
         return Exported(names, total, layout.kind)
 

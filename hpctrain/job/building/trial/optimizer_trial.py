@@ -16,8 +16,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,13 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState, Place
+from hpctrain.checkpoint.tensor_reader import local
 from hpctrain.config.rules.parameter_rules import NEEDS_CLOSURE, NEEDS_SPARSE
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_optimizer import optimizer_of, takes_names
-from hpctrain.job.building.trial.small_tensors import SmallTensor, SmallTensors, local, placed
+from hpctrain.job.building.trial.small_tensors import SmallTensor, SmallTensors, placed
 from hpctrain.job.building.trial.untouched import untouched
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.training.schedule import rate_ratios, set_rates
@@ -290,10 +291,8 @@ class OptimizerTrial:
             return True
         return False
 
-    @contextmanager
-    def _untouched(self, seed: int = 0) -> Iterator[None]:
-        with untouched(self._optimizer, self._model.mesh.device, seed):
-            yield
+    def _untouched(self, seed: int = 0) -> AbstractContextManager[None]:
+        return untouched(self._optimizer, seed)
 
 
 class _Trained:

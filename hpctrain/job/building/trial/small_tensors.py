@@ -16,6 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpctrain.checkpoint.optimizer_state import Place
+from hpctrain.checkpoint.tensor_reader import dtype_name
 from hpctrain.distributed import objects
 from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
@@ -95,7 +96,7 @@ class SmallTensors:
             if of[name] == name:
                 parts = _parts(p)
                 shape = tuple((4 if dim == 0 else 3) * n for dim, n in enumerate(parts))
-                dtype = str(p.dtype if p.dtype in _EXACT else torch.float32).partition(".")[2]
+                dtype = dtype_name(p.dtype if p.dtype in _EXACT else torch.float32)
                 stage = model.mesh.pp_rank
                 own.append(SmallTensor(name, shape, parts, dtype, p.device.type, stage))
                 places.append(place)
@@ -127,8 +128,3 @@ def placed(value: torch.Tensor, place: Place | None) -> torch.Tensor:
         return value
     divided: torch.Tensor = distribute_tensor(value, *place, src_data_rank=None)
     return divided.to(value.device)  # that of the mesh may be another, if parameters are offloaded
-
-
-def local(value: torch.Tensor) -> torch.Tensor:
-    """Return the part of this rank of a tensor."""
-    return value.to_local() if isinstance(value, DTensor) else value

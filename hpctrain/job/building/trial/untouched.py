@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from torch.optim import optimizer as registry
 
+from hpctrain.models.dry_run import dry_run
+
 
 @contextmanager
-def untouched(optimizer: torch.optim.Optimizer, device: torch.device, seed: int) -> Iterator[None]:
+def untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
     """Begin with these random seeds, and put back all that others could see.
 
     Args:
         optimizer: One of the class that is tried. What the class, its bases and those of an
             optimizer within it count or list is put back, too.
-        device: Its random state is put back, as well as that of the CPU.
         seed: Of all generators.
     """
     kinds = _kinds(optimizer)
@@ -33,9 +34,8 @@ def untouched(optimizer: torch.optim.Optimizer, device: torch.device, seed: int)
     )
     before = [dict(each) for each in hooks]
     numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002 (what others draw from)
-    devices = [device] if device.type == "cuda" else []
     printed = redirect_stdout(io.StringIO())
-    with torch.random.fork_rng(devices), warnings.catch_warnings(), printed:
+    with dry_run(), warnings.catch_warnings(), printed:
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         random.seed(seed)

@@ -64,6 +64,20 @@ def loss_of(model: nn.Module, loaded: LoadedRun, digits: Path) -> float:
         return float(nn.functional.cross_entropy(model.eval()(images), labels))
 
 
+def interrupted(monkeypatch: pytest.MonkeyPatch, count: int) -> list[str]:
+    """Interrupt the prediction that writes this shard, once; return the names of all written."""
+    write, written = predictor.write_shard, list[str]()
+
+    def stopping(path: Path, *args: Any) -> Any:
+        written.append(path.name)
+        if len(written) == count:
+            raise KeyboardInterrupt
+        return write(path, *args)
+
+    monkeypatch.setattr(predictor, "write_shard", stopping)
+    return written
+
+
 def test_an_evaluation_and_predictions_are_those_of_the_training(
     train: Train, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,15 +98,7 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     assert dict(found[found["step"] == 4][["key", "value"]].values) == expected
     # An interrupted prediction goes on: two of the shards are not made again.
     out = tmp_path / "out"
-    write, written = predictor.write_shard, []
-
-    def stopping(path: Path, *args: Any) -> Any:
-        written.append(path.name)
-        if len(written) == 3:
-            raise KeyboardInterrupt
-        return write(path, *args)
-
-    monkeypatch.setattr(predictor, "write_shard", stopping)
+    written = interrupted(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
         loaded.predict(None, out, shard_samples=128)
     assert not (out / "index.json").exists()
@@ -175,15 +181,7 @@ def test_several_ranks_evaluate_and_predict_as_one(
     np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
     assert len(list((tmp_path / "small").glob("*.h5"))) == 2
     # What one rank has begun, two finish.
-    write, written = predictor.write_shard, []
-
-    def stopping(path: Path, *args: Any) -> Any:
-        written.append(path.name)
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        return write(path, *args)
-
-    monkeypatch.setattr(predictor, "write_shard", stopping)
+    interrupted(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):
         load_run(run).predict(str(digits), tmp_path / "begun", shard_samples=128)
     on_two("predict", run.name, str(digits), "begun")

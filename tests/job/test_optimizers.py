@@ -40,7 +40,7 @@ def finished(folder: Path, digits: Path, target: str, keys: tuple[str, ...], kil
 
 
 def tensors(run: Path) -> dict[str, Any]:
-    """Return all that the last checkpoint has, but the random state of a process."""
+    """Return all that the last checkpoint has, also the random states."""
     reader = Reader(run / "checkpoints" / "step-00000012")
     state = {
         key: torch.empty(entry.size, dtype=entry.properties.dtype)

@@ -196,6 +196,7 @@ def test_repack_keeps_groups_whole(tmp_path, arrays, data_prep):
 
     assert repack() == repack("--shuffle", "1") == "patient"
     assert is_whole(tmp_path / "new")
+    assert repack("--rename", "patient=person") == "person"
     assert repack("--fields", "x") == ""
     assert repack("--split", "train=0.75,val=0.25") == "patient"
     found = shares(tmp_path / "new")

@@ -12,7 +12,8 @@ import resource
 import secrets
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -128,18 +129,74 @@ def set_aside(path: Path) -> Path:
 LARGEST_JSON = 256 << 20  # bytes of a file about a run; a longer one is not ours
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. The folder may be a stranger's, and the name may be a trap.
+def open_below(path: Path, flags: int, parts: int = 1, mode: int = 0o666) -> int:
+    """Open a file of a run directory or data set, which may be a stranger's, as `os.open` does.
+
+    Args:
+        path: The file.
+        flags: Those of `os.open`.
+        parts: How many of the last parts of `path` lie below the run directory or data set. None
+            of them may be a link: whoever may write there could lead us to any file of ours. 0 if
+            the user has named the file.
+        mode: The permissions of a new file.
 
     Raises:
-        OSError: It cannot be opened, or it is a FIFO, a device or a folder. Opening a FIFO would
-            otherwise wait until somebody writes into it.
+        OSError: It cannot be opened. With ELOOP, one of the parts is a link.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags |= os.O_CLOEXEC | (os.O_NOFOLLOW if parts else 0)
+    if parts < 2:
+        with _named(path):
+            return os.open(path, flags, mode)
+    *folders, name = path.parts[-parts:]
+    inside = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open(path.parents[parts - 1], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _named(path):
+            for each in folders:
+                if stat.S_ISLNK(os.stat(each, dir_fd=folder, follow_symlinks=False).st_mode):
+                    raise OSError(errno.ELOOP, "")
+                outer, folder = folder, os.open(each, inside, dir_fd=folder)
+                os.close(outer)
+            return os.open(name, flags, mode, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = "it is a link, or lies behind one" if error.errno == errno.ELOOP else error.strerror
+        raise OSError(error.errno, why, str(path)) from None
+
+
+def open_regular(path: Path, parts: int = 1) -> BinaryIO:
+    """Open a file for reading. The folder may be a stranger's, and the name may be a trap.
+
+    `os.fstat` of the file tells its owner.
+
+    Args:
+        path: The file.
+        parts: How many of the last parts of `path` may not be links (see `open_below`).
+
+    Raises:
+        OSError: It cannot be opened, or it is a link, a FIFO, a device or a folder. Opening a FIFO
+            would otherwise wait until somebody writes into it.
+    """
+    descriptor = open_below(path, os.O_RDONLY | os.O_NONBLOCK, parts)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return open(descriptor, "rb")
+
+
+def is_own(path: Path) -> bool:
+    """Return whether this user owns a file or folder; a link is not followed."""
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,8 @@
     │   ├── LateRankError    5   a rank did not come to a collective operation in time
     │   └── PortTakenError   5   another process listens on the port of rank 0
     ├── StorageError         6   the run directory, checkpoints, permissions, space
-    │   └── InUseError       6   another process trains the run
+    │   ├── InUseError       6   another process trains the run
+    │   └── DamageError      6   a file is not what its kind must be
     ├── TrackingError        7   the MLflow store
     ├── HealthError          8   a loss, a gradient or a parameter that is not finite
     └── NodeError            9   a node or the cluster does not pass a check, or is slower
@@ -77,6 +78,22 @@ class StorageError(HpctrainError):
 
 class InUseError(StorageError):
     """Another process holds the run directory, so this one leaves it as it is."""
+
+
+class DamageError(StorageError):
+    """A file of a run, a data set or a checkpoint is not what a file of its kind must be.
+
+    Attributes:
+        file: The file.
+        at: The place in it, such as `$.attempts[0].started`; "" for the whole file.
+        found: What stands there, as JSON; "" if that is not known.
+        allowed: What may stand there.
+    """
+
+    def __init__(self, file: object, allowed: str, at: str = "", found: str = "") -> None:
+        self.file, self.at, self.found, self.allowed = str(file), at, found, allowed
+        place = f"{at} is {found}; " if found else f"{at}: " if at else ""
+        super().__init__(f"{file} is damaged: {place}{allowed}")
 
 
 class TrackingError(HpctrainError):

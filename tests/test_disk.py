@@ -28,12 +28,32 @@ def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.Monke
         assert caught.value.filename == str(path)
     (tmp_path / "file").write_text("[1, 2]")
     (tmp_path / "link").symlink_to("file")
-    assert read_json(tmp_path / "link") == [1, 2]
-    with open_regular(tmp_path / "file") as file:
-        assert file.read() == b"[1, 2]"
+    with pytest.raises(OSError, match="it is a link"):
+        read_json(tmp_path / "link")
+    for path, parts in ((tmp_path / "file", 1), (tmp_path / "link", 0)):
+        with open_regular(path, parts) as file:
+            assert file.read() == b"[1, 2]"
     monkeypatch.setattr(disk, "LARGEST_JSON", 5)
     with pytest.raises(ValueError, match="longer than"):
         read_json(tmp_path / "file")
+
+
+def test_no_part_below_a_run_is_a_link(tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere" / "run"
+    (real / "a" / "b").mkdir(parents=True)
+    (real / "a" / "b" / "file").write_text("1")
+    (tmp_path / "here").symlink_to("elsewhere")  # above the run, the user's own folders
+    run = tmp_path / "here" / "run"
+    with open_regular(run / "a" / "b" / "file", parts=3) as file:
+        assert file.read() == b"1"
+    for link, to in (("a/b/link", "file"), ("a/c", "b"), ("d", "a")):
+        (real / link).symlink_to(to)
+    for name in ("a/b/link", "a/c/file", "d/b/file"):
+        with pytest.raises(OSError, match="it is a link, or lies behind one") as caught:
+            open_regular(run / name, parts=3)
+        assert caught.value.filename == str(run / name)
+    with pytest.raises(FileNotFoundError, match=r"a/x/file"):
+        open_regular(run / "a" / "x" / "file", parts=3)
 
 
 def manifest(folder: Path) -> Any:

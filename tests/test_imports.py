@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 # Every package may import these.
-EVERYBODY = "__init__ console disk errors forks lock progress_bar secrets terminal"
+EVERYBODY = "__init__ console disk errors forks lock progress_bar record secrets terminal"
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
     "hardware": "errors",
@@ -89,6 +89,7 @@ APART = {
     "secrets": "secret_text terminal",
     "secret_text": "",
     "disk": "errors",
+    "record": "disk errors",
     "forks": "",
     "lock": "forks",
     "terminal": "",
@@ -106,8 +107,8 @@ NO_TORCH = (
     "doctor.comparison doctor.finding doctor.history doctor.login doctor.look doctor.nodes "
     "doctor.settings doctor.table errors faults.early_signals forecast forks hardware "
     "job.compile_cache job.here job.requeue job.verdict launch lock monitor plan.memory plot "
-    "progress_bar report runs secret_text secrets shards.format shards.index terminal top tracking "
-    "trained.branch"
+    "progress_bar record report runs secret_text secrets shards.format shards.index terminal top "
+    "tracking trained.branch"
 )
 NO_HYDRA = (
     "checkpoint data distributed faults job.fit models parallel runs shards tasks tracking training"
@@ -115,8 +116,8 @@ NO_HYDRA = (
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
 # shuffle of `repack` and the pictures of `show` are those of a training.
 FORMAT = (
-    "errors disk terminal console progress_bar shards data.samplers.groups data.samplers.order "
-    "data.samplers.permutation data.sources.images data.places.filesystem"
+    "errors disk record terminal console progress_bar shards data.samplers.groups "
+    "data.samplers.order data.samplers.permutation data.sources.images data.places.filesystem"
 )
 WITH_MLFLOW = (
     "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish "

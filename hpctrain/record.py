@@ -1,0 +1,169 @@
+"""Records: what we read from a file is checked once, here, and has a type from then on.
+
+    path ── disk.open_regular ── bytes ── decode ── a frozen Record ── its readers
+            no link, a file,                └── DamageError: the file, the place in it, what
+            at most LARGEST bytes               stands there, and what may
+
+    class Sale(Record, frozen=True):
+        time: Time
+        price: Finite = 0.0
+        tags: tuple[str, ...] = ()
+        prices: dict[str, float] = msgspec.field(default_factory=dict)
+
+    read(Sale, run / "shop" / "sale.json", parts=2)    a Sale
+    read(dict[str, Sale], run / "sales.json")          any type that msgspec knows
+
+An unknown key, which a newer version may have written, is skipped. A key of an older version is
+translated by `Record.upgraded`. Files of before have NaN and Infinity, which are no JSON: they are
+read where any `float` may stand, and are errors where `Finite` or a type made of it stands.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from hpctrain.disk import open_regular
+from hpctrain.errors import DamageError
+
+T = TypeVar("T")
+
+Finite = Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]  # a step, bytes, ranks
+Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # below 0 where two clocks differ
+Time = Annotated[float, Meta(ge=-1e11, le=2e11)]  # since the epoch; datetime ends in the year 9999
+JobId = Annotated[str, Meta(pattern=r"^([0-9]+(_[0-9]+)?)?\Z")]  # "" outside Slurm
+Pid = Annotated[int, Meta(ge=2, le=2**31 - 1)]  # kill() of 1, 0 or less is for many processes
+
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_EXPECTED = re.compile(r"(?P<what>.*?)(?:, got (?P<got>.*?))?(?: - at `(?P<at>.*)`)?", re.DOTALL)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of one kind of file, or of a part of it.
+
+    A class checks what its types do not say in `__post_init__`, which raises a ValueError.
+    """
+
+    LARGEST: ClassVar[int] = 16 << 20  # bytes of such a file
+
+    @classmethod
+    def upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the content of an older version as one of this version.
+
+        It is called if the content does not fit the types, and may have any types inside.
+        """
+        return content
+
+
+def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
+    """Return the content of a file, which may be a stranger's.
+
+    Args:
+        kind: A class of records, or a type of records such as `dict[str, Sale]`.
+        path: The file.
+        parts: How many of the last parts of `path` lie below the run directory or data set. None
+            of them may be a link.
+        largest: The most bytes it may have; by default those of the class.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamageError: It cannot be read, or it is not such a file.
+    """
+    largest = largest or getattr(kind, "LARGEST", Record.LARGEST)
+    try:
+        with open_regular(path, parts) as file:
+            content = file.read(largest + 1)
+    except NotADirectoryError as error:
+        raise FileNotFoundError(*error.args) from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DamageError(path, f"it cannot be read ({error.strerror})") from error
+    if len(content) > largest:
+        raise DamageError(path, f"it has more than {largest:,} bytes, the most of its kind")
+    return decode(kind, content, path)
+
+
+def decode(kind: type[T], content: bytes, file: object) -> T:
+    """Return the value of a JSON text.
+
+    Args:
+        kind: A class of records, or a type of records.
+        content: The text, UTF-8.
+        file: Where it stands, for the error: a path, or `PATH line 3`.
+
+    Raises:
+        DamageError: It is not such a value, or has a text with NUL or half a surrogate pair.
+    """
+    if b"\\u0000" in content and _NUL.search(content):
+        raise DamageError(file, "it has the character NUL in a text")
+    asked: Any = kind
+    try:
+        value: T = _decoder(asked).decode(content)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return _decode_again(kind, content, file, error)
+    return value
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _decode_again(kind: type[T], content: bytes, file: object, error: Exception) -> T:
+    """Decode what the fast way refused: NaN, an older version, or damage."""
+    try:
+        tree = json.loads(content)
+        json.dumps(tree, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise DamageError(file, "it has text that is not Unicode") from None
+    except RecursionError:
+        raise DamageError(file, "it is nested too deeply") from None
+    except ValueError:
+        why = str(error) if isinstance(error, msgspec.MsgspecError) else "it is not JSON"
+        raise DamageError(file, why) from None
+    return convert(kind, tree, file)
+
+
+def convert(kind: type[T], tree: Any, file: object) -> T:
+    """Return the record of a value that another parser has read, such as YAML's.
+
+    Raises:
+        DamageError: It is not such a value.
+    """
+    if isinstance(tree, dict) and isinstance(kind, type) and issubclass(kind, Record):
+        # If it is damaged, too, the types below tell where.
+        with suppress(TypeError, ValueError, LookupError, AttributeError):
+            tree = kind.upgraded(tree)
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        match = _EXPECTED.fullmatch(str(error))
+        assert match is not None
+        at = match["at"] or "$"
+        found = _standing(tree, at) or match["got"] or ""
+        allowed = re.sub("^Expected", "it must be", match["what"])
+        raise DamageError(file, allowed, at, found) from None
+    except RecursionError:
+        raise DamageError(file, "it is nested too deeply") from None
+
+
+def _standing(tree: Any, at: str) -> str:
+    """Return the value at a place such as `$.attempts[0].started`; "" if the place is not exact."""
+    for name, index in re.findall(r"\.([^.\[]+)|\[([^\]]*)\]", at):
+        try:
+            tree = tree[name] if name else tree[int(index)]
+        except (TypeError, ValueError, LookupError):
+            return ""
+    if isinstance(tree, dict | list):
+        return ""
+    text = json.dumps(tree, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

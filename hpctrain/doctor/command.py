@@ -6,6 +6,7 @@ import argparse
 import socket
 from datetime import datetime
 
+import msgspec
 from rich.table import Table
 
 from hpctrain.config.schema import Config
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> int:
 def _show_history(config: Config, *, as_json: bool) -> int:
     entries = history.read(config.output_dir)
     if as_json:
-        table.print_entries(entries)
+        print(msgspec.json.encode(entries).decode())
         return 0
     if not entries:
         print(f"{config.output_dir}: no host was checked yet")
@@ -79,10 +80,10 @@ def _show_history(config: Config, *, as_json: bool) -> int:
     shown = Table()
     for column in ("host", "time", "by", "verdict", "what"):
         shown.add_column(column)
-    for entry in sorted(entries, key=lambda each: (each["host"], each["time"])):
-        found = (f"{one['check']}: {one['found']}" for one in entry.get("findings", []))
-        when = datetime.fromtimestamp(entry["time"])
-        cells = (entry["host"], f"{when:%d %b %H:%M}", entry.get("by", ""), entry["verdict"])
+    for entry in sorted(entries, key=lambda each: (each.host, each.time)):
+        found = (f"{one.check}: {one.found}" for one in entry.findings)
+        when = datetime.fromtimestamp(entry.time)
+        cells = (entry.host, f"{when:%d %b %H:%M}", entry.by, entry.verdict)
         shown.add_row(*map(Cell, cells), Cell("; ".join(found)))
     Console().print(shown)
     return 0

@@ -9,17 +9,37 @@ Findings that have passed are left out.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
 
-from hpctrain.disk import parse_json
-from hpctrain.doctor.finding import Finding, worst
-from hpctrain.runs.excluded_hosts import folder_of
+import msgspec
 
-_NAME = "history.jsonl"
+from hpctrain.disk import LARGEST_JSON, open_below, open_regular
+from hpctrain.doctor.finding import Finding, Verdict, worst
+from hpctrain.errors import DamageError
+from hpctrain.record import Finite, Record, Time, decode
+from hpctrain.runs.excluded_hosts import Host, folder_of
+
+_NAME, _PARTS = "history.jsonl", 2
+
+
+class Entry(Record, frozen=True, kw_only=True):
+    """The result of one check of a host.
+
+    Attributes:
+        by: Who has checked: "doctor", or the name of a run.
+        findings: Those that have not passed.
+        figures: What was measured of the host, by name.
+    """
+
+    time: Time
+    host: Host
+    by: str = ""
+    verdict: Verdict
+    findings: tuple[Finding, ...] = ()
+    figures: dict[str, Finite] = msgspec.field(default_factory=dict)
 
 
 def add(
@@ -38,39 +58,36 @@ def add(
     """
     folder = folder_of(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        json.dumps(
-            {
-                "time": time.time(),
-                "host": host,
-                "by": by,
-                "verdict": worst(findings),
-                "findings": [one.facts() for one in findings if one.verdict in ("warn", "fail")],
-                "figures": dict((figures or {}).get(host, {})),
-            }
+    entries = [
+        Entry(
+            time=time.time(),
+            host=host,
+            by=by,
+            verdict=worst(findings),
+            findings=tuple(one for one in findings if one.verdict in ("warn", "fail")),
+            figures=dict((figures or {}).get(host, {})),
         )
         for host, findings in places.items()
     ]
     # One write into a file that is open for appending is not mixed with that of another process.
-    descriptor = os.open(folder / _NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    descriptor = open_below(folder / _NAME, flags, _PARTS)
     try:
-        os.write(descriptor, "".join(f"{line}\n" for line in lines).encode())
+        os.write(descriptor, msgspec.json.Encoder().encode_lines(entries))
     finally:
         os.close(descriptor)
 
 
-def read(output_dir: str) -> list[dict[str, Any]]:
+def read(output_dir: str) -> list[Entry]:
     """Return all entries, the oldest first; a line that is damaged is left out."""
+    path = folder_of(output_dir) / _NAME
     try:
-        lines = (folder_of(output_dir) / _NAME).read_bytes().splitlines()
+        with open_regular(path, _PARTS) as file:
+            lines = file.read(LARGEST_JSON).splitlines()
     except FileNotFoundError:
         return []
     entries = []
     for line in lines:
-        try:
-            entry = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and {"time", "host", "verdict"} <= entry.keys():
-            entries.append(entry)
+        with suppress(DamageError):
+            entries.append(decode(Entry, line, path))
     return entries

@@ -51,7 +51,7 @@ def _excluded(config: Config) -> Finding:
     hosts = excluded_hosts.read(config.output_dir)
     if not hosts:
         return good("excluded nodes", "none")
-    shown = ", ".join(f"{host} ({facts.get('why', '')})" for host, facts in sorted(hosts.items()))
+    shown = ", ".join(f"{host} ({facts.why})" for host, facts in sorted(hosts.items()))
     cure = (
         "New jobs avoid them until they pass a check: `python -m hpctrain doctor --nodes 1 "
         f"+site.sbatch.nodelist={min(hosts)}`."

@@ -76,11 +76,6 @@ def _bus(name: str) -> str:
     return f"{where.replace('_', '-')} {shown} bus GB/s"
 
 
-def print_entries(entries: Sequence[Mapping[str, Any]]) -> None:
-    """Print the entries of the history as one JSON list."""
-    print(json.dumps(entries))
-
-
 def print_json(verdict: Verdict, places: Mapping[str, Sequence[Finding]], **more: Any) -> None:
     """Print one JSON object: the verdict, the findings by place, and what else was measured."""
     hosts = {

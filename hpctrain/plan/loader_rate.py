@@ -83,9 +83,8 @@ def loader_rate(config: Config, hardware: Hardware | None, *, has_data: bool) ->
         return LoaderRate(sample_bytes, hardware.storage_rate, "hardware.storage_mb_per_s")
     newest: dict[str, float] = {}
     for entry in history.read(config.output_dir):
-        value = (entry.get("figures") or {}).get(_READING)
-        if isinstance(value, int | float) and value > 0:
-            newest[str(entry["host"])] = 1e6 * value
+        if (value := entry.figures.get(_READING, 0)) > 0:
+            newest[entry.host] = 1e6 * value
     if newest:
         hosts = f"{len(newest)} host{'s' * (len(newest) > 1)}"
         source = f"doctor, one process on each of {hosts}"

@@ -5,16 +5,32 @@ OUTPUT_DIR/doctor/excluded.json    {"node3": {"time": 1767225600.0, "why": "GPU 
 
 from __future__ import annotations
 
-import json
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from hpctrain.disk import read_json, write_atomically
+import msgspec
+
+from hpctrain.disk import write_atomically
+from hpctrain.errors import DamageError
 from hpctrain.lock import file_lock, patience
+from hpctrain.record import Record, Time
+from hpctrain.record import read as read_record
 
+log = logging.getLogger(__name__)
+
+# They are written into batch scripts, so nothing else than a name may stand there.
+Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 _NAME, _LOCK_S = "excluded.json", 10.0
+
+
+class Excluded(Record, frozen=True):
+    """When and why a host was excluded."""
+
+    time: Time
+    why: str = ""
 
 
 def folder_of(output_dir: str) -> Path:
@@ -22,13 +38,15 @@ def folder_of(output_dir: str) -> Path:
     return Path(output_dir) / "doctor"
 
 
-def read(output_dir: str) -> dict[str, dict[str, Any]]:
-    """Return the excluded hosts, with the time and the reason."""
+def read(output_dir: str) -> dict[Host, Excluded]:
+    """Return the excluded hosts. A damaged file is told in the log, and excludes nobody."""
     try:
-        found = dict(read_json(folder_of(output_dir) / _NAME))
-    except (OSError, ValueError, TypeError):
+        return read_record(dict[Host, Excluded], folder_of(output_dir) / _NAME, parts=2)
+    except FileNotFoundError:
         return {}
-    return {host: facts for host, facts in found.items() if isinstance(facts, dict)}
+    except DamageError as error:
+        log.warning("no node is excluded: %s", error)
+        return {}
 
 
 def change(output_dir: str, failed: Mapping[str, str], passed: Iterable[str]) -> None:
@@ -47,5 +65,6 @@ def change(output_dir: str, failed: Mapping[str, str], passed: Iterable[str]) ->
     lock = folder / "excluded.lock"
     with file_lock(lock, patience(_LOCK_S, str(lock))):
         known = {host: facts for host, facts in read(output_dir).items() if host not in passed}
-        known |= {host: {"time": time.time(), "why": why} for host, why in failed.items()}
-        write_atomically(folder / _NAME, json.dumps(known, indent=1) + "\n")
+        known |= {host: Excluded(time=time.time(), why=why) for host, why in failed.items()}
+        text = msgspec.json.format(msgspec.json.encode(known), indent=1).decode()
+        write_atomically(folder / _NAME, text + "\n")

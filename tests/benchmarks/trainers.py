@@ -97,7 +97,7 @@ def bare(data: Path, turns: Turns) -> None:
 def ours(data: Path, turns: Turns) -> None:
     """`python -m hpctrain`: loader, log lines, tracking, heartbeat, schedule and stop requests."""
     from hpctrain import cli
-    from hpctrain.job import build
+    from hpctrain.job.building import build
     from hpctrain.training.display import Lines
 
     class Shown(Lines):

@@ -171,9 +171,9 @@ def test_the_history_of_hosts(tmp_path: Path) -> None:
         file.write('{"time": 1, "ho')
     entries = history.read(str(tmp_path))
     assert len(entries) == 80
-    assert entries[0]["verdict"] == "fail"
-    assert [one["check"] for one in entries[0]["findings"]] == ["GPU 0: ECC"]
-    assert entries[0]["figures"] == {"f": 1}
+    assert entries[0].verdict == "fail"
+    assert [one.check for one in entries[0].findings] == ["GPU 0: ECC"]
+    assert entries[0].figures == {"f": 1}
 
 
 def test_an_exclusion_ends_with_a_passed_check(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_an_exclusion_ends_with_a_passed_check(tmp_path: Path) -> None:
     assert not (tmp_path / "doctor").exists()
     found = failed_hosts.exclude(where, {"node1": [bad], "node2": [bad], "node3": [warned]})
     assert found == {"node1": bad, "node2": bad}
-    assert excluded_hosts.read(where)["node1"]["why"] == "GPU 0: ECC: 2 errors"
+    assert excluded_hosts.read(where)["node1"].why == "GPU 0: ECC: 2 errors"
     assert failed_hosts.exclude(where, {"node1": [warned]}) == {}
     assert list(excluded_hosts.read(where)) == ["node2"]
 

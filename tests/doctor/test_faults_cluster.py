@@ -186,8 +186,8 @@ def test_the_full_check_of_a_job_finds_a_slow_link(
     assert {*excluded_hosts.read(output)} == {"node2"}
     log = (run / "logs" / f"{job}.rank0.log").read_text()
     assert re.search(r"launch\.preflight=full: 3 nodes checked in [\d.]+ s", log), log
-    entries = {(one["host"], one["verdict"]): one for one in history.read(output)}
-    print(json.dumps(entries["node1", "pass"]["figures"]))
+    entries = {(one.host, one.verdict): one for one in history.read(output)}
+    print(json.dumps(entries["node1", "pass"].figures))
     names = {"core_tflops", "all_reduce_latency_us", "read_mb_s", "pair_1_mb_s"}
-    assert names <= entries["node1", "pass"]["figures"].keys()
+    assert names <= entries["node1", "pass"].figures.keys()
     assert ("node2", "fail") in entries

@@ -57,7 +57,7 @@ ALLOWED = {
         "parallel runs shards tasks trackers tracking training"
     ),
     "bench": (
-        "config data distributed doctor.measures faults.stop hardware job runs shards.types "
+        "config data distributed doctor.measures faults.stop forecast hardware job runs shards.types "
         "tracking.tracker training"
     ),
     "commands": (
@@ -99,7 +99,7 @@ APART = {
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
 NO_TORCH = (
-    "api bench.figures checkpoint.manifest checkpoint.matching checkpoint.weight_files cli "
+    "api checkpoint.manifest checkpoint.matching checkpoint.weight_files cli "
     "commands config console disk distributed.cores distributed.flight_recorder "
     "distributed.leaving distributed.ranks distributed.rendezvous.hostlist "
     "distributed.rendezvous.port distributed.rendezvous.run_secret distributed.report "

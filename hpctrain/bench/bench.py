@@ -16,12 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.table import Table
 
-from hpctrain.bench.figures import Figures
 from hpctrain.console import Cell, Console
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, NodeError
+from hpctrain.forecast.bench_figures import Facts, Figures
 
 if TYPE_CHECKING:
     from hpctrain.config.schema import Config
@@ -143,8 +144,9 @@ def _measured(
     finally:
         if ranks.is_main:
             shutil.rmtree(folder, ignore_errors=True)
-    facts = _facts(torch.__version__) | {"hosts": list(ranks.hosts)}
-    facts |= {"rank_s": list(bench.rank_s)} if bench.rank_s else {}
+    facts = Facts(
+        time.time(), socket.gethostname(), str(torch.__version__), tuple(ranks.hosts), bench.rank_s
+    )
     return Figures(_setup(config, ranks, title), found, facts)
 
 
@@ -166,17 +168,13 @@ def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
     }
 
 
-def _facts(torch_version: str) -> dict[str, Any]:
-    return {"time": time.time(), "host": socket.gethostname(), "torch": torch_version}
-
-
 def _report(found: Figures, before: Figures | None, options: argparse.Namespace) -> int:
     slower: list[str] = []
     if before is not None:
         found.check_comparable(before, options.against)
         slower = found.slower(before, options.tolerance)
     if options.json:
-        print(json.dumps(asdict(found) | {"limit": found.limit(), "slower": slower}))
+        print(json.dumps(msgspec.to_builtins(found) | {"limit": found.limit(), "slower": slower}))
     else:
         _print(found, before)
         for line in filter(None, [found.limit(), *slower]):
@@ -201,7 +199,7 @@ def _print(found: Figures, before: Figures | None) -> None:
             cells.append("" if old is None else f"{old.samples_per_s:,.0f}")
         table.add_row(*map(Cell, cells))
     Console().print(table)
-    if seconds := found.facts.get("rank_s"):
+    if seconds := found.facts.rank_s:
         slowest = max(range(len(seconds)), key=seconds.__getitem__)
         ratio = seconds[slowest] / min(seconds)
         print(f"each rank alone: rank {slowest} is the slowest, {ratio:.2f} times the fastest")

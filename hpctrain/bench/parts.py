@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.bench import step_times
-from hpctrain.bench.figures import Part, quantile
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -30,6 +29,7 @@ from hpctrain.distributed import objects
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DataError
 from hpctrain.faults.stop import Stop
+from hpctrain.forecast.bench_figures import Part, quantile
 from hpctrain.hardware import Hardware
 from hpctrain.job.building.build import build
 from hpctrain.job.building.flops import flops_of_training

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from hpctrain.config.rules.batch_sizes import named_sizes
 from hpctrain.config.schema import Config
-from hpctrain.disk import read_json
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, DamageError
+from hpctrain.forecast.bench_figures import Figures
 from hpctrain.forecast.like_runs import differences, runs_of_model
 from hpctrain.forecast.measured_run import MeasuredRun, measured_run
+from hpctrain.record import read
 
 AUTO = "auto"
 _LARGEST = 8  # the mean weight: larger sums make smaller micro-batches
@@ -32,7 +33,7 @@ class _Speeds:
 
     Attributes:
         name: What has measured them, for a reader.
-        nodes: The number of nodes.
+        nodes: The number of nodes; 0 if unknown.
         rank_s: The seconds of each rank for one of its samples.
         hosts: The nodes, in the order of the ranks; empty if unknown.
     """
@@ -184,13 +185,11 @@ def _of_bench(config: Config, path: Path) -> _Speeds:
     """
     what = f"parallel.weights=auto:{path}"
     try:
-        content = read_json(path)
-        setup, facts = content["setup"], content["facts"]
-        rank_s = tuple(map(float, facts.get("rank_s") or ()))
-        found = _Speeds(path.name, int(setup["nodes"]), rank_s, tuple(facts.get("hosts") or ()))
-        model, compute = setup["model"], setup["precision.compute"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        file = read(Figures, path, parts=0)
+    except (OSError, DamageError) as error:
         raise ConfigError(f"{what}: not a file of bench --save ({error})") from error
+    found = _Speeds(path.name, file.setup.get("nodes") or 0, file.facts.rank_s, file.facts.hosts)
+    model, compute = (file.setup.get(key) for key in ("model", "precision.compute"))
     if (model, compute) != (config.model, config.precision.compute):
         raise ConfigError(
             f"{what}: it has measured {model} in {compute}, and this run is {config.model} in "

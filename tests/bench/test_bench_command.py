@@ -4,16 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from hpctrain.bench import step_times
 from hpctrain.bench.bench import main
-from hpctrain.bench.figures import Figures, Part, quantile
 from hpctrain.errors import ConfigError
+from hpctrain.forecast.bench_figures import Facts, Figures, Part, quantile
 from tests.conftest import ROOT
 
 
@@ -22,7 +22,7 @@ def part(rate: float, p50: float = 10.0) -> Part:
 
 
 def figures(**parts: Part) -> Figures:
-    return Figures({"ranks": 2}, parts, {})
+    return Figures({"ranks": 2}, parts, Facts())
 
 
 def test_the_figures_of_steps() -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from hpctrain.disk import read_json, write_atomically
-from hpctrain.errors import ConfigError, StorageError
+import msgspec
+
+from hpctrain.disk import write_atomically
+from hpctrain.errors import ConfigError, DamageError, StorageError
+from hpctrain.record import Finite, Record, Time, read
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 _MUCH = 0.3  # communication that takes this part of a step by itself
 
+Speed = Annotated[float, msgspec.Meta(gt=0, le=1.7e308)]
 
-@dataclass(frozen=True)
-class Part:
+
+class Part(Record, frozen=True):
     """The figures of one part.
 
     Attributes:
@@ -28,11 +30,11 @@ class Part:
         mfu_percent: Model FLOPs utilisation; None where hardware or model are unknown.
     """
 
-    samples_per_s: float
-    p50_ms: float
-    p95_ms: float
-    mb_per_s: float | None = None
-    mfu_percent: float | None = None
+    samples_per_s: Speed
+    p50_ms: Finite
+    p95_ms: Finite
+    mb_per_s: Finite | None = None
+    mfu_percent: Finite | None = None
 
     @classmethod
     def of(
@@ -71,25 +73,39 @@ def quantile(values: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
-@dataclass(frozen=True)
-class Figures:
+class Facts(Record, frozen=True):
+    """What may differ between two benchmarks that are compared.
+
+    Attributes:
+        rank_s: Seconds of a step of each rank by itself; empty if they were not measured.
+    """
+
+    time: Time = 0.0
+    host: str = ""
+    torch: str = ""
+    hosts: tuple[str, ...] = ()
+    rank_s: tuple[Speed, ...] = ()
+
+
+class Figures(Record, frozen=True):
     """A benchmark.
 
     Attributes:
         setup: What must be the same for a comparison, by name.
         parts: The figures by part: `data`, `compute`, `communication`, `whole`.
-        facts: What may differ, such as hosts and versions.
+        facts: What may differ.
     """
 
     setup: dict[str, Any]
-    parts: dict[str, Part]
-    facts: dict[str, Any]
+    parts: dict[str, Part] = msgspec.field(default_factory=dict)
+    facts: Facts = Facts()
 
     def save(self, path: Path) -> None:
         """Write the file. StorageError: it cannot be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
+            text = msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+            write_atomically(path, text + "\n")
         except OSError as error:
             raise StorageError(f"--save {path}: {error.strerror}") from error
 
@@ -97,13 +113,11 @@ class Figures:
     def load(cls, path: Path) -> Self:
         """Read a file of `--save`. ConfigError: it is none."""
         try:
-            content = read_json(path)
-            parts = {name: Part(**each) for name, each in content["parts"].items()}
-            return cls(dict(content["setup"]), parts, dict(content["facts"]))
-        except OSError as error:
-            raise ConfigError(f"--against {path}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"--against {path}: not a file of bench --save ({error})") from error
+            return read(cls, path, parts=0)
+        except FileNotFoundError as error:
+            raise ConfigError(f"--against {path}: {error.strerror}") from None
+        except DamageError as error:
+            raise ConfigError(f"--against {path}: not a file of bench --save ({error})") from None
 
     def check_comparable(self, before: Figures, path: Path) -> None:
         """Check that two benchmarks measure the same.

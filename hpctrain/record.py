@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 Finite = Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # a step, bytes, ranks
@@ -90,6 +92,20 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
     if len(content) > largest:
         raise DamageError(path, f"it has more than {largest:,} bytes, the most of its kind")
     return decode(kind, content, path)
+
+
+def read_known(kind: type[T], path: Path, parts: int = 1) -> T | None:
+    """Return the content of a file that helps but is not needed.
+
+    None if there is none; if it is damaged, the log says so.
+    """
+    try:
+        return read(kind, path, parts)
+    except FileNotFoundError:
+        return None
+    except DamageError as error:
+        log.warning("%s: it is left out", error)
+        return None
 
 
 def decode(kind: type[T], content: bytes, file: object) -> T:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import read_json
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.runs.code import provenance
+from hpctrain.runs.code.git import Tree
 
 # Keys that say where a run is and how it is called, not what it does.
 _PLACES = ("output_dir", "name")
@@ -104,7 +105,10 @@ def _data(left: RunAccount, right: RunAccount) -> list[str]:
 
 
 def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
-    trees = [_trees(folder) for folder in (left, right)]
+    trees = [
+        {Path(each.path).name: each for each in provenance.trees(folder)}
+        for folder in (left, right)
+    ]
     if not all(trees):
         left_out.append("code: a run has no record of its commit (no git, or it has not begun)")
         return []
@@ -114,7 +118,7 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
         if a is None or b is None:
             found.append(f"{name}: only one of the runs used this working tree")
             continue
-        if a.get("commit") != b.get("commit"):
+        if a.commit != b.commit:
             found.append(f"{name}: commit {_short(a)} and {_short(b)}")
         changes = [_text(folder / f"{name}.diff") for folder in (left, right)]
         if changes[0] != changes[1]:
@@ -123,15 +127,8 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
     return found
 
 
-def _trees(folder: Path) -> dict[str, dict[str, Any]]:
-    try:
-        return {Path(str(tree["path"])).name: tree for tree in read_json(folder / "git.json")}
-    except (OSError, ValueError, TypeError, LookupError):
-        return {}
-
-
-def _short(tree: Mapping[str, Any]) -> str:
-    return f"{str(tree.get('commit'))[:10]} ({tree.get('branch')})"
+def _short(tree: Tree) -> str:
+    return f"{tree.commit[:10]} ({tree.branch})"
 
 
 def _text(path: Path) -> str:

@@ -5,7 +5,6 @@ OUTPUT_DIR/doctor/excluded.json    {"node3": {"time": 1767225600.0, "why": "GPU 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,12 +13,8 @@ from typing import Annotated
 import msgspec
 
 from hpctrain.disk import write_atomically
-from hpctrain.errors import DamageError
 from hpctrain.lock import file_lock, patience
-from hpctrain.record import Record, Time
-from hpctrain.record import read as read_record
-
-log = logging.getLogger(__name__)
+from hpctrain.record import Record, Time, read_known
 
 # They are written into batch scripts, so nothing else than a name may stand there.
 Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
@@ -40,13 +35,7 @@ def folder_of(output_dir: str) -> Path:
 
 def read(output_dir: str) -> dict[Host, Excluded]:
     """Return the excluded hosts. A damaged file is told in the log, and excludes nobody."""
-    try:
-        return read_record(dict[Host, Excluded], folder_of(output_dir) / _NAME, parts=2)
-    except FileNotFoundError:
-        return {}
-    except DamageError as error:
-        log.warning("no node is excluded: %s", error)
-        return {}
+    return read_known(dict[Host, Excluded], folder_of(output_dir) / _NAME, parts=2) or {}
 
 
 def change(output_dir: str, failed: Mapping[str, str], passed: Iterable[str]) -> None:

@@ -11,12 +11,22 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from hpctrain.errors import ConfigError
+from hpctrain.record import Record
 from hpctrain.runs.code import patch, private_files
 from hpctrain.secrets import mask, without_credentials
+
+
+class Tree(Record, frozen=True):
+    """A working tree in `git.json`; `commit` is "" before the first commit."""
+
+    path: str
+    commit: str = ""
+    branch: str = ""
+    dirty: bool = False
+    remote: str = ""
 
 
 class Repo:
@@ -58,20 +68,15 @@ class Repo:
             names |= {os.path.join(name, path): tracks for path, tracks in inside.items()}
         return dict(sorted(names.items()))
 
-    def facts(self) -> dict[str, Any]:
-        """Return the entry for `git.json`: path, commit, branch, dirty, remote."""
+    def facts(self) -> Tree:
+        """Return the entry for `git.json`."""
         status = self._git("status", "--porcelain", "--untracked-files=no")
         try:
             commit, branch = self._git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
         except ConfigError:
             commit, branch = "", ""  # nothing was committed yet
-        return {
-            "path": str(self.root),
-            "commit": commit,
-            "branch": branch,
-            "dirty": bool(status),
-            "remote": _remote(self._git("remote", "-v").split("\n")[0]),
-        }
+        remote = _remote(self._git("remote", "-v").split("\n")[0])
+        return Tree(str(self.root), commit, branch, bool(status), remote)
 
     def diff(self) -> str:
         """Return the changes since the commit as a patch, without secrets; "" without a commit."""

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import xxhash
 
@@ -26,6 +26,7 @@ from hpctrain import secrets
 from hpctrain.config.frozen import plain
 from hpctrain.config.rules.targets import imported, package_of, submodule
 from hpctrain.config.schema import Config
+from hpctrain.record import Record
 from hpctrain.runs.code.git import code_folders
 
 _LARGEST = 4 << 20  # bytes of a module whose text is kept
@@ -36,7 +37,7 @@ _LINE = 60  # characters of a line that is shown
 _NO_TREE = (SyntaxError, ValueError, RecursionError)  # no Python, or an expression of many parts
 
 
-class Module(NamedTuple):
+class Module(Record, frozen=True):
     """A module.
 
     Attributes:

@@ -15,11 +15,13 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from hpctrain.disk import read_json, set_aside
+import msgspec
+
+from hpctrain.disk import set_aside
 from hpctrain.errors import ConfigError
-from hpctrain.runs.code.git import code_folders, repositories
+from hpctrain.record import read_known
+from hpctrain.runs.code.git import Tree, code_folders, repositories
 
 
 @functools.cache
@@ -36,7 +38,8 @@ def collect() -> Mapping[str, str]:
             continue  # there is no git here, or it refuses to read the folder (safe.directory)
         if diff:
             content[f"{repo.name}.diff"] = diff
-    return content | {"git.json": json.dumps(facts, indent=1) + "\n"}
+    text = json.dumps(msgspec.to_builtins(facts), indent=1)
+    return content | {"git.json": f"{text}\n"}
 
 
 def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) -> None:
@@ -113,8 +116,7 @@ def changes(folder: Path) -> list[str]:
 
 def commit(folder: Path) -> str:
     """Return the commit of the first working tree, with `-dirty` if it has changes; "" if none."""
-    first = _first_tree(folder)
-    return str(first["commit"]) + ("-dirty" if first["dirty"] else "") if first else ""
+    return "".join(each.commit + "-dirty" * each.dirty for each in trees(folder)[:1])
 
 
 def source(folder: Path) -> str:
@@ -122,13 +124,10 @@ def source(folder: Path) -> str:
 
     Without any working tree this is "hpctrain".
     """
-    first = _first_tree(folder)
-    return str(first.get("remote") or first.get("path", "hpctrain"))
+    first = trees(folder)[:1]
+    return first[0].remote or first[0].path if first else "hpctrain"
 
 
-def _first_tree(folder: Path) -> dict[str, Any]:
-    """Return the first entry of git.json; empty if there is none."""
-    try:
-        return dict(read_json(folder / "git.json")[0])
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
+def trees(folder: Path) -> tuple[Tree, ...]:
+    """Return the working trees of a provenance folder; none if they were not recorded."""
+    return read_known(tuple[Tree, ...], folder / "git.json", parts=2) or ()

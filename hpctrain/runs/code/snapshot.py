@@ -34,8 +34,9 @@ import xxhash
 
 from hpctrain import secrets
 from hpctrain.config.schema import Config
-from hpctrain.disk import read_json, temporary
+from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.record import read
 from hpctrain.runs.code import bytecode
 from hpctrain.runs.code.git import Repo, code_folders, repositories
 from hpctrain.runs.code.private_files import is_private
@@ -72,7 +73,7 @@ class Snapshot:
     def load(cls, path: Path) -> Snapshot | None:
         """Return the snapshot in a folder, without its files; None if it does not exist."""
         try:
-            folders = read_json(path / _PATHS)
+            folders = read(tuple[str, ...], path / _PATHS, parts=2)
         except FileNotFoundError:
             return None
         # `path / folder` is `folder` if that is absolute.

@@ -19,8 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hpctrain.config.schema import Config
-from hpctrain.disk import read_json, write_atomically
+from hpctrain.disk import write_atomically
+from hpctrain.record import Count, Record, read_known
 from hpctrain.runs.code import modules
 from hpctrain.runs.code.modules import Module
 from hpctrain.runs.run_dir import RunDir
@@ -31,6 +34,20 @@ CHOICE = (
     "name=OTHER makes another run of the same config; train.from_scratch=true keeps this directory "
     "under another name and starts at step 0"
 )
+
+
+class _Imported(Record, frozen=True):
+    """The modules that an attempt has imported and the attempts before have not; None is gone."""
+
+    attempt: Count
+    modules: dict[str, Module | None]
+
+
+class _File(Record, frozen=True):
+    LARGEST = 256 << 20
+
+    version: int
+    records: tuple[_Imported, ...]
 
 
 def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
@@ -49,11 +66,11 @@ def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
     now = modules.find(config, also=[*before, *loaded])
     if not modules.difference(before, now, ""):
         return
-    changed: dict[str, Any] = {
-        name: module._asdict() for name, module in now.items() if before.get(name) != module
+    changed: dict[str, Module | None] = {
+        name: module for name, module in now.items() if before.get(name) != module
     }
     changed |= dict.fromkeys(before.keys() - now.keys())
-    _write(run, [*records, {"attempt": len(run.read()["attempts"]), "modules": changed}])
+    _write(run, [*records, _Imported(len(run.read()["attempts"]), changed)])
 
 
 def inherit(parent: RunDir, run: RunDir, step: int) -> None:
@@ -68,9 +85,8 @@ def inherit(parent: RunDir, run: RunDir, step: int) -> None:
         OSError: The file cannot be written.
     """
     last = _maker(parent.read(), step)
-    if before := _merged([one for one in _records(parent.path) if one["attempt"] <= last]):
-        modules_of = {name: module._asdict() for name, module in before.items()}
-        _write(run, [{"attempt": 0, "modules": modules_of}])
+    if before := _merged([one for one in _records(parent.path) if one.attempt <= last]):
+        _write(run, [_Imported(0, {**before})])
 
 
 def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) -> str:
@@ -87,12 +103,12 @@ def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) 
     content, step = run.read(), run.last_checkpoint()
     finished = content.get("state") == "finished"
     maker = len(content.get("attempts", [])) if finished else _maker(content, step)
-    known = [one for one in _records(run.path) if one["attempt"] <= maker]
+    known = [one for one in _records(run.path) if one.attempt <= maker]
     if not known or not (step or finished):
         return ""
     before = _merged(known)
     now = modules.find(config, folders, also=before)
-    attempt = known[-1]["attempt"]
+    attempt = known[-1].attempt
     return modules.difference(before, now, f"attempt {attempt}" if attempt else "the branch")
 
 
@@ -131,33 +147,19 @@ def _maker(content: Mapping[str, Any], step: int) -> int:
     return 0
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a run; empty if there are none, or the file is not ours."""
-    try:
-        content = read_json(path / "modules.json")
-        if content["version"] != _VERSION:
-            return []
-        return [
-            {
-                "attempt": int(one["attempt"]),
-                "modules": {
-                    str(name): each and {"file": str(each["file"]), "text": str(each["text"])}
-                    for name, each in one["modules"].items()
-                },
-            }
-            for one in content["records"]
-        ]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return []
+def _records(path: Path) -> list[_Imported]:
+    """Return the records of a run; none if it has none, or they are of a newer version."""
+    file = read_known(_File, path / "modules.json")
+    return list(file.records) if file and file.version == _VERSION else []
 
 
-def _write(run: RunDir, records: Sequence[Mapping[str, Any]]) -> None:
-    text = json.dumps({"version": _VERSION, "records": records}, indent=1)
+def _write(run: RunDir, records: Sequence[_Imported]) -> None:
+    text = json.dumps(msgspec.to_builtins(_File(_VERSION, tuple(records))), indent=1)
     write_atomically(run.path / "modules.json", text + "\n")
 
 
-def _merged(records: Sequence[Mapping[str, Any]]) -> dict[str, Module]:
-    found: dict[str, Any] = {}
+def _merged(records: Sequence[_Imported]) -> dict[str, Module]:
+    found: dict[str, Module | None] = {}
     for one in records:
-        found |= one["modules"]
-    return {name: Module(**each) for name, each in found.items() if each}
+        found |= one.modules
+    return {name: each for name, each in found.items() if each}

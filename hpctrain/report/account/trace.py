@@ -11,7 +11,6 @@ An operator's time is its own, without that of the operators inside of it.
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import zlib
 from collections import defaultdict
@@ -20,9 +19,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.disk import open_regular
+from hpctrain.errors import DamageError
+from hpctrain.record import Finite, Record, decode
+
 _FILE = re.compile(r"steps-(\d+)-(\d+)\.rank(\d+)\.json\.gz")
 _MOST = 8
+_LARGEST = 512 << 20  # bytes of a trace that is unpacked
 _MICRO = 1e-6
+
+
+class _Event(Record, frozen=True):
+    """What a trace has of each event that is told apart here."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: Finite = 0.0  # microseconds
+    dur: Finite = 0.0
+    args: dict[str, Any] | None = None
+
+
+class _File(Record, frozen=True):
+    traceEvents: tuple[_Event, ...]
 
 
 @dataclass
@@ -75,7 +96,7 @@ def traces(run_dir: Path, left_out: list[str]) -> list[_Trace]:
             first, last, rank = map(int, name.groups())
             try:
                 trace = _read(path, _Trace(rank, first, last))
-            except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
+            except (OSError, EOFError, zlib.error, DamageError) as error:
                 left_out.append(f"{path}: no trace of torch's profiler ({error})")
                 continue
             if trace.operators:
@@ -86,22 +107,27 @@ def traces(run_dir: Path, left_out: list[str]) -> list[_Trace]:
 
 
 def _read(path: Path, trace: _Trace) -> _Trace:
-    with gzip.open(path) as file:
-        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-    on_gpu = [each for each in events if each.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    lanes: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    with open_regular(path, parts=2) as packed, gzip.open(packed) as file:
+        text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise DamageError(path, f"it unpacks to more than {_LARGEST >> 20} MiB")
+    events = [event for event in decode(_File, text, path).traceEvents if event.ph == "X"]
+    on_gpu = [each for each in events if each.cat in ("kernel", "gpu_memcpy", "gpu_memset")]
+    lanes: dict[Any, list[_Event]] = defaultdict(list)
     if on_gpu:
         for event in on_gpu:
-            lanes[event["pid"], event["tid"]].append(event)
-        talks = {k for k, lane in lanes.items() if any("Collective name" in _args(e) for e in lane)}
+            lanes[event.pid, event.tid].append(event)
+        talks = {
+            k for k, lane in lanes.items() if any("Collective name" in (e.args or ()) for e in lane)
+        }
     else:
         for event in events:
-            if event.get("cat") in ("cpu_op", "user_annotation"):
-                lanes[event["tid"]].append(event)
-        talks = {k for k, lane in lanes.items() if all(e["cat"] != "cpu_op" for e in lane)}
+            if event.cat in ("cpu_op", "user_annotation"):
+                lanes[event.tid].append(event)
+        talks = {k for k, lane in lanes.items() if all(e.cat != "cpu_op" for e in lane)}
     work = [event for key, lane in lanes.items() if key not in talks for event in lane]
     if not on_gpu:
-        work = [event for event in work if event["cat"] == "cpu_op"]
+        work = [event for event in work if event.cat == "cpu_op"]
     talk = [event for key in talks for event in lanes[key]]
     own: dict[str, list[float]] = defaultdict(list)
     for name, seconds in _own_times(work):
@@ -114,21 +140,17 @@ def _read(path: Path, trace: _Trace) -> _Trace:
     return trace
 
 
-def _args(event: dict[str, Any]) -> dict[str, Any]:
-    return event.get("args") or {}
+def _span(event: _Event) -> tuple[float, float]:
+    begin = event.ts * _MICRO
+    return begin, begin + event.dur * _MICRO
 
 
-def _span(event: dict[str, Any]) -> tuple[float, float]:
-    begin = float(event["ts"]) * _MICRO
-    return begin, begin + float(event["dur"]) * _MICRO
-
-
-def _own_times(events: Iterable[dict[str, Any]]) -> Iterable[tuple[str, float]]:
+def _own_times(events: Iterable[_Event]) -> Iterable[tuple[str, float]]:
     """Yield the name of each event and its seconds without those of the events inside of it."""
     lanes: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
     for event in events:
         begin, end = _span(event)
-        lanes[event["pid"], event["tid"]].append((begin, -end, str(event["name"])))
+        lanes[event.pid, event.tid].append((begin, -end, event.name))
     for lane in lanes.values():
         stack: list[list[Any]] = []  # end, name, own seconds
         for begin, minus_end, name in sorted(lane):
@@ -142,7 +164,7 @@ def _own_times(events: Iterable[dict[str, Any]]) -> Iterable[tuple[str, float]]:
             yield done, seconds
 
 
-def _union(events: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
+def _union(events: Iterable[_Event]) -> list[tuple[float, float]]:
     merged: list[tuple[float, float]] = []
     for begin, end in sorted(map(_span, events)):
         if merged and begin <= merged[-1][1]:

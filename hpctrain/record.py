@@ -23,10 +23,11 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -41,6 +42,7 @@ Finite = Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # a step, bytes, ranks
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # below 0 where two clocks differ
 Time = Annotated[float, Meta(ge=-1e11, le=2e11)]  # since the epoch; datetime ends in the year 9999
+Number = float | Literal["nan", "inf", "-inf"]  # a metric: JSON has no word for these
 JobId = Annotated[str, Meta(pattern=r"^([0-9]+(_[0-9]+)?)?\Z")]  # "" outside Slurm
 Pid = Annotated[int, Meta(ge=2, le=2**31 - 1)]  # kill() of 1, 0 or less is for many processes
 
@@ -65,7 +67,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return content
 
 
-def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
+def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0, *, own: bool = False) -> T:
     """Return the content of a file, which may be a stranger's.
 
     Args:
@@ -74,6 +76,7 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
         parts: How many of the last parts of `path` lie below the run directory or data set. None
             of them may be a link.
         largest: The most bytes it may have; by default those of the class.
+        own: Whether it must be a file of this user.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -82,6 +85,8 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
     largest = largest or getattr(kind, "LARGEST", Record.LARGEST)
     try:
         with open_regular(path, parts) as file:
+            if own and os.fstat(file.fileno()).st_uid != os.geteuid():
+                raise DamageError(path, "it belongs to somebody else")
             content = file.read(largest + 1)
     except NotADirectoryError as error:
         raise FileNotFoundError(*error.args) from None
@@ -94,13 +99,13 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
     return decode(kind, content, path)
 
 
-def read_known(kind: type[T], path: Path, parts: int = 1) -> T | None:
+def read_known(kind: type[T], path: Path, parts: int = 1, *, own: bool = False) -> T | None:
     """Return the content of a file that helps but is not needed.
 
     None if there is none; if it is damaged, the log says so.
     """
     try:
-        return read(kind, path, parts)
+        return read(kind, path, parts, own=own)
     except FileNotFoundError:
         return None
     except DamageError as error:

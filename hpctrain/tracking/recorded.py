@@ -13,11 +13,13 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+import msgspec
 
 from hpctrain import disk
+from hpctrain.record import Count, Number, Record, Time, read_known
 from hpctrain.tracking.journal import decode, encode
 
 _NAME = re.compile(r"step-(\d{8,18})\.json")
@@ -37,6 +39,13 @@ class Recorded(NamedTuple):
     metrics: dict[str, float]
 
 
+class _File(Record, frozen=True):
+    step: Count
+    time: Time
+    metrics: dict[str, Number]
+    checkpoint: str = ""
+
+
 def record(run_dir: Path, step: int, metrics: Mapping[str, float], checkpoint: str) -> Recorded:
     """Write the result of a checkpoint, unless it has one; return the one that counts.
 
@@ -51,9 +60,9 @@ def record(run_dir: Path, step: int, metrics: Mapping[str, float], checkpoint: s
     """
     path = _path(run_dir, step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = {name: encode(value) for name, value in metrics.items()}
-    body = {"step": step, "time": round(time.time(), 3), "metrics": values}
-    text = json.dumps(body | {"checkpoint": checkpoint}, indent=1) + "\n"
+    values = cast("dict[str, Number]", {name: encode(x) for name, x in metrics.items()})
+    body = _File(step, round(time.time(), 3), values, checkpoint)
+    text = json.dumps(msgspec.to_builtins(body), indent=1) + "\n"
     if not disk.create(path, text) and not path.exists():  # a file system without hard links
         disk.write_atomically(path, text)
     found = _read(path)
@@ -95,8 +104,8 @@ def _path(run_dir: Path, step: int) -> Path:
 
 
 def _read(path: Path) -> Recorded | None:
-    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-        body = disk.read_json(path)
-        values = {str(name): decode(value) for name, value in body["metrics"].items()}
-        return Recorded(int(body["step"]), float(body["time"]), values)
-    return None
+    body = read_known(_File, path, parts=3)
+    if body is None:
+        return None
+    values = {name: decode(value) for name, value in body.metrics.items()}
+    return Recorded(body.step, body.time, values)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -24,13 +25,14 @@ from torch.distributed.tensor import DTensor
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
-from hpctrain.disk import read_json, sync, write_atomically
+from hpctrain.disk import sync, write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.job.afterwards.progress import progress
 from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.progress_bar import Progress
+from hpctrain.record import Count, Record, read
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import FILE, Index, Shard
 from hpctrain.shards.shard import shard_name, write_shard
@@ -102,6 +104,15 @@ def _whole(outputs: Any) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+class _Note(Record, frozen=True):
+    """A shard that is written: its samples, bytes and digest, and the dtype and shape by field."""
+
+    count: Count
+    bytes: Count
+    digest: str
+    fields: dict[str, tuple[str, tuple[int, ...]]]
+
+
 class _Prediction:
     def __init__(
         self, trained: Restored, out: Path, facts: dict[str, Any], shard_samples: int
@@ -143,7 +154,7 @@ class _Prediction:
             try:
                 note = self._out / _NOTE
                 if note.exists():
-                    known = read_json(note)
+                    known = read(dict[str, Any], note)
                     other = [key for key, value in self._facts.items() if known.get(key) != value]
                     if other:
                         problem = (
@@ -220,9 +231,9 @@ class _Prediction:
             sync(self._out)
         except OSError as error:
             raise StorageError(f"{self._out / name}: cannot be written ({error})") from error
-        schema = {key: [field.dtype, list(field.shape)] for key, field in fields.items()}
-        facts = {"count": rows, "bytes": size, "digest": digest, "fields": schema}
-        write_atomically(self._out / self._note(number), json.dumps(facts))
+        schema = {key: (field.dtype, field.shape) for key, field in fields.items()}
+        text = msgspec.json.encode(_Note(rows, size, digest, schema)).decode()
+        write_atomically(self._out / self._note(number), text)
 
     def _note(self, number: int) -> str:
         return f".{shard_name(self._split, number)}.json"
@@ -230,14 +241,11 @@ class _Prediction:
     def _finish(self, numbers: range) -> Index:
         if (self._out / FILE).exists():
             return Index.load(self._out)
-        notes = [read_json(self._out / self._note(n)) for n in numbers]
+        notes = [read(_Note, self._out / self._note(n)) for n in numbers]
         index = Index(
-            {
-                name: Field(dtype, tuple(shape), False)
-                for name, (dtype, shape) in notes[0]["fields"].items()
-            },
+            {name: Field(dtype, shape, False) for name, (dtype, shape) in notes[0].fields.items()},
             tuple(
-                Shard(shard_name(self._split, n), self._split, f["count"], f["bytes"], f["digest"])
+                Shard(shard_name(self._split, n), self._split, f.count, f.bytes, f.digest)
                 for n, f in zip(numbers, notes, strict=True)
             ),
             provenance={"source": {"name": "predict", **self._facts}},

@@ -22,7 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import read_json, write_atomically
+from hpctrain.disk import write_atomically
+from hpctrain.record import Time, read_known
 from hpctrain.secrets import mask
 from hpctrain.tracking import samples
 from hpctrain.tracking.alerts.settings import Settings
@@ -150,10 +151,7 @@ class Alerts:
         return send(url, kind, title, text, facts)
 
     def _told(self) -> dict[str, float]:
-        try:
-            return dict(read_json(self._notified))
-        except (OSError, ValueError, TypeError):
-            return {}
+        return read_known(dict[str, Time], self._notified, parts=2) or {}
 
     def _note(self, told: dict[str, float]) -> None:
         try:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpctrain.disk import open_regular, parse_json, write_atomically
+import msgspec
+
+from hpctrain.disk import write_atomically
+from hpctrain.record import Record, Seconds, read_known
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Record, frozen=True):
     """What is told, and where.
 
     Attributes:
@@ -30,30 +31,18 @@ class Settings:
     variable: str
     kind: str
     on: tuple[str, ...]
-    stalled_s: float
+    stalled_s: Seconds
 
     def write(self, run_dir: Path) -> None:
         """Write the file."""
         path = _path(run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(asdict(self)) + "\n", sync=False)
+        write_atomically(path, json.dumps(msgspec.to_builtins(self)) + "\n", sync=False)
 
     @classmethod
     def read(cls, run_dir: Path) -> Settings | None:
         """Read the file; None if there is none, or if somebody else has written it."""
-        try:
-            with open_regular(_path(run_dir)) as file:
-                if os.fstat(file.fileno()).st_uid != os.geteuid():
-                    return None
-                body = parse_json(file.read())
-            return cls(
-                str(body["variable"]),
-                str(body["kind"]),
-                tuple(map(str, body["on"])),
-                float(body["stalled_s"]),
-            )
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
+        return read_known(cls, _path(run_dir), parts=2, own=True)
 
     @property
     def url(self) -> str:

@@ -510,3 +510,11 @@ def test_the_trainings_of_a_page(name: str, folder: Path) -> None:
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
     names = {run.name.partition("-")[0] for run in runs(folder / "runs")}
     assert names == TRAINED[name]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=str)
+def test_paths_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:hpctrain|data_prep|tests|conf|slurm|docs)/[\w./-]+)`", page.read_text()
+    )
+    assert [path for path in named if not (ROOT / path).exists()] == []

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,13 @@ def ours_from_memory(data: Path, turns: Turns) -> None:
     """The same, with the batches of the others instead of the loader."""
     from hpctrain.data.feed import Feed
 
-    cached = batches(data)
-    Feed.__iter__ = lambda self: itertools.cycle(cached)  # type: ignore[method-assign]
+    cached, read = batches(data), Feed.__iter__
+
+    def given(feed: Feed) -> Iterator[Batch]:
+        yield next(read(feed))  # so that the feed knows the step of the last batch
+        yield from itertools.cycle(cached)
+
+    Feed.__iter__ = given  # type: ignore[method-assign]
     ours(data, turns)
 
 

@@ -82,7 +82,17 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0, *, own: bo
         FileNotFoundError: There is no such file.
         DamageError: It cannot be read, or it is not such a file.
     """
-    largest = largest or getattr(kind, "LARGEST", Record.LARGEST)
+    return decode(kind, read_bytes(path, parts, largest or _largest(kind), own=own), path)
+
+
+def _largest(kind: Any) -> int:
+    return int(getattr(kind, "LARGEST", Record.LARGEST))
+
+
+def read_bytes(
+    path: Path, parts: int = 1, largest: int = Record.LARGEST, *, own: bool = False
+) -> bytes:
+    """Return the bytes of a file, as `read` does, whose arguments and errors it has."""
     try:
         with open_regular(path, parts) as file:
             if own and os.fstat(file.fileno()).st_uid != os.geteuid():
@@ -96,7 +106,7 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0, *, own: bo
         raise DamageError(path, f"it cannot be read ({error.strerror})") from error
     if len(content) > largest:
         raise DamageError(path, f"it has more than {largest:,} bytes, the most of its kind")
-    return decode(kind, content, path)
+    return content
 
 
 def read_known(kind: type[T], path: Path, parts: int = 1, *, own: bool = False) -> T | None:

@@ -16,10 +16,10 @@ from contextlib import suppress
 
 import msgspec
 
-from hpctrain.disk import LARGEST_JSON, open_below, open_regular
+from hpctrain.disk import LARGEST_JSON, open_below
 from hpctrain.doctor.finding import Finding, Verdict, worst
-from hpctrain.errors import DamageError
-from hpctrain.record import Finite, Record, Time, decode
+from hpctrain.errors import DamageError, StorageError
+from hpctrain.record import Finite, Record, Time, decode, read_bytes
 from hpctrain.runs.excluded_hosts import Host, folder_of
 
 _NAME, _PARTS = "history.jsonl", 2
@@ -55,6 +55,9 @@ def add(
         by: Who has checked: "doctor", or the name of a run.
         places: The findings of each host.
         figures: What was measured of each host, by name.
+
+    Raises:
+        StorageError: The file cannot be written.
     """
     folder = folder_of(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,20 +73,23 @@ def add(
         for host, findings in places.items()
     ]
     # One write into a file that is open for appending is not mixed with that of another process.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    descriptor = open_below(folder / _NAME, flags, _PARTS)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
     try:
-        os.write(descriptor, msgspec.json.Encoder().encode_lines(entries))
-    finally:
-        os.close(descriptor)
+        with open(open_below(folder / _NAME, flags, _PARTS), "ab", buffering=0) as file:
+            file.write(msgspec.json.Encoder().encode_lines(entries))
+    except OSError as error:
+        raise StorageError(f"{folder / _NAME}: {error.strerror}") from error
 
 
 def read(output_dir: str) -> list[Entry]:
-    """Return all entries, the oldest first; a line that is damaged is left out."""
+    """Return all entries, the oldest first; a line that is damaged is left out.
+
+    Raises:
+        DamageError: The file cannot be read.
+    """
     path = folder_of(output_dir) / _NAME
     try:
-        with open_regular(path, _PARTS) as file:
-            lines = file.read(LARGEST_JSON).splitlines()
+        lines = read_bytes(path, _PARTS, LARGEST_JSON).splitlines()
     except FileNotFoundError:
         return []
     entries = []

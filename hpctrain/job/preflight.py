@@ -23,7 +23,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor import at_start, failed_hosts, history
 from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.look import Asked
-from hpctrain.errors import NodeError
+from hpctrain.errors import NodeError, StorageError
 from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.launch.slurm.sbatch_options import joined_hosts
 from hpctrain.runs import excluded_hosts
@@ -81,7 +81,7 @@ def _remember(
                 level = logging.WARNING if one.verdict == "warn" else logging.ERROR
                 log.log(level, "%s: %s: %s. %s", host, one.check, one.found, one.cure)
     failed: Iterable[str] = ()
-    with suppress(OSError):  # a full disk, which is among the findings
+    with suppress(OSError, StorageError):  # a full disk, which is among the findings
         history.add(config.output_dir, run.name, places, figures)
         failed = failed_hosts.exclude(config.output_dir, places)
     whole = [host for host, each in places.items() if any(one.verdict == "fail" for one in each)]

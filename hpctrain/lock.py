@@ -63,6 +63,19 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+def is_held_by(path: Path, pid: int) -> bool:
+    """Return whether a process of this host holds the lock on `path`, as far as Linux tells us."""
+    try:
+        lock = path.lstat()
+        return any(
+            os.path.samestat(lock, os.stat(f"/proc/{pid}/fd/{name}"))
+            and "FLOCK" in Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+            for name in os.listdir(f"/proc/{pid}/fd")
+        )
+    except OSError:
+        return False
+
+
 def open_lock(path: str | Path, flags: int) -> int:
     """Open a lock file, for `open` too (`opener`). Only those who may write it may read it.
 

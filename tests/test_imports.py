@@ -9,7 +9,9 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 # Every package may import these.
-EVERYBODY = "__init__ console disk errors forks lock progress_bar record secrets terminal"
+EVERYBODY = (
+    "__init__ console disk errors forks lock progress_bar record run_record secrets terminal"
+)
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
     "hardware": "errors",
@@ -90,6 +92,7 @@ APART = {
     "secret_text": "",
     "disk": "errors",
     "record": "disk errors",
+    "run_record": "errors record",
     "forks": "",
     "lock": "forks",
     "terminal": "",
@@ -107,8 +110,8 @@ NO_TORCH = (
     "doctor.comparison doctor.finding doctor.history doctor.login doctor.look doctor.nodes "
     "doctor.settings doctor.table errors faults.early_signals forecast forks hardware "
     "job.compile_cache job.here job.requeue job.verdict launch lock monitor plan.memory plot "
-    "progress_bar record report runs secret_text secrets shards.format shards.index terminal top "
-    "tracking trained.branch"
+    "progress_bar record report run_record runs secret_text secrets shards.format shards.index "
+    "terminal top tracking trained.branch"
 )
 NO_HYDRA = (
     "checkpoint data distributed faults job.fit models parallel runs shards tasks tracking training"

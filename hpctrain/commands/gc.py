@@ -207,8 +207,8 @@ def _code(
         if run.damage:
             return  # a run without a readable config may use any snapshot
         finished = states[run.path].name == "finished"
-        records = [run.record, *run.record.get("attempts", [])]
-        for snapshot in {str(record["code"]) for record in records if record.get("code")}:
+        codes = {run.record.code, *(attempt.code for attempt in run.record.attempts)}
+        for snapshot in filter(None, codes):
             used[snapshot].add(finished)
     for entry in _entries(folder / "functions"):
         if code := code_of(Path(entry.path)):

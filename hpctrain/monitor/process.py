@@ -21,13 +21,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.disk import read_json
+from hpctrain.errors import DamageError
 from hpctrain.monitor import amd
 from hpctrain.monitor.amd import AmdGpus
 from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.idle import Idle
 from hpctrain.monitor.sensors import Sensors
+from hpctrain.run_record import Progress
 from hpctrain.runs import stop_request
 from hpctrain.secrets import mask_logging
 from hpctrain.tracking import samples
@@ -103,10 +104,10 @@ class _Monitor:
     def _trains(self) -> bool:
         """Return whether this attempt has made its second step: compiling is over by then."""
         try:
-            progress = read_json(self._run / "progress.json")
-            return progress["time"] > self._started and progress["step_s"] is not None
-        except (OSError, ValueError, TypeError, KeyError):
+            progress = Progress.of(self._run)
+        except DamageError:
             return False
+        return progress.time > self._started and progress.step_s is not None
 
     def _tell(self, idle: list[str]) -> None:
         options = self._options

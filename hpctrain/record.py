@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -64,7 +65,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
-    """Return the content of a file, which may be a stranger's.
+    """Return the content of a file, which may be a stranger's: see `read_owned`."""
+    return read_owned(kind, path, parts, largest)[0]
+
+
+def read_owned(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> tuple[T, int]:
+    """Return the content of a file, which may be a stranger's, and the user id of its owner.
 
     Args:
         kind: A class of records, or a type of records such as `dict[str, Sale]`.
@@ -80,7 +86,7 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
     largest = largest or getattr(kind, "LARGEST", Record.LARGEST)
     try:
         with open_regular(path, parts) as file:
-            content = file.read(largest + 1)
+            content, owner = file.read(largest + 1), os.fstat(file.fileno()).st_uid
     except NotADirectoryError as error:
         raise FileNotFoundError(*error.args) from None
     except FileNotFoundError:
@@ -89,7 +95,7 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
         raise DamageError(path, f"it cannot be read ({error.strerror})") from error
     if len(content) > largest:
         raise DamageError(path, f"it has more than {largest:,} bytes, the most of its kind")
-    return decode(kind, content, path)
+    return decode(kind, content, path), owner
 
 
 def decode(kind: type[T], content: bytes, file: object) -> T:
@@ -101,7 +107,7 @@ def decode(kind: type[T], content: bytes, file: object) -> T:
         file: Where it stands, for the error: a path, or `PATH line 3`.
 
     Raises:
-        DamageError: It is not such a value, or has a text with NUL or half a surrogate pair.
+        DamageError: It is not such a value, or has a text with NUL.
     """
     if b"\\u0000" in content and _NUL.search(content):
         raise DamageError(file, "it has the character NUL in a text")
@@ -122,7 +128,9 @@ def _decode_again(kind: type[T], content: bytes, file: object, error: Exception)
     """Decode what the fast way refused: NaN, an older version, or damage."""
     try:
         tree = json.loads(content)
-        json.dumps(tree, ensure_ascii=False).encode()
+        text = json.dumps(tree, ensure_ascii=False)
+        if not text.isascii():  # half a surrogate pair becomes a question mark
+            tree = json.loads(text.encode(errors="replace"))
     except UnicodeError:
         raise DamageError(file, "it has text that is not Unicode") from None
     except RecursionError:
@@ -144,7 +152,7 @@ def convert(kind: type[T], tree: Any, file: object) -> T:
         with suppress(TypeError, ValueError, LookupError, AttributeError):
             tree = kind.upgraded(tree)
     try:
-        return msgspec.convert(tree, kind)
+        return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:
         match = _EXPECTED.fullmatch(str(error))
         assert match is not None

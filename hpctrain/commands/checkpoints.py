@@ -51,7 +51,7 @@ class Row:
     @property
     def metrics(self) -> dict[str, float]:
         """The last value of every metric when it was saved."""
-        return dict(self.manifest.progress.get("metrics", {})) if self.manifest else {}
+        return self.manifest.metrics if self.manifest else {}
 
     @property
     def metric(self) -> tuple[str, float] | None:

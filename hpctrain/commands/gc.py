@@ -246,7 +246,7 @@ def _is_complete(checkpoint: Path) -> bool:
     try:
         files = Manifest.read(checkpoint).files
         return all((checkpoint / f).stat().st_size == facts["bytes"] for f, facts in files.items())
-    except (StorageError, OSError, KeyError):
+    except (StorageError, OSError):
         return False
 
 

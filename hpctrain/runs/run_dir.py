@@ -32,7 +32,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +187,9 @@ class RunDir:
         """
         with open(self.path / ".run.json.lock", "a", opener=open_lock) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            self.read()  # a damaged file stays as it is
             content: dict[str, Any] = {}
-            if self.read().state:  # what it has of a newer version stays
+            with suppress(FileNotFoundError):  # what it has of a newer version stays
                 content = read(dict[str, Any], self.path / "run.json")
             yield content
             write_atomically(self.path / "run.json", _text(content), sync)

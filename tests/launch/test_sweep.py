@@ -110,8 +110,8 @@ def test_a_queued_run_is_a_folder_and_two_files(tmp_path: Path) -> None:
     assert kept == {"checkpoints", "config.yaml", "logs", "provenance", "run.json"}
     # A run that is frozen again keeps its uid.
     some[7].run.freeze(some[7].config, state="created")
-    assert run.read()["uid"] == record["uid"]
-    assert len(run.read()["attempts"]) == 1
+    assert run.read().uid == record["uid"]
+    assert len(run.read().attempts) == 1
 
 
 def test_arrays_are_cut_at_the_limit_and_keep_the_order(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpctrain.disk import open_regular, parse_json
+from hpctrain.disk import open_regular
+from hpctrain.errors import DamageError
+from hpctrain.record import Count, Record, read
 from hpctrain.secrets import mask
 
 _MOST_BYTES = 1 << 20  # of a text
@@ -30,6 +32,19 @@ class Text(NamedTuple):
 
     name: str
     content: str
+
+
+class _File(Record, frozen=True):
+    bytes: Count
+
+
+class _Manifest(Record, frozen=True):
+    """What is shown of the manifest of a checkpoint; `hpctrain.checkpoint.manifest` has all."""
+
+    step: Count
+    files: dict[str, _File]
+    digest: str
+    healthy: bool = True
 
 
 def at_start(run_dir: Path) -> Iterator[Text]:
@@ -62,15 +77,12 @@ def checkpoints(run_dir: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(run_dir.glob("checkpoints/step-????????")):
         try:
-            with open_regular(path / "manifest.json") as file:
-                manifest = parse_json(file.read())
-            sizes = [int(facts["bytes"]) for facts in manifest["files"].values()]
-            digest, healthy = str(manifest["digest"]), bool(manifest["healthy"])
-            step = int(manifest["step"])
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            made = read(_Manifest, path / "manifest.json", parts=3)
+        except (FileNotFoundError, DamageError):
             continue  # it is being removed, or it is damaged
-        facts = {"path": str(path), "bytes": sum(sizes), "digest": digest, "healthy": healthy}
-        found.append({"step": step, **facts})
+        size = sum(file.bytes for file in made.files.values())
+        facts = {"path": str(path), "bytes": size, "digest": made.digest, "healthy": made.healthy}
+        found.append({"step": made.step, **facts})
     return found
 
 
@@ -79,7 +91,7 @@ def _logs(folder: Path, failed: bool) -> list[Path]:
     dated = [
         (path.stat().st_mtime, int(match["rank"]), path)
         for path in folder.glob("*")
-        if (match := _LOG.match(path.name)) and path.is_file()
+        if (match := _LOG.match(path.name)) and path.is_file() and not path.is_symlink()
     ]
     dated.sort(reverse=True)
     main = [path for _, rank, path in dated if rank == 0][:1]
@@ -91,9 +103,12 @@ def _logs(folder: Path, failed: bool) -> list[Path]:
 
 
 def _end_of(path: Path, size: int) -> str:
-    """Return the end of a text file without secrets; "" if it is no regular file."""
+    """Return the end of a text file without secrets; "" if it is a link or no regular file.
+
+    A link of somebody else could lead to a private file of the user who uploads the run.
+    """
     try:
-        with open_regular(path) as file:
+        with open_regular(path, parts=2) as file:
             whole = file.seek(0, 2)
             file.seek(max(0, whole - size))
             content = file.read(size).decode(errors="replace")

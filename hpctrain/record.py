@@ -36,11 +36,26 @@ from hpctrain.errors import DamageError
 
 T = TypeVar("T")
 
+_WORDS: dict[str, str] = {}
+
+
+def matching(pattern: str, words: str) -> Meta:
+    """Return the constraint of a text.
+
+    Args:
+        pattern: The regular expression that all of the text matches.
+        words: What such a text is, for errors.
+    """
+    whole = rf"^(?:{pattern})\Z"
+    _WORDS[repr(whole)] = words
+    return Meta(pattern=whole)
+
+
 Finite = Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # a step, bytes, ranks
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # below 0 where two clocks differ
 Time = Annotated[float, Meta(ge=-1e11, le=2e11)]  # since the epoch; datetime ends in the year 9999
-JobId = Annotated[str, Meta(pattern=r"^([0-9]+(_[0-9]+)?)?\Z")]  # "" outside Slurm
+JobId = Annotated[str, matching("([0-9]+(_[0-9]+)?)?", "a job id such as 123_4, or empty")]
 Pid = Annotated[int, Meta(ge=2, le=2**31 - 1)]  # kill() of 1, 0 or less is for many processes
 
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -136,8 +151,9 @@ def _decode_again(kind: type[T], content: bytes, file: object, error: Exception)
     except RecursionError:
         raise DamageError(file, "it is nested too deeply") from None
     except ValueError:
-        why = str(error) if isinstance(error, msgspec.MsgspecError) else "it is not JSON"
-        raise DamageError(file, why) from None
+        raise DamageError(
+            file, f"it is not valid JSON ({str(error).partition(': ')[2] or error})"
+        ) from None
     return convert(kind, tree, file)
 
 
@@ -159,6 +175,10 @@ def convert(kind: type[T], tree: Any, file: object) -> T:
         at = match["at"] or "$"
         found = _standing(tree, at) or match["got"] or ""
         allowed = re.sub("^Expected", "it must be", match["what"])
+        allowed = re.sub("^Object missing required field (.*)", r"the key \1 is missing", allowed)
+        _, _, pattern = allowed.partition(" matching regex ")
+        if pattern in _WORDS:
+            allowed = f"it must be {_WORDS[pattern]}"
         raise DamageError(file, allowed, at, found) from None
     except RecursionError:
         raise DamageError(file, "it is nested too deeply") from None

@@ -11,11 +11,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from hpctrain.disk import is_own
 from hpctrain.errors import DamageError
-from hpctrain.record import Count, Finite, JobId, Record, Seconds, Time, read
+from hpctrain.record import Count, Finite, JobId, Record, Seconds, Time, matching, read
 
-_Code = Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z")]  # becomes a part of a path
-_User = Annotated[str, Meta(pattern=r"^([^-\s,=][^\s,=]*)?\Z")]  # becomes an argument of squeue
+# Such a text becomes a part of a path, or an argument of squeue.
+_Code = Annotated[str, matching("([0-9a-f]{16})?", "16 hexadecimal digits")]
+_User = Annotated[str, matching(r"([^-\s,=][^\s,=]*)?", "the name of a user")]
 _Rate = Annotated[float, Meta(ge=1e-9, le=1e12)]
 
 
@@ -128,6 +130,11 @@ class RunRecord(Record, frozen=True):
         """The last step of a run that has finished."""
         step = (self.result or {}).get("step")
         return None if step is None else int(step)
+
+
+def is_own_run(run: Path) -> bool:
+    """Return whether this user owns a run directory, and the files that say what it runs."""
+    return all(map(is_own, (run, run / "run.json", run / "config.yaml")))
 
 
 class Progress(Record, frozen=True):

@@ -48,7 +48,7 @@ class _Used(Record, frozen=True):
     tracker: Count = 0
 
 
-class FileFacts(TypedDict):
+class _FileFacts(TypedDict):
     """The size and the digest of a file."""
 
     bytes: Count
@@ -74,7 +74,7 @@ class Manifest:
     step: Count
     world_size: Count
     progress: Progress
-    files: Mapping[str, FileFacts]
+    files: Mapping[str, _FileFacts]
     time: Time
     layout: Mapping[str, Count]
     healthy: bool = True

@@ -21,11 +21,12 @@ from pathlib import Path
 from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
-from hpctrain.disk import is_own, open_regular
+from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.slurm import queue
 from hpctrain.launch.slurm.queue import me
 from hpctrain.lock import is_held_by
+from hpctrain.run_record import is_own_run
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import printable
@@ -169,7 +170,7 @@ def _step(run: Facts, state: State, *, save: bool) -> Step:
         return Step(run, state, "skip", message)
     if state.name not in UNDER_WAY:
         return Step(run, state, "skip", f"{state.name}, nothing to do")
-    if not is_own(run.path / "run.json"):
+    if not is_own_run(run.path):
         message = f"{state.name}, skipped: it is the run of another user, who can cancel it"
         return Step(run, state, "skip", message)
     if run.job is not None and not _is_of(run):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.frozen import load
+from hpctrain.disk import opener
 from hpctrain.distributed import flight_recorder
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
@@ -127,7 +128,7 @@ def close_tracking(run: RunDir, code: int) -> None:
             "hpctrain.tracking.uploading.uploader", str(run.path), f"--drain={tracking.drain_s}"
         )
         with (
-            (run.path / "journal" / "uploader.log").open("ab") as output,
+            open(run.path / "journal" / "uploader.log", "ab", opener=opener(2)) as output,
             suppress(subprocess.TimeoutExpired),
         ):
             subprocess.run(

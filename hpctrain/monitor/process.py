@@ -21,6 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.monitor import amd
 from hpctrain.monitor.amd import AmdGpus
@@ -116,7 +117,7 @@ class _Monitor:
             f"{options.idle_minutes:g} minutes"
         )
         log.warning("%s", text)
-        (samples.folder(self._run) / f"{self._node}.idle").write_text(text + "\n")
+        write_atomically(samples.folder(self._run) / f"{self._node}.idle", text + "\n")
         if options.idle_action == "stop":
             stop_request.write(self._run, f"the monitor ({text}; monitor.idle_action=stop)")
 

@@ -40,7 +40,7 @@ from hpctrain.checkpoint.manifest import newest_healthy
 from hpctrain.config.frozen import dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
-from hpctrain.disk import create, set_aside, write_atomically
+from hpctrain.disk import create, open_regular, set_aside, write_atomically
 from hpctrain.errors import DamageError, InUseError, StorageError
 from hpctrain.forks import keep_private
 from hpctrain.lock import is_locked, open_lock
@@ -223,7 +223,9 @@ class RunDir:
 
     def _in_use(self) -> InUseError:
         lock = self.path / "lock"
-        holder = lock.read_text(errors="replace")[:_LONGEST_HOLDER].strip() or "another process"
+        with open_regular(lock) as file:
+            holder = file.read(_LONGEST_HOLDER).decode(errors="replace").strip()
+        holder = holder or "another process"
         match = _HOLDER.fullmatch(holder)
         if match and match["host"] == socket.gethostname() and not Path("/proc", match[1]).exists():
             return InUseError(

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from hpctrain import record as door
-from hpctrain.disk import open_regular
+from hpctrain.disk import open_below, open_regular
 from hpctrain.errors import DamageError, StorageError
 from hpctrain.record import Count, Seconds, Time
 
@@ -146,9 +146,7 @@ class Journal:
         self.path = journal_path(run_dir)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(
-                self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
+            self._fd = open_below(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 2, 0o644)
         except OSError as error:
             raise StorageError(f"{self.path}: the journal cannot be opened: {error}") from error
         size = os.fstat(self._fd).st_size
@@ -316,11 +314,18 @@ def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the record in `line`; None if the line is incomplete or is no record."""
     try:
-        if door.decode(_Kind, line, "").kind in _KINDS:
-            door.decode(_Checked, line, "")
+        if door.decode(_Kind, line, "a record of the journal").kind in _KINDS:
+            door.decode(_Checked, line, "a record of the journal")
         return door.decode(dict[str, Any], line, "")
-    except DamageError:
+    except DamageError as error:
+        if error.at:  # a line that was cut off has none
+            _say(f"{error}: it is left out")
         return None
+
+
+@cache
+def _say(problem: str) -> None:
+    log.warning("%s", problem)
 
 
 def _parse_all(lines: list[bytes]) -> Sequence[dict[str, Any] | None]:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
-
 from hpctrain import secrets
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, TrackingError
-from hpctrain.record import Count, read_owned
+from hpctrain.record import Count, matching, read_owned
 from hpctrain.tracking.store import is_server
 
-_Name = Annotated[str, msgspec.Meta(pattern=r"^[^/]*\Z")]  # becomes a part of a file's name
+_Name = Annotated[str, matching("[^/]*", "the name of a file, without /")]
 
 
 @dataclass(frozen=True)

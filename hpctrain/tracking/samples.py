@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hpctrain.disk import open_regular
+from hpctrain.disk import open_below, open_regular
 from hpctrain.errors import DamageError
 from hpctrain.record import Count, Record, Time, decode
 
@@ -74,7 +74,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = open_below(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 2, 0o644)
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")

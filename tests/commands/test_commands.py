@@ -606,10 +606,10 @@ def test_a_damaged_run_json_hides_no_other_run(tmp_path: Path, no_slurm: None) -
     rows = {row["run"]: row["state"] for row in status(tmp_path)}
     assert rows == {str(good): "finished", str(run): "damaged"}
     assert "scancel ends it" in run_module("hpctrain", "cancel", run.name, *where).stdout
-    assert "no keys" in run_module("hpctrain", "run", str(run), code=6).stderr
+    assert "it must be `object`" in run_module("hpctrain", "run", str(run), code=6).stderr
     (run / "run.json").write_text('{"state": "interrupted", "attempts": []}')
     for command in (["resume", *where], ["run", str(run)]):
-        assert "it has no 'signature'" in run_module("hpctrain", *command, code=6).stderr
+        assert "it has no `signature`" in run_module("hpctrain", *command, code=6).stderr
 
 
 @pytest.mark.parametrize(
@@ -1094,22 +1094,22 @@ def found(folder: Path, **flags: Any) -> set[tuple[str, str]]:
 
 def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     folder = tmp_path / "runs"
-    done = make_run(folder, "digits-00000001", state="finished", code="aaa")
+    done = make_run(folder, "digits-00000001", state="finished", code="a" * 16)
     for step in (10, 20, 30):
         make_checkpoint(done, step)
     make_checkpoint(done, 40, whole=False)
-    half = make_run(folder, "digits-00000002", state="interrupted", attempts=[SAVED], code="bbb")
+    half = make_run(folder, "digits-00000002", state="interrupted", attempts=[SAVED], code="b" * 16)
     for step in (10, 20):
         make_checkpoint(half, step)
     old(half / ".config.yaml.node1.123")
     (half / ".run.json.node1.124").touch()  # changed just now
     (half / "checkpoints" / "step-00000030.tmp").mkdir()
-    queue = make_run(folder, "digits-00000003", state="queued", submission=SUBMITTED, code="bbb")
+    queue = make_run(folder, "digits-00000003", state="queued", submission=SUBMITTED, code="b" * 16)
     old(queue / ".config.yaml.node1.123")
     (queue / "checkpoints" / "step-00000030.tmp").mkdir()
-    make_run(folder, "digits-00000001.1", state="finished", code="ccc")
-    make_run(folder, "debug-00000004", state="finished", code="aaa")
-    for snapshot in ("aaa", "bbb", "ccc", "unused"):
+    make_run(folder, "digits-00000001.1", state="finished", code="c" * 16)
+    make_run(folder, "debug-00000004", state="finished", code="a" * 16)
+    for snapshot in ("a" * 16, "b" * 16, "c" * 16, "unused"):
         old(folder / "code" / snapshot / "a.py")
     (folder / "code" / "new").mkdir()  # a submission may still be writing it
     outside = make_run(tmp_path / "elsewhere", state="finished")
@@ -1131,7 +1131,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     assert found(folder) == safe
     assert found(folder, keep_checkpoints=3) == safe - superfluous
     asked = {("archived", "digits-00000001.1"), ("debug", "debug-00000004")}
-    asked |= {("code", "code/aaa"), ("code", "code/ccc")}
+    asked |= {("code", f"code/{letter * 16}") for letter in "ac"}
     assert found(folder, code=True, archived=True, debug=True) == safe | asked
 
     before = sorted(folder.rglob("*"))
@@ -1145,7 +1145,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         "step-00000030",
         "step-00000040",
     ]
-    assert sorted(path.name for path in (folder / "code").iterdir()) == ["bbb", "link", "new"]
+    assert sorted(path.name for path in (folder / "code").iterdir()) == ["b" * 16, "link", "new"]
     assert sorted(path.name for path in (outside / "checkpoints").iterdir()) == [
         "step-00000001",
         "step-00000002",

@@ -22,7 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import read_json, write_atomically
+from hpctrain.disk import open_regular, write_atomically
+from hpctrain.errors import DamageError
+from hpctrain.record import read as read_record
 from hpctrain.secrets import mask
 from hpctrain.tracking import samples
 from hpctrain.tracking.alerts.settings import Settings
@@ -103,8 +105,10 @@ class Alerts:
     def _look_for_idle(self) -> None:
         for path in sorted(samples.folder(self._run_dir).glob("*.idle")):
             with suppress(OSError, ValueError):
-                if (when := path.stat().st_mtime) >= self._began:
-                    self._tell("idle", path.read_text(errors="replace")[:500].strip(), when)
+                if (when := path.lstat().st_mtime) >= self._began:
+                    with open_regular(path, parts=2) as file:
+                        text = file.read(500).decode(errors="replace").strip()
+                    self._tell("idle", text, when)
 
     def _tell(self, event: str, reason: str, when: float) -> None:
         settings = self._settings
@@ -151,8 +155,8 @@ class Alerts:
 
     def _told(self) -> dict[str, float]:
         try:
-            return dict(read_json(self._notified))
-        except (OSError, ValueError, TypeError):
+            return read_record(dict[str, float], self._notified, parts=2)
+        except (FileNotFoundError, DamageError):
             return {}
 
     def _note(self, told: dict[str, float]) -> None:

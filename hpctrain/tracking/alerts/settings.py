@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpctrain.disk import open_regular, parse_json, write_atomically
+from hpctrain.disk import write_atomically
+from hpctrain.errors import DamageError
+from hpctrain.record import Seconds, read_owned
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Settings:
     variable: str
     kind: str
     on: tuple[str, ...]
-    stalled_s: float
+    stalled_s: Seconds
 
     def write(self, run_dir: Path) -> None:
         """Write the file."""
@@ -42,18 +44,10 @@ class Settings:
     def read(cls, run_dir: Path) -> Settings | None:
         """Read the file; None if there is none, or if somebody else has written it."""
         try:
-            with open_regular(_path(run_dir)) as file:
-                if os.fstat(file.fileno()).st_uid != os.geteuid():
-                    return None
-                body = parse_json(file.read())
-            return cls(
-                str(body["variable"]),
-                str(body["kind"]),
-                tuple(map(str, body["on"])),
-                float(body["stalled_s"]),
-            )
-        except (OSError, ValueError, LookupError, TypeError):
+            found, owner = read_owned(cls, _path(run_dir), parts=2)
+        except (FileNotFoundError, DamageError):
             return None
+        return found if owner == os.geteuid() else None
 
     @property
     def url(self) -> str:

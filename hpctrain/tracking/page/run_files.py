@@ -50,7 +50,7 @@ class _Manifest(Record, frozen=True):
 def at_start(run_dir: Path) -> Iterator[Text]:
     """Yield the config, and where code and packages are from."""
     for path in (run_dir / "config.yaml", *sorted((run_dir / "provenance").glob("*"))):
-        content = _end_of(path, _MOST_BYTES)
+        content = _end_of(path, _MOST_BYTES, parts=len(path.relative_to(run_dir).parts))
         if content:
             yield Text(str(path.relative_to(run_dir)), content)
 
@@ -64,7 +64,8 @@ def at_end(run_dir: Path, failed: bool) -> Iterator[Text]:
             there as well.
     """
     for path in _logs(run_dir / "logs", failed):
-        yield Text(f"logs/{path.name}", _end_of(path, _TAIL))
+        if content := _end_of(path, _TAIL):
+            yield Text(f"logs/{path.name}", content)
     if found := checkpoints(run_dir):
         yield Text("checkpoints.json", json.dumps(found, indent=1) + "\n")
 
@@ -89,9 +90,9 @@ def checkpoints(run_dir: Path) -> list[dict[str, Any]]:
 def _logs(folder: Path, failed: bool) -> list[Path]:
     """Return the logs to show: that of rank 0, and after a failure those that have an error."""
     dated = [
-        (path.stat().st_mtime, int(match["rank"]), path)
+        (path.lstat().st_mtime, int(match["rank"]), path)
         for path in folder.glob("*")
-        if (match := _LOG.match(path.name)) and path.is_file() and not path.is_symlink()
+        if (match := _LOG.match(path.name))
     ]
     dated.sort(reverse=True)
     main = [path for _, rank, path in dated if rank == 0][:1]
@@ -102,13 +103,13 @@ def _logs(folder: Path, failed: bool) -> list[Path]:
     return main + wrong[: _MOST_LOGS - len(main)]
 
 
-def _end_of(path: Path, size: int) -> str:
+def _end_of(path: Path, size: int, parts: int = 2) -> str:
     """Return the end of a text file without secrets; "" if it is a link or no regular file.
 
     A link of somebody else could lead to a private file of the user who uploads the run.
     """
     try:
-        with open_regular(path, parts=2) as file:
+        with open_regular(path, parts) as file:
             whole = file.seek(0, 2)
             file.seek(max(0, whole - size))
             content = file.read(size).decode(errors="replace")

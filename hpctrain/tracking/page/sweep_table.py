@@ -35,7 +35,7 @@ _MOST_VALUES = 16
 _USUAL = {"val/accuracy": "higher", "val/loss": "lower", "train/loss": "lower"}
 
 
-class Listed(Record, frozen=True):
+class _Listed(Record, frozen=True):
     """A run in the list of its sweep, `sweep.json`."""
 
     name: str
@@ -126,7 +126,7 @@ def waiting(run_dir: Path, begun: Sequence[Row]) -> list[Row]:
     """
     folder = (_known(run_dir).sweep or {}).get("folder")
     try:
-        listed = read(tuple[Listed, ...], Path(folder) / FILE) if folder else ()
+        listed = read(tuple[_Listed, ...], Path(folder) / FILE) if folder else ()
     except (FileNotFoundError, DamageError):
         return []
     known, found = {row.name for row in begun}, []

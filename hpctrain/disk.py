@@ -12,7 +12,7 @@ import resource
 import secrets
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -189,6 +189,11 @@ def open_regular(path: Path, parts: int = 1) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return open(descriptor, "rb")
+
+
+def opener(parts: int) -> Callable[[str, int], int]:
+    """Return the `opener` with which `open` follows no link in the last parts of a path."""
+    return lambda path, flags: open_below(Path(path), flags, parts)
 
 
 def is_own(path: Path) -> bool:

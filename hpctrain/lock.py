@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpctrain.disk import open_below
 from hpctrain.forks import keep_private
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextmanager
-def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
+def file_lock(path: Path, wait: Callable[[], None], parts: int = 1) -> Iterator[int]:
     """Hold the lock on `path`, which is created if it does not exist; yield the open file.
 
     A program that inherits the open file also holds the lock, until it ends; a fork does not.
@@ -28,9 +29,10 @@ def file_lock(path: Path, wait: Callable[[], None]) -> Iterator[int]:
     Args:
         path: The lock file. Only its holder may remove it.
         wait: Called while another process holds the lock; it sleeps a little, or raises to give up.
+        parts: How many of the last parts of `path` may not be links (see `disk.open_below`).
     """
     while True:
-        fd = open_lock(path, os.O_RDWR | os.O_CREAT)
+        fd = open_lock(path, os.O_RDWR | os.O_CREAT, parts)
         try:
             _flock(fd, path, wait)
             if _is_same(fd, path):
@@ -49,7 +51,7 @@ def is_locked(path: Path) -> bool:
     the same moment would fail.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would be waited for
+        fd = open_below(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would be waited for
     except OSError:
         return False
     try:
@@ -63,12 +65,25 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def open_lock(path: str | Path, flags: int) -> int:
+def is_held_by(path: Path, pid: int) -> bool:
+    """Return whether a process of this host holds the lock on `path`, as far as Linux tells us."""
+    try:
+        lock = path.lstat()
+        return any(
+            os.path.samestat(lock, os.stat(f"/proc/{pid}/fd/{name}"))
+            and "FLOCK" in Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+            for name in os.listdir(f"/proc/{pid}/fd")
+        )
+    except OSError:
+        return False
+
+
+def open_lock(path: str | Path, flags: int, parts: int = 1) -> int:
     """Open a lock file, for `open` too (`opener`). Only those who may write it may read it.
 
     Who may open a file, even only for reading, may lock it, and would keep its user from working.
     """
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o622)
+    fd = open_below(Path(path), flags, parts, 0o622)
     mode = os.fstat(fd).st_mode & 0o777
     wanted = mode & ~0o044 | (mode & 0o022) << 1
     if wanted != mode:
@@ -93,7 +108,7 @@ def _flock(fd: int, path: Path, wait: Callable[[], None]) -> None:
 
 def _is_same(fd: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(fd), path.stat())
+        return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
         return False
 

@@ -38,12 +38,27 @@ from hpctrain.errors import DamageError
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+_WORDS: dict[str, str] = {}
+
+
+def matching(pattern: str, words: str) -> Meta:
+    """Return the constraint of a text.
+
+    Args:
+        pattern: The regular expression that all of the text matches.
+        words: What such a text is, for errors.
+    """
+    whole = rf"^(?:{pattern})\Z"
+    _WORDS[repr(whole)] = words
+    return Meta(pattern=whole)
+
+
 Finite = Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # a step, bytes, ranks
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # below 0 where two clocks differ
 Time = Annotated[float, Meta(ge=-1e11, le=2e11)]  # since the epoch; datetime ends in the year 9999
 Number = float | Literal["nan", "inf", "-inf"]  # a metric: JSON has no word for these
-JobId = Annotated[str, Meta(pattern=r"^([0-9]+(_[0-9]+)?)?\Z")]  # "" outside Slurm
+JobId = Annotated[str, matching("([0-9]+(_[0-9]+)?)?", "a job id such as 123_4, or empty")]
 Pid = Annotated[int, Meta(ge=2, le=2**31 - 1)]  # kill() of 1, 0 or less is for many processes
 
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -67,8 +82,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return content
 
 
-def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0, *, own: bool = False) -> T:
-    """Return the content of a file, which may be a stranger's.
+def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
+    """Return the content of a file, which may be a stranger's: see `read_owned`."""
+    return read_owned(kind, path, parts, largest)[0]
+
+
+def read_owned(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> tuple[T, int]:
+    """Return the content of a file, which may be a stranger's, and the user id of its owner.
 
     Args:
         kind: A class of records, or a type of records such as `dict[str, Sale]`.
@@ -76,28 +96,21 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0, *, own: bo
         parts: How many of the last parts of `path` lie below the run directory or data set. None
             of them may be a link.
         largest: The most bytes it may have; by default those of the class.
-        own: Whether it must be a file of this user.
 
     Raises:
         FileNotFoundError: There is no such file.
         DamageError: It cannot be read, or it is not such a file.
     """
-    return decode(kind, read_bytes(path, parts, largest or _largest(kind), own=own), path)
+    largest = largest or getattr(kind, "LARGEST", Record.LARGEST)
+    content, owner = read_bytes(path, parts, largest)
+    return decode(kind, content, path), owner
 
 
-def _largest(kind: Any) -> int:
-    return int(getattr(kind, "LARGEST", Record.LARGEST))
-
-
-def read_bytes(
-    path: Path, parts: int = 1, largest: int = Record.LARGEST, *, own: bool = False
-) -> bytes:
-    """Return the bytes of a file, as `read` does, whose arguments and errors it has."""
+def read_bytes(path: Path, parts: int, largest: int) -> tuple[bytes, int]:
+    """Return the bytes of a file and its owner; `read_owned` has the arguments and errors."""
     try:
         with open_regular(path, parts) as file:
-            if own and os.fstat(file.fileno()).st_uid != os.geteuid():
-                raise DamageError(path, "it belongs to somebody else")
-            content = file.read(largest + 1)
+            content, owner = file.read(largest + 1), os.fstat(file.fileno()).st_uid
     except NotADirectoryError as error:
         raise FileNotFoundError(*error.args) from None
     except FileNotFoundError:
@@ -106,16 +119,16 @@ def read_bytes(
         raise DamageError(path, f"it cannot be read ({error.strerror})") from error
     if len(content) > largest:
         raise DamageError(path, f"it has more than {largest:,} bytes, the most of its kind")
-    return content
+    return content, owner
 
 
-def read_known(kind: type[T], path: Path, parts: int = 1, *, own: bool = False) -> T | None:
+def read_known(kind: type[T], path: Path, parts: int = 1) -> T | None:
     """Return the content of a file that helps but is not needed.
 
     None if there is none; if it is damaged, the log says so.
     """
     try:
-        return read(kind, path, parts, own=own)
+        return read(kind, path, parts)
     except FileNotFoundError:
         return None
     except DamageError as error:
@@ -132,7 +145,7 @@ def decode(kind: type[T], content: bytes, file: object) -> T:
         file: Where it stands, for the error: a path, or `PATH line 3`.
 
     Raises:
-        DamageError: It is not such a value, or has a text with NUL or half a surrogate pair.
+        DamageError: It is not such a value, or has a text with NUL.
     """
     if b"\\u0000" in content and _NUL.search(content):
         raise DamageError(file, "it has the character NUL in a text")
@@ -153,14 +166,17 @@ def _decode_again(kind: type[T], content: bytes, file: object, error: Exception)
     """Decode what the fast way refused: NaN, an older version, or damage."""
     try:
         tree = json.loads(content)
-        json.dumps(tree, ensure_ascii=False).encode()
+        text = json.dumps(tree, ensure_ascii=False)
+        if not text.isascii():  # half a surrogate pair becomes a question mark
+            tree = json.loads(text.encode(errors="replace"))
     except UnicodeError:
         raise DamageError(file, "it has text that is not Unicode") from None
     except RecursionError:
         raise DamageError(file, "it is nested too deeply") from None
     except ValueError:
-        why = str(error) if isinstance(error, msgspec.MsgspecError) else "it is not JSON"
-        raise DamageError(file, why) from None
+        raise DamageError(
+            file, f"it is not valid JSON ({str(error).partition(': ')[2] or error})"
+        ) from None
     return convert(kind, tree, file)
 
 
@@ -175,13 +191,17 @@ def convert(kind: type[T], tree: Any, file: object) -> T:
         with suppress(TypeError, ValueError, LookupError, AttributeError):
             tree = kind.upgraded(tree)
     try:
-        return msgspec.convert(tree, kind)
+        return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:
         match = _EXPECTED.fullmatch(str(error))
         assert match is not None
         at = match["at"] or "$"
         found = _standing(tree, at) or match["got"] or ""
         allowed = re.sub("^Expected", "it must be", match["what"])
+        allowed = re.sub("^Object missing required field (.*)", r"the key \1 is missing", allowed)
+        _, _, pattern = allowed.partition(" matching regex ")
+        if pattern in _WORDS:
+            allowed = f"it must be {_WORDS[pattern]}"
         raise DamageError(file, allowed, at, found) from None
     except RecursionError:
         raise DamageError(file, "it is nested too deeply") from None

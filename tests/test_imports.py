@@ -11,7 +11,9 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 # Every package may import these.
-EVERYBODY = "__init__ console disk errors forks lock progress_bar record secrets terminal"
+EVERYBODY = (
+    "__init__ console disk errors forks lock progress_bar record run_record secrets terminal"
+)
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
     "hardware": "errors",
@@ -92,8 +94,9 @@ APART = {
     "secret_text": "",
     "disk": "errors",
     "record": "disk errors",
+    "run_record": "disk errors record",
     "forks": "",
-    "lock": "forks",
+    "lock": "disk forks",
     "terminal": "",
     "console": "terminal",
     "progress_bar": "console",
@@ -109,8 +112,8 @@ NO_TORCH = (
     "doctor.comparison doctor.finding doctor.history doctor.login doctor.look doctor.nodes "
     "doctor.settings doctor.table errors faults.early_signals forecast forks hardware "
     "job.compile_cache job.here job.requeue job.verdict launch lock monitor plan.memory plot "
-    "progress_bar record report runs secret_text secrets shards.format shards.index terminal top "
-    "tracking trained.branch"
+    "progress_bar record report run_record runs secret_text secrets shards.format shards.index "
+    "terminal top tracking trained.branch"
 )
 NO_HYDRA = (
     "checkpoint data distributed faults job.fit models parallel runs shards tasks tracking training"

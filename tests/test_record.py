@@ -50,7 +50,10 @@ class Whole(Record, frozen=True):
         ('{"parts": [{"weight": NaN}]}', "$.parts[0].weight is NaN; it must be `float` >= "),
         ('{"parts": [{"started": 1e300}]}', "$.parts[0].started is 1e+300; it must be `float` <= "),
         ('{"parts": [{"took": 1e400}]}', "$.parts[0].took is Infinity; it must be `float` <= "),
-        ('{"parts": [{"job_id": "--state=R"}]}', '$.parts[0].job_id is "--state=R"; it must be '),
+        (
+            '{"parts": [{"job_id": "--state=R"}]}',
+            '$.parts[0].job_id is "--state=R"; it must be a job id',
+        ),
         ('{"parts": [{"job_id": "1\\n2"}]}', "$.parts[0].job_id is "),
         ('{"parts": [{"job_id": "1\\n"}]}', "$.parts[0].job_id is "),
         ('{"parts": [{"pid": 1}]}', "$.parts[0].pid is 1; it must be `int` >= 2"),
@@ -58,10 +61,9 @@ class Whole(Record, frozen=True):
         ('{"parts": null}', "$.parts is null; it must be `array`"),
         ('{"metrics": {"a": "1"}}', "$.metrics[...] is `str`; it must be `float`"),
         ('{"why": "a\\u0000b"}', "it has the character NUL in a text"),
-        ('{"why": "a\\ud800b"}', "it has text that is not Unicode"),
         ('{"why": "bad"}', "$: `why` may not be bad"),
-        ('{"parts": [', "Input data was truncated"),
-        ("", "Input data was truncated"),
+        ('{"parts": [', "it is not valid JSON (Input data was truncated)"),
+        ("", "it is not valid JSON (Input data was truncated)"),
         ("[]", "$ is `array`; it must be `object`"),
         ('{"new": ' + "[" * 100_000, "it is nested too deeply"),
         ('{"new": ' + "9" * 11_000 + "}", "it has more than 10,000 bytes, the most of its kind"),
@@ -87,6 +89,10 @@ def test_what_may_be_read(tmp_path: Path) -> None:
     assert (whole.parts, whole.why) == ((Part(step=3, job_id="12_3", pid=77),), "a\\u0000")
     assert math.isnan(whole.metrics["a"])
     assert whole.metrics["b"] == -math.inf
+    # What a version before has written for bytes that are not Unicode.
+    assert decode(Whole, b'{"why": "a\\udce9b"}', "").why == "a?b"
+    with pytest.raises(DamageError, match="text that is not Unicode"):
+        decode(Whole, b'{"why": "\xe9"}', "")
     assert read(dict[str, Any], file)["new"] == [[{}]]
     with pytest.raises(AttributeError):
         whole.why = "frozen"  # type: ignore[misc]

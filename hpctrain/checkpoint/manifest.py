@@ -19,12 +19,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import xxhash
 
-from hpctrain.disk import open_regular, parse_json, sync
-from hpctrain.errors import StorageError
+from hpctrain.disk import LARGEST_JSON, open_regular, sync
+from hpctrain.errors import DamageError, StorageError
+from hpctrain.record import Count, Record, Time, convert, decode
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +37,27 @@ Progress = dict[str, Any]
 _DIGEST = b',\n "digest": "xxh3_128:%s"\n}\n'
 
 
+class _Version(Record, frozen=True):
+    version: int
+
+
+class _Used(Record, frozen=True):
+    """What commands take of the progress in a manifest."""
+
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    tracker: Count = 0
+
+
+class _FileFacts(TypedDict):
+    """The size and the digest of a file."""
+
+    bytes: Count
+    xxh3_128: str
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a manifest.
+    """The content of a manifest: a record of a file, and what is written into one.
 
     Attributes:
         step: Global step.
@@ -51,14 +71,28 @@ class Manifest:
             it holds the whole model.
     """
 
-    step: int
-    world_size: int
+    step: Count
+    world_size: Count
     progress: Progress
-    files: Mapping[str, Mapping[str, Any]]
-    time: float
-    layout: Mapping[str, int]
+    files: Mapping[str, _FileFacts]
+    time: Time
+    layout: Mapping[str, Count]
     healthy: bool = True
     base: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the names of the files.
+
+        Raises:
+            ValueError: A file lies elsewhere.
+        """
+        if outside := [name for name in self.files if Path(name).name != name]:
+            raise ValueError(f"{outside[0]} is not a file of this checkpoint")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of every metric when it was saved."""
+        return dict(self.progress.get("metrics", {}))
 
     def write(self, checkpoint: Path) -> None:
         """Write and sync the manifest in the folder of a checkpoint."""
@@ -77,48 +111,36 @@ class Manifest:
         path = checkpoint / NAME
         try:
             with open_regular(path) as file:
-                return cls.parse(file.read())
+                content = file.read(LARGEST_JSON)
         except OSError as error:
             raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
-        except ValueError as error:
-            raise StorageError(f"{path}: damaged ({error})") from error
+        return cls.parse(content, path)
 
     @classmethod
-    def parse(cls, content: bytes) -> Manifest:
+    def parse(cls, content: bytes, path: Path) -> Manifest:
         """Return the manifest with this content.
 
         Args:
             content: The bytes of the file.
+            path: The file, for the error.
 
         Raises:
-            ValueError: It is damaged, or a newer release has written it.
+            DamageError: It is damaged, or a newer release has written it.
         """
-        try:
-            found = parse_json(content)
-            if (version := found["version"]) != VERSION:
-                raise ValueError(f"found version {version}, this hpctrain reads {VERSION}")
-            if content != _sealed(content.rpartition(_DIGEST.partition(b"%s")[0])[0]):
-                raise ValueError("it does not fit its digest")
-            files = {str(name): dict(facts) for name, facts in found["files"].items()}
-            if outside := [name for name in files if Path(name).name != name]:
-                raise ValueError(f"{outside[0]} is not a file of this checkpoint")
-            return cls(
-                int(found["step"]),
-                int(found["world_size"]),
-                dict(found["progress"]),
-                files,
-                float(found["time"]),
-                dict(found["layout"]),
-                bool(found["healthy"]),
-                str(found.get("base", "")),
-            )
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+        version = decode(_Version, content, path).version
+        if version != VERSION:
+            raise DamageError(path, f"found version {version}, this hpctrain reads {VERSION}")
+        if content != _sealed(content.rpartition(_DIGEST.partition(b"%s")[0])[0]):
+            raise DamageError(path, "it does not fit its digest")
+        found = decode(Manifest, content, path)
+        used = {key: found.progress.get(key) for key in ("metrics", "tracker")}
+        convert(_Used, {key: each for key, each in used.items() if each is not None}, path)
+        return found
 
     @property
     def size(self) -> int:
         """The size of all files in bytes."""
-        return sum(int(facts["bytes"]) for facts in self.files.values())
+        return sum(facts["bytes"] for facts in self.files.values())
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -182,15 +204,13 @@ def damage(checkpoint: Path) -> str:
         return str(error).removeprefix(f"{checkpoint}/")
     except OSError as error:
         return f"{Path(error.filename).name}: {error.strerror}"
-    except KeyError as error:
-        return f"{NAME} has no {error} of {name}"
     return ""
 
 
 def digest(path: Path) -> str:
     """Return the xxh3_128 digest of a file."""
     hashed = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path, parts=0) as file:  # a FIFO would be waited for
         while block := file.read(1 << 22):
             hashed.update(block)
     return hashed.hexdigest()

@@ -21,9 +21,12 @@ from pathlib import Path
 from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
+from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.slurm import queue
 from hpctrain.launch.slurm.queue import me
+from hpctrain.lock import is_held_by
+from hpctrain.run_record import is_own_run
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import printable
@@ -125,16 +128,15 @@ def _wait_for_saves(steps: list[Step], seconds: float = _SAVE_S) -> dict[Path, s
 def _result(step: Step) -> str:
     """Return how the run has ended; "" while it runs."""
     record = RunDir(step.run.path).read()
-    state = record.get("state")
-    if state == "running":
+    if record.state == "running":
         return ""
-    attempt = (record.get("attempts") or [{}])[-1]
-    if state == "interrupted":
+    attempt = record.attempt
+    if record.state == "interrupted":
         what = "its job" if step.action == "signal" else "it"
         tracked = (step.run.path / "journal").is_dir()
         when = "when MLflow has the last points, or after tracking.drain_s" if tracked else "now"
-        return f"saved at step {attempt.get('step', '?')}; {what} ends {when}"
-    return " ".join(f"{state} meanwhile {attempt.get('error', '')}".split())
+        return f"saved at step {'?' if attempt.step is None else attempt.step}; {what} ends {when}"
+    return " ".join(f"{record.state} meanwhile {attempt.error}".split())
 
 
 def _carry_out(plan: list[Step]) -> None:
@@ -143,14 +145,18 @@ def _carry_out(plan: list[Step]) -> None:
     Raises:
         LaunchError: Slurm refuses; the stop requests are still there.
     """
-    for step in plan:
+    for index, step in enumerate(plan):
         # Before anything else: if Slurm is just requeuing the job, it finds the request later.
         if step.action != "skip":
-            stop_request.write(step.run.path, me())
+            try:
+                stop_request.write(step.run.path, me())
+            except OSError as error:
+                why = f"skipped: {step.run.path} cannot be written ({error.strerror})"
+                plan[index] = Step(step.run, step.state, "skip", why)
     for step in plan:
         if step.action == "terminate":
             with contextlib.suppress(ProcessLookupError):  # the process has ended meanwhile
-                os.kill(int(step.run.attempt["pid"]), signal.SIGTERM)
+                os.kill(step.run.attempt.pid, signal.SIGTERM)
     signalled = [step.run.job_id for step in plan if step.action == "signal"]
     cancelled = [step.run.job_id for step in plan if step.action == "cancel"]
     queue.cancel(signalled, "--signal=USR2")
@@ -164,8 +170,14 @@ def _step(run: Facts, state: State, *, save: bool) -> Step:
         return Step(run, state, "skip", message)
     if state.name not in UNDER_WAY:
         return Step(run, state, "skip", f"{state.name}, nothing to do")
+    if not is_own_run(run.path):
+        message = f"{state.name}, skipped: it is the run of another user, who can cancel it"
+        return Step(run, state, "skip", message)
+    if run.job is not None and not _is_of(run):
+        message = f"skipped: job {run.job_id} is not of this run, as its list of runs says"
+        return Step(run, state, "skip", message)
     # A job of slurm/train.sbatch has no submission in run.json; the job id is in its attempt.
-    template = attempt.get("launcher") == "slurm" and not run.submission
+    template = attempt.launcher == "slurm" and not run.submission
     if run.job is not None or (template and run.job_id and shutil.which("scancel")):
         # Before the attempt has begun there is nothing to save, and SIGUSR2 would only kill it.
         if save and state.name == "running" and run.recorded_state == "running":
@@ -173,7 +185,20 @@ def _step(run: Facts, state: State, *, save: bool) -> Step:
         return Step(run, state, "cancel", f"cancelled, was {state.name}")
     if run.recorded_state != "running":
         return Step(run, state, "skip", "being submitted just now: cancel again in a moment")
-    if run.held and attempt["host"] == socket.gethostname() and not save:
-        message = f"process {attempt['pid']} asked to save and stop"
+    here = attempt.host == socket.gethostname() and attempt.pid > 1 and not save
+    if here and is_held_by(run.path / "lock", attempt.pid):
+        message = f"process {attempt.pid} asked to save and stop"
         return Step(run, state, "terminate", message)
-    return Step(run, state, "file", f"asked to save and stop, on {attempt['host']}, within seconds")
+    return Step(run, state, "file", f"asked to save and stop, on {attempt.host}, within seconds")
+
+
+def _is_of(run: Facts) -> bool:
+    """Return whether the script that the run names was submitted for this run."""
+    assert run.submission is not None
+    try:
+        with open_regular(Path(run.submission.script).with_name("tasks")) as file:
+            paths = file.read().splitlines()
+    except OSError:
+        return False
+    own = os.fsencode(os.path.realpath(run.path))
+    return own in [os.path.realpath(path) for path in paths[run.submission.task :][:1]]

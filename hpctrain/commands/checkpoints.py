@@ -23,6 +23,7 @@ from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
 from hpctrain.console import Cell, Console
 from hpctrain.errors import StorageError
+from hpctrain.run_record import Progress
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.terminal import printable
 
@@ -50,12 +51,12 @@ class Row:
     @property
     def metrics(self) -> dict[str, float]:
         """The last value of every metric when it was saved."""
-        return dict(self.manifest.progress.get("metrics", {})) if self.manifest else {}
+        return self.manifest.metrics if self.manifest else {}
 
     @property
     def metric(self) -> tuple[str, float] | None:
         """Name and value of the main metric of the run; None without one."""
-        saved = {"metric": self.run.progress.get("metric", ""), "metrics": self.metrics}
+        saved = Progress(metric=self.run.progress.metric, metrics=self.metrics)
         return metric(Facts(self.path, progress=saved))
 
     def cells(self) -> list[Cell]:

@@ -116,7 +116,7 @@ def tail(path: Path, rank: int | None) -> Log:
 
 def _of_last_attempt(run: Facts) -> list[tuple[int, Path]]:
     """Return the logs of the ranks; the one that was written last is the last."""
-    began = float(run.attempt.get("started", 0.0)) if run.recorded_state != "queued" else 0.0
+    began = run.attempt.started if run.recorded_state != "queued" else 0.0
     dated = []
     for rank, path in rank_logs(run).items():
         status = path.stat()

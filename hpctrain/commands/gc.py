@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import shutil
@@ -44,6 +45,8 @@ from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.function_call import code_of, is_check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.terminal import printable
+
+log = logging.getLogger(__name__)
 
 # Younger files may belong to a submission in progress, or to a sweep that runs on this machine.
 _YOUNG_S, _YOUNG_SWEEP_S = 3600.0, 7 * 86400.0
@@ -122,6 +125,9 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     now = time.time()
     runs = gather(all_runs(folder))
     states = {run.path: judge(run, now) for run in runs}
+    for run in runs:
+        if run.damage:
+            log.warning("%s; it is left as it is, and so are the copies of the code", run.damage)
     whole = []  # runs that can be deleted as a whole
     for run in runs:
         if item := _whole_run(run, states[run.path], options):
@@ -134,7 +140,7 @@ def find(options: argparse.Namespace) -> Iterator[Item]:
     yield from _code(folder, runs, states, now, finished_too=options.code)
     for run in rest:
         if states[run.path].name == "finished":
-            yield from _checkpoints(run.path, options.keep_checkpoints)
+            yield from _checkpoints(run, options.keep_checkpoints)
 
 
 def _is_at_rest(run: Facts, state: State) -> bool:
@@ -207,8 +213,8 @@ def _code(
         if run.damage:
             return  # a run without a readable config may use any snapshot
         finished = states[run.path].name == "finished"
-        records = [run.record, *run.record.get("attempts", [])]
-        for snapshot in {str(record["code"]) for record in records if record.get("code")}:
+        codes = {run.record.code, *(attempt.code for attempt in run.record.attempts)}
+        for snapshot in filter(None, codes):
             used[snapshot].add(finished)
     for entry in _entries(folder / "functions"):
         if code := code_of(Path(entry.path)):
@@ -222,15 +228,19 @@ def _code(
             yield Item("code", Path(entry.path), "only finished runs use it")
 
 
-def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
+def _checkpoints(run: Facts, keep: int) -> Iterator[Item]:
     newest_first = sorted(
-        (entry for entry in _entries(run / "checkpoints") if re.match(r"step-\d{8}$", entry.name)),
+        (
+            entry
+            for entry in _entries(run.path / "checkpoints")
+            if re.match(r"step-\d{8}$", entry.name)
+        ),
         key=lambda entry: entry.name,
         reverse=True,
     )
     kept = 0
-    best = best_step(run, RunDir(run).read())
-    waiting = [one.step for one in without_result(run) if not one.given_up]
+    best = best_step(run.path, run.record)
+    waiting = [one.step for one in without_result(run.path) if not one.given_up]
     needed = {f"step-{step:08d}" for step in (best, *waiting)}
     for entry in newest_first:
         if entry.name in needed:
@@ -238,7 +248,9 @@ def _checkpoints(run: Path, keep: int) -> Iterator[Item]:
         if kept < keep:
             kept += _is_complete(Path(entry.path)) and is_healthy(Path(entry.path))
         else:
-            yield Item("checkpoint", Path(entry.path), f"the run is finished; {kept} newer", run)
+            yield Item(
+                "checkpoint", Path(entry.path), f"the run is finished; {kept} newer", run.path
+            )
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -246,7 +258,7 @@ def _is_complete(checkpoint: Path) -> bool:
     try:
         files = Manifest.read(checkpoint).files
         return all((checkpoint / f).stat().st_size == facts["bytes"] for f, facts in files.items())
-    except (StorageError, OSError, KeyError):
+    except (StorageError, OSError):
         return False
 
 

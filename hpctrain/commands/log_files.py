@@ -37,7 +37,7 @@ def batch_log(run: Facts) -> Path | None:
     """Return the log of the batch script, which also has the messages of srun and Slurm."""
     if not run.submission:
         return None
-    folder = Path(run.submission["script"]).parent / "batch"
+    folder = Path(run.submission.script).parent / "batch"
     path = folder / f"{run.job_id}.log"
     return path if path.is_file() else None
 

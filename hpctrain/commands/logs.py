@@ -91,7 +91,7 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
     if (batch := batch_log(run)) is not None:
         return batch
     if _in_terminal(run):
-        why = f"it was started in a terminal on {run.attempt.get('host')}, and prints there"
+        why = f"it was started in a terminal on {run.attempt.host}, and prints there"
     elif run.job_id and not run.submission:
         why = f"job {run.job_id} prints to the file of sbatch --output (slurm-{run.job_id}.out)"
     else:
@@ -100,7 +100,7 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
 
 
 def _in_terminal(run: Facts) -> bool:
-    return run.attempt.get("launcher") in ("single", "torchrun")
+    return run.attempt.launcher in ("single", "torchrun")
 
 
 def _last(path: Path, count: int) -> list[str]:

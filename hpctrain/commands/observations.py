@@ -12,20 +12,20 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from hpctrain.disk import open_regular, read_json
-from hpctrain.errors import LaunchError, StorageError
+from msgspec.structs import replace
+
+from hpctrain.disk import open_regular
+from hpctrain.errors import DamageError, LaunchError
 from hpctrain.launch.slurm.queue import Ended, Job, ended, queued
+from hpctrain.run_record import Attempt, Progress, RunRecord, Submission
 from hpctrain.runs import stop_request
 from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.stop_request import StopRequest
 from hpctrain.tracking import recorded
 
 log = logging.getLogger(__name__)
-
-# What a file raises that is JSON, but whose values have other types than ours.
-OTHER_TYPES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 @dataclass
@@ -46,13 +46,13 @@ class Facts:
         job: The job as `squeue` shows it; None if it is not in the queue.
         ended: The job as `sacct` shows it, if it is not in the queue.
         scheduler: Whether `squeue` has answered; then a job that it does not show is not queued.
-        damage: Why run.json cannot be read; "" if it can.
+        damage: Why run.json or progress.json cannot be read; "" if they can.
     """
 
     path: Path
-    record: dict[str, Any] = field(default_factory=dict)
-    progress: dict[str, Any] = field(default_factory=dict)
-    stop_request: dict[str, Any] | None = None
+    record: RunRecord = field(default_factory=RunRecord)
+    progress: Progress = field(default_factory=Progress)
+    stop_request: StopRequest | None = None
     evaluated: dict[str, float] = field(default_factory=dict)
     unevaluated: list[int] = field(default_factory=list)
     held: bool = False
@@ -67,36 +67,21 @@ class Facts:
     def read(cls, path: Path) -> Facts:
         """Return the facts that the run directory has, without the scheduler."""
         try:
-            record = RunDir(path).read()
-        except (StorageError, OSError) as error:
+            facts = cls(path, RunRecord.of(path), Progress.of(path))
+        except DamageError as error:
             return cls(path, damage=str(error))
-        try:
-            return cls._of(path, record)
-        except OTHER_TYPES as error:
-            return cls.damaged(path, error)
-
-    @classmethod
-    def damaged(cls, path: Path, error: Exception) -> Facts:
-        """Return the facts about a run whose files have values of other types than ours."""
-        why = f"{type(error).__name__}: {error}"
-        return cls(path, damage=f"{path}: run.json or progress.json is damaged ({why})")
-
-    @classmethod
-    def _of(cls, path: Path, record: dict[str, Any]) -> Facts:
-        facts = cls(path, record, _json(path / "progress.json"))
         if steps := recorded.steps(path):
             last = recorded.read(path, max(steps))
             facts.evaluated = {} if last is None else last.metrics
         facts.unevaluated = [one.step for one in without_result(path)]
         if not facts.is_final:
-            submitted = facts.submission.get("time", 0.0)
-            facts.stop_request = stop_request.read(path, since=submitted)
-        array = _array_id(facts.submission["script"]) if facts.submission else ""
-        facts.unanswered = bool(facts.submission) and not array
-        task = facts.submission.get("task")
-        facts.job_id = f"{array}_{task}" if array else str(facts.attempt.get("job_id", ""))
-        # The types of what the scheduler is asked about.
-        facts.begun, facts.trained_s(None), hash((facts.submission.get("script"), task))
+            facts.stop_request = stop_request.read(path, since=facts.record.submitted)
+        submission = facts.submission
+        array = _array_id(submission.script) if submission else ""
+        facts.unanswered = submission is not None and not array
+        facts.job_id = (
+            f"{array}_{submission.task}" if submission and array else facts.attempt.job_id
+        )
         return facts
 
     @property
@@ -107,7 +92,7 @@ class Facts:
     @property
     def recorded_state(self) -> str:
         """The state in run.json. It is wrong if a process was killed after it wrote it."""
-        return str(self.record.get("state", "created"))
+        return self.record.state or "created"
 
     @property
     def is_final(self) -> bool:
@@ -115,28 +100,26 @@ class Facts:
         return self.recorded_state == "finished" or bool(self.damage)
 
     @property
-    def submission(self) -> dict[str, Any]:
-        """The script, task, user and time of the last submission to Slurm; empty without one."""
-        return self.record.get("submission") or {}
+    def submission(self) -> Submission | None:
+        """The script, task, user and time of the last submission to Slurm; None without one."""
+        return self.record.submission
 
     @property
-    def attempt(self) -> dict[str, Any]:
-        """The last attempt; empty when none has begun."""
-        attempts = self.record.get("attempts") or [{}]
-        last: dict[str, Any] = attempts[-1]
-        return last
+    def attempt(self) -> Attempt:
+        """The last attempt; an empty one when none has begun."""
+        return self.record.attempt
 
     def forget_old_submission(self) -> None:
         """Clear the submission if the run was started outside Slurm after it."""
-        begun = float(self.attempt.get("started", 0.0))
-        outside = self.attempt.get("launcher", "slurm") != "slurm"
-        if outside and begun > float(self.submission.get("time", 0.0)):
-            self.record["submission"], self.job_id, self.scheduler = None, "", False
+        outside = self.attempt.launcher not in ("", "slurm")
+        if outside and self.attempt.started > self.record.submitted:
+            self.record, self.job_id = replace(self.record, submission=None), ""
+            self.scheduler = False
 
     @property
     def begun(self) -> float:
         """When the run was last started or submitted, in seconds since the epoch; 0 if never."""
-        return max(float(self.attempt.get("started", 0.0)), float(self.submission.get("time", 0.0)))
+        return max(self.attempt.started, self.record.submitted)
 
     def trained_s(self, now: float | None) -> float | None:
         """Return the seconds of all attempts together; None if none has begun.
@@ -145,18 +128,17 @@ class Facts:
             now: The time, for a run that is running. Otherwise an attempt that could not note its
                 end has lasted until the last heartbeat.
         """
-        attempts = [each for each in self.record.get("attempts", []) if "started" in each]
+        attempts = [each for each in self.record.attempts if each.started]
         total = 0.0
         for attempt in attempts:
-            last = attempt is attempts[-1]
-            end = attempt.get("ended", now or self.progress.get("time") if last else None)
-            total += max(0.0, float(end or attempt["started"]) - float(attempt["started"]))
+            alive = now or self.progress.time if attempt is attempts[-1] else 0.0
+            total += max(0.0, (attempt.ended or alive or attempt.started) - attempt.started)
         return total if attempts else None
 
     @property
     def restarts(self) -> int:
         """The number of attempts after the first."""
-        return max(0, len(self.record.get("attempts", [])) - 1)
+        return max(0, len(self.record.attempts) - 1)
 
 
 def gather(paths: Iterable[Path]) -> list[Facts]:
@@ -187,12 +169,11 @@ def gather(paths: Iterable[Path]) -> list[Facts]:
 
 
 def _ask_squeue(runs: list[Facts]) -> None:
-    open_runs = [run for run in runs if run.submission and not run.is_final]
-    jobs = queued({str(run.submission["user"]) for run in open_runs})
+    jobs = queued({run.submission.user for run in runs if run.submission and not run.is_final})
     for index, run in enumerate(runs):
         if not run.submission or run.is_final:
             continue
-        job = jobs.get((run.submission["script"], run.submission["task"]))
+        job = jobs.get((run.submission.script, run.submission.task))
         if job is None:
             # The job may have ended after run.json was read; then run.json says so now.
             run = runs[index] = Facts.read(run.path)
@@ -205,14 +186,7 @@ def _array_id(script: str) -> str:
     """Return the job id of the array with this script; "" if `sbatch` has not printed one."""
     try:
         with open_regular(Path(script).with_name("job_id")) as file:
-            return file.read(1000).decode(errors="replace").strip()
+            answer = file.read(1000).decode(errors="replace").strip()
     except OSError:
         return ""
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return answer if answer.isascii() and answer.isdecimal() else ""

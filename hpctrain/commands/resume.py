@@ -129,7 +129,7 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
             setattr(config.launch, key, getattr(Config().launch, key))
     if "train.from_scratch" not in overridden:
         config.train.from_scratch = False
-    digest = str(run.record["data_digest"])
+    digest = run.record.data_digest
     # Not the signature in the directory's name: a user may have renamed the directory.
     before = signature(load(RunDir.open(run.path).config_file), digest)
     if signature(config, check(config).data_digest) != before:
@@ -140,15 +140,15 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
         )
     directory = RunDir(run.path, digest)
     kept = None
-    if code == "kept" and (content := run.record.get("code")):
-        copy = run.path.parent / "code" / str(content)
+    if code == "kept" and (content := run.record.code):
+        copy = run.path.parent / "code" / content
         kept = Snapshot.load(copy)
         if kept is None:
             raise ConfigError(
                 f"{run.name}: {copy}, the copy of the code that it was submitted with, is gone; "
                 "--code current uses the code as it is now"
             )
-    earlier = [str(text) for text in run.record.get("overrides", ())]
+    earlier = [*run.record.overrides]
     return Entry(overrides, config, directory, kept, keeps_code=kept is not None, earlier=earlier)
 
 

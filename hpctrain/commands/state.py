@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from hpctrain.commands.observations import OTHER_TYPES, Facts, gather
+from hpctrain.commands.observations import Facts, gather
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.failure import is_of_another_rank, one_line
 
@@ -50,17 +50,10 @@ class State:
 
 def judge(run: Facts, now: float) -> State:
     """Return the state of a run at the time `now`, in seconds since the epoch."""
-    try:
-        return _judge(run, now)
-    except OTHER_TYPES as error:
-        return State("damaged", Facts.damaged(run.path, error).damage)
-
-
-def _judge(run: Facts, now: float) -> State:
     if run.damage:
         return State("damaged", run.damage)
     if run.recorded_state == "finished":
-        return State("finished", str(run.attempt.get("reason", "")))  # a metric that is NaN
+        return State("finished", run.attempt.reason)  # a metric that is NaN
     if run.job is not None and (state := _in_the_queue(run, now)):
         return state
     if run.recorded_state in ("created", "failed", "interrupted"):
@@ -86,28 +79,28 @@ def ended_for_good(paths: list[Path]) -> dict[Path, tuple[str, str]]:
 
 def step(run: Facts) -> int | None:
     """Return the last step that is known to be done; None if none is."""
-    sources = (run.record.get("result") or {}, run.progress, run.attempt)
-    return next((int(source["step"]) for source in sources if "step" in source), None)
+    sources = (run.record.reached, run.progress.step, run.attempt.step)
+    return next((step for step in sources if step is not None), None)
 
 
 def eta_s(run: Facts, now: float) -> float | None:
     """Return the seconds until the last step at the present speed; None if the speed is unknown."""
-    rate = run.progress.get("steps_per_s")
-    if not rate or not _is_of_this_attempt(run) or _stalled_s(run, now) is not None:
+    seen = run.progress
+    if (
+        not seen.steps_per_s
+        or seen.max_steps is None
+        or not _is_of_this_attempt(run)
+        or _stalled_s(run, now) is not None
+    ):
         return None
-    left = (run.progress["max_steps"] - run.progress["step"]) / rate
-    since = max(0.0, now - float(run.progress["time"]))
-    return max(0.0, float(left) - since)
+    left = (seen.max_steps - (seen.step or 0)) / seen.steps_per_s
+    return max(0.0, left - max(0.0, now - seen.time))
 
 
 def metric(run: Facts) -> tuple[str, float] | None:
     """Return the name and the last value of the run's main metric; None without one."""
-    values = {
-        **run.progress.get("metrics", {}),
-        **(run.record.get("result") or {}),
-        **run.evaluated,
-    }
-    names: list[str] = [run.progress.get("metric", ""), "val/accuracy", "val/loss", "train/loss"]
+    values = {**run.progress.metrics, **(run.record.result or {}), **run.evaluated}
+    names = [run.progress.metric, "val/accuracy", "val/loss", "train/loss"]
     return next(((name, float(values[name])) for name in names if name in values), None)
 
 
@@ -117,8 +110,8 @@ def best(run: Facts) -> tuple[float, int] | None:
     Rank 0 keeps it in progress.json; what jobs have evaluated follows from their results.
     """
     found = best_of(run.path, run.record) if run.evaluated else None
-    found = found or run.progress.get("best")
-    return None if found is None else (float(found["value"]), int(found["step"]))
+    found = found or run.progress.best
+    return None if found is None else (found.value, found.step)
 
 
 def _in_the_queue(run: Facts, now: float) -> State | None:
@@ -142,7 +135,7 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
     if run.recorded_state == "running":
         return _running(run, now)
     # The attempt has ended, but there is a running job: either it was restarted, or it is ending.
-    job_start, attempt_end = _time(job.start), run.attempt.get("ended", math.inf)
+    job_start, attempt_end = _time(job.start), run.attempt.ended or math.inf
     if job_start is not None and job_start > attempt_end:
         return State("running", "starting")
     return _ending(run)
@@ -151,7 +144,7 @@ def _in_the_queue(run: Facts, now: float) -> State | None:
 def _ending(run: Facts) -> State | None:
     """Return the state while the job is ending; it may be back in the queue in a moment."""
     if run.recorded_state == "interrupted":
-        return State("running", f"saved at step {run.attempt.get('step', '?')}, ending")
+        return State("running", f"saved at step {_step_of(run)}, ending")
     return State("running", "ending") if run.recorded_state in ("queued", "running") else None
 
 
@@ -160,7 +153,7 @@ def _at_rest(run: Facts) -> State:
     if run.recorded_state == "created":
         return State("created")
     if run.recorded_state == "failed":
-        error = one_line(str(run.attempt.get("error", "")))
+        error = one_line(run.attempt.error)
         # Rank 0 writes run.json; its own error may only say that another rank has died.
         return State(
             "failed", f"another rank failed: {error}" if is_of_another_rank(error) else error
@@ -168,19 +161,19 @@ def _at_rest(run: Facts) -> State:
     # A job of slurm/train.sbatch is not looked up with squeue: only sacct shows that it waits.
     if run.ended is not None and _word(run.ended.state) in _WAITING and not run.submission:
         return State("requeued", run.ended.reason)
-    cause = str(run.attempt.get("reason", ""))
+    cause = run.attempt.reason
     if run.stop_request is not None:
-        cause = f"cancelled by {run.stop_request['by']}"
+        cause = f"cancelled by {run.stop_request.by}"
     elif run.ended is not None and _word(run.ended.state) not in ("COMPLETED", "FAILED"):
         cause = f"{cause}; {run.ended.state}"
-    return State("interrupted", f"saved at step {run.attempt.get('step', '?')}, {cause}")
+    return State("interrupted", f"saved at step {_step_of(run)}, {cause}")
 
 
 def _gone(run: Facts, now: float) -> State:
     """Return the state of a run without a job in squeue, if run.json says queued or running."""
     word = "" if run.ended is None else _word(run.ended.state)
-    submitted_s = now - float(run.submission.get("time", 0.0))
-    fresh = _is_of_this_attempt(run) and now - float(run.progress["time"]) < _ALIVE_S
+    submitted_s = now - run.record.submitted
+    fresh = _is_of_this_attempt(run) and now - run.progress.time < _ALIVE_S
     if run.recorded_state == "running" and (run.held or (fresh and not run.scheduler)):
         return _running(run, now)
     if run.ended is not None and not run.submission and word in ("RUNNING", *_WAITING):
@@ -190,7 +183,7 @@ def _gone(run: Facts, now: float) -> State:
     if run.recorded_state == "queued" and run.unanswered and submitted_s < _SUBMITTING_S:
         return State("queued", "being submitted")
     if run.stop_request is not None:
-        return State("cancelled", f"by {run.stop_request['by']}{_reached(run)}")
+        return State("cancelled", f"by {run.stop_request.by}{_reached(run)}")
     if run.ended is not None:
         code = f", exit code {run.ended.exit_code}" if word == "FAILED" else ""
         name = "cancelled" if word == "CANCELLED" else "lost"
@@ -199,18 +192,17 @@ def _gone(run: Facts, now: float) -> State:
         return State(run.recorded_state, f"says run.json; squeue was not asked{_reached(run)}")
     if run.recorded_state != "running":
         return State("lost", f"no longer in the queue{_reached(run)}")
-    where = f" on {run.attempt['host']}" if "host" in run.attempt else ""
+    where = f" on {run.attempt.host}" if run.attempt.host else ""
     return State("lost", f"no process holds it{where}{_reached(run)}")
 
 
 def _running(run: Facts, now: float) -> State:
     if run.stop_request is not None:
-        return State("running", f"asked to stop by {run.stop_request['by']}")
+        return State("running", f"asked to stop by {run.stop_request.by}")
     if not _is_of_this_attempt(run):
         return State("running", "starting")
     if (since_s := _stalled_s(run, now)) is not None:
-        doing = run.progress.get("doing")
-        because = f": {doing} is under way" if doing else ""
+        because = f": {run.progress.doing} is under way" if run.progress.doing else ""
         return State("running", f"no step for {duration(since_s)}{because}")
     return State("running")
 
@@ -222,12 +214,10 @@ def _stalled_s(run: Facts, now: float) -> float | None:
     and checkpoints.
     """
     # Both times are of the clock of the training's host, which may differ from the clock here.
-    waited_s = float(run.progress["time"]) - float(run.progress["stepped"])
-    since_s = max(waited_s, now - float(run.progress["time"]))
-    usual_s, longest_s = run.progress.get("step_s"), run.progress.get("longest_step_s", 0.0)
-    limit_s = _STALLED_S
-    if usual_s is not None:
-        limit_s = max(_LEAST_STALLED_S, _STALLED_STEPS * usual_s, 2 * longest_s)
+    seen, limit_s = run.progress, _STALLED_S
+    since_s = max(seen.time - seen.stepped, now - seen.time)
+    if seen.step_s is not None:
+        limit_s = max(_LEAST_STALLED_S, _STALLED_STEPS * seen.step_s, 2 * seen.longest_step_s)
     return since_s if since_s > limit_s else None
 
 
@@ -245,8 +235,11 @@ def duration(seconds: float) -> str:
 
 
 def _is_of_this_attempt(run: Facts) -> bool:
-    began = float(run.attempt.get("started", math.inf))
-    return float(run.progress.get("time", -math.inf)) >= began
+    return run.progress.time >= (run.attempt.started or math.inf)
+
+
+def _step_of(run: Facts) -> str:
+    return "?" if run.attempt.step is None else str(run.attempt.step)
 
 
 def _reached(run: Facts) -> str:

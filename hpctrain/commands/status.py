@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from hpctrain.commands.observations import OTHER_TYPES, Facts, gather
+from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import (
     STATES,
@@ -75,8 +75,8 @@ class Row:
             return self.run.ended.nodes
         attempt = self.run.attempt
         # torchrun tells a rank only the number of nodes; rank 0 knows its own.
-        hosts: list[str] = attempt.get("hosts") or [attempt.get("host", "")]
-        more = max(len(hosts), attempt.get("nodes", 0)) - len(hosts[:2])
+        hosts = attempt.hosts or (attempt.host,)
+        more = max(len(hosts), attempt.nodes) - len(hosts[:2])
         return ",".join(hosts[:2]) + (f" +{more}" if more else "")
 
     @property
@@ -121,12 +121,12 @@ class Row:
         """Return the cells, one for each of _COLUMNS; the metric without `metric_name`."""
         done, left, took, main_metric = step(self.run), self.eta_s, self.trained_s, metric(self.run)
         found = best(self.run)
-        total, reason = self.run.progress.get("max_steps"), self.state.reason
+        total, reason = self.run.progress.max_steps, self.state.reason
         steps = "" if done is None else f"{done}" if total is None else f"{done}/{total}"
         # A name or an error may be a stranger's.
         return [
             Cell(self.run.name, no_wrap=True),
-            Cell(label(self.run.record.get("swept", []))),
+            Cell(label(self.run.record.swept)),
             Cell(self.state.name, style=_COLOURS.get(self.state.name, ""), no_wrap=True),
             Cell(reason if len(reason) <= _REASON else reason[: _REASON - 3] + "..."),
             Cell(self.node),
@@ -141,22 +141,22 @@ class Row:
     def facts(self) -> dict[str, Any]:
         """Return the row for --json."""
         values = {
-            **self.run.progress.get("metrics", {}),
-            **(self.run.record.get("result") or {}),
+            **self.run.progress.metrics,
+            **(self.run.record.result or {}),
             **self.run.evaluated,
         }
         values.pop("step", None)
         main_metric, found = metric(self.run), best(self.run)
         return {
             "run": str(self.run.path),
-            "swept": self.run.record.get("swept", []),
+            "swept": self.run.record.swept,
             "state": self.state.name,
             "reason": self.state.reason,
             "job_id": self.run.job_id,
             "nodes": self.node,
             "restarts": self.run.restarts,
             "step": step(self.run),
-            "max_steps": self.run.progress.get("max_steps"),
+            "max_steps": self.run.progress.max_steps,
             "duration_s": self.trained_s,
             "eta_s": self.eta_s,
             "upload_problem": self.upload_problem,
@@ -216,19 +216,7 @@ def look(options: argparse.Namespace) -> list[Row]:
     """Read the runs and ask the scheduler."""
     runs = gather(select(options.dir, options.runs, archived=options.all, several=True))
     now = time.time()
-    return [_row(run, now) for run in runs]
-
-
-def _row(run: Facts, now: float) -> Row:
-    """Return the row of a run. Files with strange values make a damaged run, and stop no table."""
-    row = Row(run, judge(run, now), now)
-    try:
-        row.cells()
-        row.facts()
-        return row
-    except OTHER_TYPES as error:
-        damaged = Facts.damaged(run.path, error)
-        return Row(damaged, judge(damaged, now), now)
+    return [Row(run, judge(run, now), now) for run in runs]
 
 
 def _in_order(rows: list[Row]) -> list[Row]:

@@ -89,7 +89,7 @@ def read(output_dir: str) -> list[Entry]:
     """
     path = folder_of(output_dir) / _NAME
     try:
-        lines = read_bytes(path, _PARTS, LARGEST_JSON).splitlines()
+        lines = read_bytes(path, _PARTS, LARGEST_JSON)[0].splitlines()
     except FileNotFoundError:
         return []
     entries = []

@@ -23,8 +23,8 @@ from hpctrain.config.frozen import load
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.disk import read_json
 from hpctrain.errors import ConfigError
+from hpctrain.run_record import RunRecord
 from hpctrain.tracking.journal import decode, journal_path, read_all
 
 ENOUGH_STEPS = 20
@@ -103,12 +103,10 @@ def measured_run(path: Path) -> MeasuredRun:
     Raises:
         ConfigError: It is no run directory, or it has not measured enough steps.
     """
-    try:
-        record = read_json(path / "run.json")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no run directory (run.json: {error})") from error
-    attempts = record.get("attempts") if isinstance(record, dict) else None
-    if not attempts:
+    record = RunRecord.of(path)
+    if not record.state:
+        raise ConfigError(f"{path}: no run directory (it has no run.json)")
+    if not record.attempts:
         raise ConfigError(f"{path}: the run has not begun, so it has measured nothing")
     config = load(path / "config.yaml")
     ramp = sum(steps for _, steps in ramp_of(config).stages)
@@ -120,15 +118,15 @@ def measured_run(path: Path) -> MeasuredRun:
             f"{ENOUGH_STEPS} are needed: train longer, or report more often (train.log_every="
             f"{config.train.log_every}, tracking.enabled={str(config.tracking.enabled).lower()})"
         )
-    last = attempts[-1]
+    last = record.attempt
     batch, steps = (told.number(f"effective.{n}") for n in ("global_batch_size", "steps_per_epoch"))
     parameters = told.number("effective.parameters")
     peak, mfu = told.median("perf/memory_peak_gib"), told.median("perf/mfu_percent")
     return MeasuredRun(
         path=path,
         config=config,
-        ranks=int(last.get("world_size", 1)),
-        nodes=int(last.get("nodes", 1)),
+        ranks=last.world_size,
+        nodes=last.nodes,
         device=told.params.get("effective.device", ""),
         parameters=None if parameters is None else int(parameters),
         steps=told.steps,
@@ -143,8 +141,8 @@ def measured_run(path: Path) -> MeasuredRun:
         evaluation_s=told.median("perf/evaluation_s") or 0.0,
         checkpoint_s=told.median("perf/checkpoint_s") or 0.0,
         samples_per_epoch=int(batch * steps) if batch and steps else None,
-        rank_s=tuple(map(float, record.get("rank_s") or ())),
-        hosts=tuple(map(str, last.get("hosts") or ())),
+        rank_s=record.rank_s,
+        hosts=last.hosts,
     )
 
 

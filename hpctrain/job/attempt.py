@@ -91,7 +91,7 @@ class Attempt(NoAttempt):
             lost_checkpoints.refuse(self._config, self._run)
             # Before the tracker starts: its end would wait for MLflow.
             devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
-            if recorded := self._run.read().get("provenance"):
+            if recorded := self._run.read().provenance:
                 provenance.take_over(self._run.provenance, Path(recorded))
                 self._run.update(provenance=None)
             self.tracker = self._build_tracker()
@@ -120,7 +120,7 @@ class Attempt(NoAttempt):
 
     def _record_failure(self, error: BaseException | None) -> None:
         if isinstance(error, PortTakenError):
-            error.requeued = requeue_for_a_port(self._ranks, self._run.read()["attempts"])
+            error.requeued = requeue_for_a_port(self._ranks, self._run.read().attempts)
         if isinstance(error, (NodeError, PortTakenError)) and error.requeued:
             self._run.end_attempt(
                 "interrupted", reason=str(error), step=self._run.last_checkpoint()
@@ -167,19 +167,19 @@ class Attempt(NoAttempt):
         log.info("stopped by %s at step %d, saved: it resumes there", reason, outcome.step)
         # The requeue comes first: the grace time may end before the rest is done.
         if request is not None:
-            log.info("cancelled by %s: not requeued", request["by"])
+            log.info("cancelled by %s: not requeued", request.by)
         elif self._ranks.launcher == "slurm" and reason != "SIGINT":
             if may_requeue(self._ranks.restart_count, outcome.first_step, outcome.step):
                 requeue_from_rank(self._ranks.job_id)
             else:
                 log.error("no step since the last restart: not requeued")
-        by = reason if request is None else request["by"]
+        by = reason if request is None else request.by
         self.tracker.finish("KILLED", reason=f"stopped by {by} at step {outcome.step}, saved")
 
     def _drop_old_stop_request(self) -> None:
         """Delete the stop request, except after a restart by Slurm: then it still holds."""
         restarted = self._ranks.launcher == "slurm" and self._ranks.restart_count > 0
-        submitted = (self._run.read().get("submission") or {}).get("time", 0.0)
+        submitted = self._run.read().submitted
         if not restarted or stop_request.read(self._run.path, since=submitted) is None:
             stop_request.clear(self._run.path)
 
@@ -190,8 +190,8 @@ class Attempt(NoAttempt):
         self._arm_alerts()
         others = other_trackers(tracking.also)
         known = self._run.read()
-        sweep, uid = known.get("sweep", {}), known["uid"]
-        name = titled(self._run.name, known.get("swept", []))
+        sweep, uid = known.sweep or {}, known.uid
+        name = titled(self._run.name, known.swept)
         journal = JournalTracker(
             self._run.path,
             uri=str(tracking.uri),
@@ -219,7 +219,7 @@ class Attempt(NoAttempt):
 
     def _environment_before(self) -> dict[str, str]:
         """Return what the attempt before had found; empty if there is none."""
-        known = [each.get("environment") for each in self._run.read().get("attempts", ())]
+        known = [each.environment for each in self._run.read().attempts]
         return next((each for each in reversed(known) if each), {})
 
     def _record_data(self) -> None:

@@ -81,7 +81,7 @@ def train_frozen(path: Path) -> int:
                     f"data.path={config.data.path}: another data set than when this run was asked "
                     f"for ({error})"
                 ) from error
-            if digest != run.read()["data_digest"]:
+            if digest != run.read().data_digest:
                 raise DataError(
                     f"data.path={config.data.path}: another data set ({digest}) than when this "
                     "run was asked for; ask for it again, and it will be another run"
@@ -92,7 +92,7 @@ def train_frozen(path: Path) -> int:
 def _train_to_the_end(
     config: Config, run: RunDir, ranks: RankInfo, argv: list[str], again: bool = False
 ) -> int:
-    if not again and run.read().get("state") == "finished":
+    if not again and run.read().state == "finished":
         if ranks.is_main:
             from hpctrain.runs.code import trained_code
             from hpctrain.runs.summary import show
@@ -199,16 +199,16 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
         LaunchError: A job of the run waits in the queue, after a preemption for example, or runs.
     """
     record = run.read()
-    submission, attempts = record.get("submission"), record.get("attempts") or [{}]
-    may_have_job = submission or attempts[-1].get("job_id")
-    if not may_have_job or record["state"] == "finished" or not shutil.which("squeue"):
+    submission = record.submission
+    may_have_job = submission or record.attempt.job_id
+    if not may_have_job or record.state == "finished" or not shutil.which("squeue"):
         return
     if ranks.launcher not in ("single", "torchrun"):  # the job of the run, or a sweep, which asked
         return
     from hpctrain.launch.slurm import queue
 
     try:
-        jobs = queue.queued({queue.me(), *([str(submission["user"])] if submission else [])})
+        jobs = queue.queued({queue.me(), *([submission.user] if submission else [])})
     except queue.UnreachableError as error:
         log.warning("%s: whether a job of this run waits in the queue is not known", error)
         return

@@ -85,7 +85,7 @@ def _remember(
         history.add(config.output_dir, run.name, places, figures)
         failed = failed_hosts.exclude(config.output_dir, places)
     whole = [host for host, each in places.items() if any(one.verdict == "fail" for one in each)]
-    again = int(run.read().get("preflight_requeues", 0))
+    again = run.read().preflight_requeues
     if not whole:
         if again:
             run.update(preflight_requeues=0)

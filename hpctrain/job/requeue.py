@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
 
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.launch.slurm.container import leave_note, note_from_env
 from hpctrain.launch.slurm.queue import ask
+from hpctrain.run_record import Attempt
 
 log = logging.getLogger(__name__)
 _PAUSE_S, _PAUSES = 0.2, 25
@@ -31,7 +31,7 @@ def may_requeue(restart_count: int, first_step: int, step: int) -> bool:
     return restart_count == 0 or step > first_step
 
 
-def requeue_for_a_port(ranks: RankInfo, attempts: Sequence[Mapping[str, Any]]) -> bool:
+def requeue_for_a_port(ranks: RankInfo, attempts: Sequence[Attempt]) -> bool:
     """Requeue the job whose port is taken: a restart uses another port.
 
     Args:
@@ -44,7 +44,7 @@ def requeue_for_a_port(ranks: RankInfo, attempts: Sequence[Mapping[str, Any]]) -
     """
     if ranks.launcher != "slurm" or "MASTER_PORT" in os.environ:
         return False
-    before = takewhile(lambda one: " is taken (" in str(one.get("reason")), reversed(attempts[:-1]))
+    before = takewhile(lambda one: " is taken (" in one.reason, reversed(attempts[:-1]))
     again = sum(1 for _ in before)
     if again >= _MOST_PORTS:
         log.error("%d restarts in a row have found their port taken: not requeued", again)

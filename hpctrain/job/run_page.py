@@ -13,19 +13,20 @@ from hpctrain.config.chosen import chosen, override_key
 from hpctrain.config.schema import Config
 from hpctrain.data.places.origin import load_index
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.index import Index
 
 
-def params(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
+def params(config: Config, record: RunRecord) -> dict[str, Any]:
     """Return the params: values that somebody has chosen.
 
     Args:
         config: The config.
         record: The content of run.json.
     """
-    return chosen(config, [*record.get("overrides", ()), *record.get("swept", ())])
+    return chosen(config, [*record.overrides, *record.swept])
 
 
 def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, str]:
@@ -37,7 +38,7 @@ def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, st
         facts: What `environment` has found.
     """
     record = run.read()
-    job_ids = dict.fromkeys(a.get("job_id", "") for a in record.get("attempts", ()))
+    job_ids = dict.fromkeys(attempt.job_id for attempt in record.attempts)
     return {
         # MLflow shows the commit only beside a source.
         "mlflow.source.name": provenance.source(run.provenance),
@@ -51,7 +52,7 @@ def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, st
         "hpctrain.hosts": ",".join(ranks.hosts),
         "hpctrain.world_size": str(ranks.world_size),
         "hpctrain.command": " ".join(sys.argv),
-        **{f"hpctrain.parent_{key}": str(v) for key, v in (record.get("parent") or {}).items()},
+        **{f"hpctrain.parent_{key}": str(v) for key, v in (record.parent or {}).items()},
         **{f"hpctrain.env.{name}": value for name, value in facts.items()},
     }
 
@@ -95,10 +96,10 @@ def _facts(index: Index, path: str, context: str) -> dict[str, Any]:
     }
 
 
-def _note(run: RunDir, record: Mapping[str, Any]) -> str:
+def _note(run: RunDir, record: RunRecord) -> str:
     """Return the description in Markdown: what was asked for, and how to go on."""
     path = shlex.quote(str(run.path))
-    overrides = [str(text) for text in record.get("overrides", ())]
+    overrides = record.overrides
     lines = [f"**{run.name}**", ""]
     if overrides:
         lines += ["| key | value |", "| --- | --- |"]
@@ -106,9 +107,8 @@ def _note(run: RunDir, record: Mapping[str, Any]) -> str:
             value = text.partition("=")[2].replace("|", "\\|")
             lines.append(f"| `{override_key(text)}` | `{value}` |")
         lines.append("")
-    submitted = record.get("submission")
     again = f"python -m hpctrain resume {path}"
-    if not submitted:
+    if not record.submission:
         again = f"python -m hpctrain {shlex.join(overrides)}" if overrides else ""
         again = again or f"python -m hpctrain run {path}"
     lines += [

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.frozen import load
+from hpctrain.disk import opener
 from hpctrain.distributed import flight_recorder
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
@@ -52,38 +53,37 @@ def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
     """
     run.update()  # NFS caches the content of a folder until the client writes there
     record = run.read()
-    submitted = (record.get("submission") or {}).get("time", 0.0)
-    cancelled = stop_request.read(run.path, since=submitted) is not None
-    attempt: dict[str, Any] = (record["attempts"] or [{}])[-1]
-    if (attempt.get("job_id"), attempt.get("restart_count")) != (job_id, restart_count):
-        attempt = {}  # the ranks ended before rank 0 has begun an attempt
-    state = record["state"] if attempt else ""
+    cancelled = stop_request.read(run.path, since=record.submitted) is not None
+    attempt = record.attempt
+    # If not, the ranks ended before rank 0 has begun an attempt.
+    begun = (attempt.job_id, attempt.restart_count) == (job_id, restart_count)
+    state = record.state if begun else ""
     last = run.last_checkpoint()
-    first = int(attempt.get("first_step", last))
+    first = last if attempt.first_step is None or not begun else attempt.first_step
     if state == "interrupted":  # rank 0 has saved
         if cancelled:
             return "cancel"
         # While it runs, the job was not requeued: not for long enough without a step, or in vain.
-        again = attempt["reason"] != "SIGINT" and may_requeue(restart_count, first, last)
+        again = attempt.reason != "SIGINT" and may_requeue(restart_count, first, last)
         return "requeue" if again else ""
     error = failure.read(run.path, job_id, restart_count)
     if state == "finished" or (code <= 128 and not error):
         return ""
     if error and failure.is_of_other_holder(error):  # run.json is about that process
         return ""
-    if not attempt:
+    if not begun:
         facts: dict[str, Any] = {"job_id": job_id, "restart_count": restart_count}
         if error:  # `logs` shows what was written since the start
             facts["started"] = failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", **facts)
     late = error if error and failure.is_of_late_rank(error) else ""
-    if record.get("lowered_in") == [job_id, restart_count]:
-        rows = record["micro_batch_rows"]
+    if record.lowered_in == (job_id, restart_count):
+        rows = record.micro_batch_rows
         run.end_attempt("interrupted", reason=f"out of memory: now {rows} rows", step=last)
         return "cancel" if cancelled else "requeue"
     if error and not late:
         # Slurm has ended rank 0 before it could record anything, or rank 0 does not know the cause.
-        if state != "failed" or failure.is_of_another_rank(str(attempt.get("error"))):
+        if state != "failed" or failure.is_of_another_rank(attempt.error):
             run.end_attempt("failed", error=error)
         return ""
     late = late.removeprefix("LateRankError: ") or flight_recorder.timeout(run.logs, job_id)
@@ -113,10 +113,11 @@ def close_tracking(run: RunDir, code: int) -> None:
     tracking = load(run.config_file).tracking
     if not tracking.enabled:
         return
-    attempt: dict[str, Any] = (run.read()["attempts"] or [{}])[-1]
-    failed = attempt.get("state") == "failed"
-    known = attempt.get("error" if failed else "reason")
-    reason = known or f"the ranks ended with exit code {code}"
+    attempt = run.read().attempt
+    failed = attempt.state == "failed"
+    reason = (
+        attempt.error if failed else attempt.reason
+    ) or f"the ranks ended with exit code {code}"
     status = "FAILED" if failed else "KILLED"
     if ending.is_open(run.path):
         ending.close(run.path, status, reason)
@@ -127,7 +128,7 @@ def close_tracking(run: RunDir, code: int) -> None:
             "hpctrain.tracking.uploading.uploader", str(run.path), f"--drain={tracking.drain_s}"
         )
         with (
-            (run.path / "journal" / "uploader.log").open("ab") as output,
+            open(run.path / "journal" / "uploader.log", "ab", opener=opener(2)) as output,
             suppress(subprocess.TimeoutExpired),
         ):
             subprocess.run(

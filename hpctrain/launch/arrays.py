@@ -34,6 +34,7 @@ from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import Task, me
 from hpctrain.launch.slurm.sbatch_options import check_folder
 from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.run_record import RunRecord
 from hpctrain.runs import excluded_hosts
 from hpctrain.runs.code import provenance
 from hpctrain.runs.code.snapshot import Snapshot
@@ -69,7 +70,7 @@ class Entry:
     keeps_code: bool = False
     earlier: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
-    before: dict[str, Any] = field(default_factory=dict)
+    before: RunRecord = field(default_factory=RunRecord)
     again: bool = False
     replaces: str = ""
     state: str = ""
@@ -83,13 +84,13 @@ class Entry:
         Args:
             sweep: Uid and name of the parent run in MLflow; None for a single run.
         """
-        if sweep is None or "sweep" in self.before:
+        if sweep is None or self.before.sweep is not None:
             return {}
         return {"sweep": sweep, **({"swept": self.swept} if self.swept else {})}
 
     def metric(self) -> float | None:
         """Return the value of the metric `config.metric`; None while there is no result."""
-        value = (self.run.read().get("result") or {}).get(self.config.metric)
+        value = (self.run.read().result or {}).get(self.config.metric)
         return None if value is None else float(value)
 
 
@@ -154,7 +155,7 @@ class Array:
         if self.folder.exists() and not all(entry.keeps_code for entry in self.entries):
             provenance.store(shared, provenance.collect())
         for entry in self.entries:
-            state, submission = entry.before.get("state", "created"), None
+            state, submission = entry.before.state or "created", None
             if entry.task:
                 script, number = entry.task
                 state = "queued"
@@ -165,7 +166,7 @@ class Array:
                 state=state,
                 submission=submission,
                 code=entry.code.digest if entry.code else None,
-                provenance=entry.before.get("provenance") if entry.keeps_code else str(shared),
+                provenance=entry.before.provenance if entry.keeps_code else str(shared),
                 overrides=[*entry.earlier, *map(reference, entry.overrides)],
                 # MLflow shows the runs of a sweep under one parent; a run keeps its first parent.
                 **entry.place_in(sweep),

@@ -216,7 +216,7 @@ class _RunJob(LoggedJob):
         raise LaunchError(f"{self.run.config_file} is what the job runs; there is no pickle")
 
     def _recorded(self) -> str:
-        return str(self.run.read().get("state", ""))
+        return self.run.read().state
 
 
 class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
@@ -345,14 +345,13 @@ def outcome(run: RunDir, metric: str) -> float | None:
         LaunchError: The run has not finished.
     """
     record = run.read()
-    state = record.get("state", "lost")
+    state = record.state or "lost"
     if state != "finished":
-        attempt = (record.get("attempts") or [{}])[-1]
-        reason = one_line(str(attempt.get("error", "")))
+        reason = one_line(record.attempt.error)
         raise FailedError(
             f"{run.name} is {state}, not finished: see {run.logs}{reason and f' ({reason})'}"
         )
-    value = (record.get("result") or {}).get(metric)
+    value = (record.result or {}).get(metric)
     return None if value is None else float(value)
 
 

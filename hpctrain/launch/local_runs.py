@@ -35,7 +35,7 @@ def run_all(entries: list[Entry]) -> None:
             progress.begin(entry)
             look = functools.partial(progress.look, entry)
             entry.handle = run(entry.config, entry.run, entry.code, look)
-            entry.state = str(entry.run.read().get("state", "lost"))
+            entry.state = entry.run.read().state or "lost"
             entry.job = entry.handle.job_id
             progress.end(entry)
 

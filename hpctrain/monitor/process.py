@@ -21,13 +21,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.disk import read_json
+from hpctrain.disk import write_atomically
+from hpctrain.errors import DamageError
 from hpctrain.monitor import amd
 from hpctrain.monitor.amd import AmdGpus
 from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.idle import Idle
 from hpctrain.monitor.sensors import Sensors
+from hpctrain.run_record import Progress
 from hpctrain.runs import stop_request
 from hpctrain.secrets import mask_logging
 from hpctrain.tracking import samples
@@ -103,10 +105,10 @@ class _Monitor:
     def _trains(self) -> bool:
         """Return whether this attempt has made its second step: compiling is over by then."""
         try:
-            progress = read_json(self._run / "progress.json")
-            return progress["time"] > self._started and progress["step_s"] is not None
-        except (OSError, ValueError, TypeError, KeyError):
+            progress = Progress.of(self._run)
+        except DamageError:
             return False
+        return progress.time > self._started and progress.step_s is not None
 
     def _tell(self, idle: list[str]) -> None:
         options = self._options
@@ -115,7 +117,7 @@ class _Monitor:
             f"{options.idle_minutes:g} minutes"
         )
         log.warning("%s", text)
-        (samples.folder(self._run) / f"{self._node}.idle").write_text(text + "\n")
+        write_atomically(samples.folder(self._run) / f"{self._node}.idle", text + "\n")
         if options.idle_action == "stop":
             stop_request.write(self._run, f"the monitor ({text}; monitor.idle_action=stop)")
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.config.schema import MonitorConfig
-from hpctrain.disk import write_atomically
+from hpctrain.disk import opener, write_atomically
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.forks import keep_private
 from hpctrain.monitor.process import gpu_file
@@ -81,7 +81,7 @@ def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> subprocess.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
     log_file = samples.folder(run_dir) / f"{socket.gethostname()}.log"
     try:
-        with log_file.open("ab") as output:
+        with open(log_file, "ab", opener=opener(2)) as output:
             process = subprocess.Popen(
                 command,
                 env={**env, "OMP_NUM_THREADS": "1"},

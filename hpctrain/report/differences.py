@@ -98,7 +98,7 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _data(left: RunAccount, right: RunAccount) -> list[str]:
-    a, b = (each.facts.record.get("data_digest") for each in (left, right))
+    a, b = (each.facts.record.data_digest for each in (left, right))
     if a == b:
         return []
     return [f"the data sets have other contents: {a or 'unknown'} and {b or 'unknown'}"]

@@ -12,13 +12,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.disk import read_json, write_atomically
+from msgspec.structs import asdict
+
+from hpctrain.disk import write_atomically
+from hpctrain.errors import DamageError
+from hpctrain.record import Count, JobId, Record, read
 from hpctrain.tracking import recorded
 
 _FILE = "asked.json"
+
+
+class _Body(Record, frozen=True):
+    step: Count
+    tries: Count
+    job_id: JobId | None
+    given_up: bool
 
 
 @dataclass(frozen=True)
@@ -66,12 +78,9 @@ def asked(run_dir: Path) -> list[Asked]:
     """Return the evaluations that were asked for, with a result or not, in order of their steps."""
     found = []
     for path in sorted(_folder(run_dir).glob(f"step-*/{_FILE}")):
-        try:
-            body = read_json(path)
-            known = (int(body["step"]), int(body["tries"]), body["job_id"], bool(body["given_up"]))
-        except (OSError, ValueError, TypeError, LookupError):
-            continue
-        found.append(Asked(path.parent, *known))
+        with suppress(FileNotFoundError, DamageError):
+            body = read(_Body, path, parts=4)
+            found.append(Asked(path.parent, **asdict(body)))
     return found
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hpctrain.checkpoint.manifest import checkpoints, damage, newest_intact
 from hpctrain.errors import StorageError
+from hpctrain.run_record import BestValue, RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import recorded
 
 
-def best_of(path: Path, record: Mapping[str, Any]) -> dict[str, Any] | None:
+def best_of(path: Path, record: RunRecord) -> BestValue | None:
     """Return the metric, value and step of the best checkpoint of a run; None without one.
 
     The training notes it in run.json. With `evaluation.job=true` it follows from the results of
@@ -24,11 +23,10 @@ def best_of(path: Path, record: Mapping[str, Any]) -> dict[str, Any] | None:
         path: The run directory.
         record: The content of its run.json.
     """
-    followed = record.get("best_by_jobs")
+    followed = record.best_by_jobs
     if followed is None:
-        found: dict[str, Any] | None = record.get("best")
-        return found
-    metric, sign = followed["metric"], 1 if followed["lower"] else -1
+        return record.best
+    metric, sign = followed.metric, 1 if followed.lower else -1
     values = [
         (sign * one.metrics[metric], one.step)
         for one in recorded.read_all(path)
@@ -38,12 +36,13 @@ def best_of(path: Path, record: Mapping[str, Any]) -> dict[str, Any] | None:
     if not values:
         return None
     value, step = min(values)
-    return {"metric": metric, "value": sign * value, "step": step}
+    return BestValue(metric=metric, value=sign * value, step=step)
 
 
-def best_step(path: Path, record: Mapping[str, Any]) -> int:
+def best_step(path: Path, record: RunRecord) -> int:
     """Return the step of the best checkpoint; 0 without one. See `best_of`."""
-    return int((best_of(path, record) or {}).get("step", 0))
+    best = best_of(path, record)
+    return best.step if best else 0
 
 
 def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = False) -> Path:
@@ -63,7 +62,7 @@ def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = Fals
             raise StorageError(
                 f"{run.path}: the run has no best checkpoint; checkpoint.best=val/loss keeps one"
             )
-        step = int(known["step"])
+        step = known.step
     if step is None:
         checkpoint = newest_intact(run.checkpoints)
     else:

@@ -22,8 +22,9 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain.disk import read_json, write_atomically
-from hpctrain.errors import HealthError
+from hpctrain import record
+from hpctrain.disk import write_atomically
+from hpctrain.errors import DamageError, HealthError
 from hpctrain.secrets import mask
 
 # A collective that has timed out is no such error: then a rank hangs, and none has died
@@ -41,6 +42,13 @@ _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
 _LATE_RANK = re.compile(r"^LateRankError: |gloo/transport.*Timed out")
 
 
+class _Failure(record.Record, frozen=True):
+    error: str
+    time: record.Time
+    job_id: record.JobId
+    restart_count: record.Count
+
+
 def is_of_another_rank(error: str) -> bool:
     """Return whether an error only says that another rank has died."""
     return _OF_ANOTHER_RANK.search(error) is not None
@@ -52,7 +60,7 @@ def described(error: BaseException) -> str:
     The name of its class comes first, except where the text says everything about a run's health.
     """
     name = "" if isinstance(error, HealthError) else f"{type(error).__name__}: "
-    return mask(f"{name}{error}")
+    return mask(f"{name}{error}".replace("\0", "\\0"))  # no record has NUL in a text
 
 
 def is_of_late_rank(error: str) -> bool:
@@ -113,11 +121,10 @@ def read(run: Path, job_id: str, restart_count: int) -> str | None:
     Without a job id, the file may be of an earlier start, if it is older than this process.
     """
     try:
-        content = read_json(path(run))
-        if not job_id and content["time"] < psutil.Process().create_time() - _TOGETHER_S:
-            return None
-        if (content["job_id"], content["restart_count"]) == (job_id, restart_count):
-            return str(content["error"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
+        found = record.read(_Failure, path(run))
+    except (FileNotFoundError, DamageError):
+        return None
+    if not job_id and found.time < psutil.Process().create_time() - _TOGETHER_S:
+        return None
+    mine = (found.job_id, found.restart_count) == (job_id, restart_count)
+    return found.error if mine else None

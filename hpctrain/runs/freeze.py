@@ -62,7 +62,7 @@ def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
         StorageError: The directory cannot be written, the checkpoints of the run are gone, or a
             process trains the run, which goes on with the config that it has.
     """
-    finished = run.read().get("state") == "finished"
+    finished = run.read().state == "finished"
     if finished and config.launch.rerun != "all":
         return
     run.check_unlocked()

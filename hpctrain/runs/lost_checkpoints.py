@@ -22,8 +22,8 @@ from pathlib import Path
 
 from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.config.schema import CheckpointConfig, Config
-from hpctrain.disk import read_json
 from hpctrain.errors import StorageError
+from hpctrain.run_record import Progress
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.journal import journal_path, last_step
@@ -79,7 +79,7 @@ def _why_again(config: Config, run: RunDir, folders: Sequence[Path] | None) -> s
     if step := _saved_step(config.checkpoint, run):
         return f"was at step {step} and has no checkpoint"
     record = run.read()
-    if (record.get("attempts") or [{}])[-1].get("misfit"):
+    if record.attempt.misfit:
         return "has checkpoints of another model"
     if code := trained_code.changes(config, run, folders):
         return f"has checkpoints of other code ({code})"
@@ -91,17 +91,9 @@ def _why_again(config: Config, run: RunDir, folders: Sequence[Path] | None) -> s
 def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
     """Return the last known step of a run whose checkpoints are gone; 0 if none are."""
     record = run.read()
-    if not record.get("attempts") or record["state"] == "finished" or checkpoints(run.checkpoints):
+    if not record.attempts or record.state == "finished" or checkpoints(run.checkpoints):
         return 0
-    stopped = [
-        int(attempt.get("step", 0))
-        for attempt in record["attempts"]
-        if attempt.get("state") == "interrupted"
-    ]
-    try:
-        progress = int(read_json(run.path / "progress.json")["step"])
-    except (OSError, ValueError, LookupError, TypeError):
-        progress = 0
-    made = max(progress, last_step(journal_path(run.path)))
+    stopped = [each.step or 0 for each in record.attempts if each.state == "interrupted"]
+    made = max(Progress.of(run.path).step or 0, last_step(journal_path(run.path)))
     # The checkpoint of a step is written before the next step.
     return max([*stopped, made if made > checkpoint.every_steps else 0])

@@ -32,7 +32,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,12 @@ from hpctrain.checkpoint.manifest import newest_healthy
 from hpctrain.config.frozen import dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
-from hpctrain.disk import create, read_json, set_aside, write_atomically
-from hpctrain.errors import InUseError, StorageError
+from hpctrain.disk import create, open_regular, set_aside, write_atomically
+from hpctrain.errors import DamageError, InUseError, StorageError
 from hpctrain.forks import keep_private
 from hpctrain.lock import is_locked, open_lock
+from hpctrain.record import read
+from hpctrain.run_record import RunRecord
 
 _HOLDER = re.compile(r"process (\d+) on (?P<host>\S+)")  # what `RunDir.lock` writes
 _LONGEST_HOLDER = 300
@@ -77,10 +79,8 @@ class RunDir:
         for name in ("config.yaml", "run.json"):
             if not (run.path / name).is_file():
                 raise StorageError(f"{path}: no run directory ({name} is missing)")
-        content = run.read()
-        for key in ("signature", "data_digest"):
-            if key not in content:
-                raise StorageError(f"{run.path}/run.json is damaged (it has no {key!r})")
+        if not run.read().signature:
+            raise DamageError(run.path / "run.json", "it has no `signature`")
         return run
 
     @property
@@ -146,25 +146,13 @@ class RunDir:
         """Rename the directory to `NAME.1`, or the next free number; return the new path."""
         return set_aside(self.path)
 
-    def read(self) -> dict[str, Any]:
-        """Return the content of run.json; empty if the file does not exist.
+    def read(self) -> RunRecord:
+        """Return the content of run.json; one without a state if the file does not exist.
 
         Raises:
-            StorageError: The file is damaged or cannot be read.
+            DamageError: The file is damaged or cannot be read.
         """
-        try:
-            content = read_json(self.path / "run.json")
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except ValueError as error:
-            raise StorageError(f"{self.path}/run.json is damaged ({error})") from error
-        except OSError as error:
-            raise StorageError(
-                f"{self.path}/run.json: cannot be read ({error.strerror})"
-            ) from error
-        if not isinstance(content, dict):
-            raise StorageError(f"{self.path}/run.json is damaged (it has no keys)")
-        return content
+        return RunRecord.of(self.path)
 
     def update(self, **values: Any) -> None:
         """Change some values of run.json."""
@@ -199,7 +187,10 @@ class RunDir:
         """
         with open(self.path / ".run.json.lock", "a", opener=open_lock) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            content = self.read()
+            self.read()  # a damaged file stays as it is
+            content: dict[str, Any] = {}
+            with suppress(FileNotFoundError):  # what it has of a newer version stays
+                content = read(dict[str, Any], self.path / "run.json")
             yield content
             write_atomically(self.path / "run.json", _text(content), sync)
 
@@ -232,7 +223,9 @@ class RunDir:
 
     def _in_use(self) -> InUseError:
         lock = self.path / "lock"
-        holder = lock.read_text(errors="replace")[:_LONGEST_HOLDER].strip() or "another process"
+        with open_regular(lock) as file:
+            holder = file.read(_LONGEST_HOLDER).decode(errors="replace").strip()
+        holder = holder or "another process"
         match = _HOLDER.fullmatch(holder)
         if match and match["host"] == socket.gethostname() and not Path("/proc", match[1]).exists():
             return InUseError(

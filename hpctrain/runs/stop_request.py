@@ -13,9 +13,17 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
-from hpctrain.disk import read_json, write_atomically
+from hpctrain import record
+from hpctrain.disk import write_atomically
+from hpctrain.errors import DamageError
+
+
+class StopRequest(record.Record, frozen=True):
+    """Who has asked a run to stop, and when, in seconds since the epoch."""
+
+    by: str
+    time: record.Time
 
 
 def stop_file(run: Path) -> Path:
@@ -34,7 +42,7 @@ def write(run: Path, by: str) -> None:
     write_atomically(stop_file(run), json.dumps(request) + "\n", sync=False)
 
 
-def read(run: Path, since: float = 0.0) -> dict[str, Any] | None:
+def read(run: Path, since: float = 0.0) -> StopRequest | None:
     """Return the stop request of a run. A file without content, made by hand, is valid too.
 
     Args:
@@ -42,18 +50,16 @@ def read(run: Path, since: float = 0.0) -> dict[str, Any] | None:
         since: The time of the last submission, in seconds since the epoch; older requests are over.
 
     Returns:
-        The user, `by`, and the time, `time`, of the request; None if there is no request.
+        None if there is no request.
     """
     file = stop_file(run)
     try:
-        request = read_json(file)
+        request = record.read(StopRequest, file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
-        request = None
-    if not (isinstance(request, dict) and {"by", "time"} <= request.keys()):
-        request = {"by": "a file", "time": file.stat().st_mtime}
-    return request if request["time"] >= since else None
+    except DamageError:
+        request = StopRequest(by="a file", time=file.lstat().st_mtime)
+    return request if request.time >= since else None
 
 
 def clear(run: Path) -> None:

@@ -33,7 +33,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         arguments: The overrides on the command line; empty inside a job.
     """
     record = run.read()
-    result = record.get("result") or {}
+    result = record.result or {}
     table = Table(show_header=False)
     table.add_row("run", Cell(run.name))
     table.add_row("steps", f"{result.get('step', 0):,}")
@@ -42,15 +42,15 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         if name in result:
             table.add_row(name, _number(result[name]))
     if best := best_of(run.path, record):
-        text = f"{_number(best['value'])} at step {best['step']:,} (its checkpoint is kept)"
-        table.add_row(f"best {best['metric']}", Cell(text))
+        text = f"{_number(best.value)} at step {best.step:,} (its checkpoint is kept)"
+        table.add_row(f"best {best.metric}", Cell(text))
     if "perf/samples_per_s" in result:
         table.add_row("samples/s", f"{result['perf/samples_per_s']:,.0f}")
     table.add_row("run directory", Cell(_short(run.path)))
     # Lines are not wrapped, so that paths can be copied.
     console = Console(soft_wrap=True)
     console.print(table)
-    if wrong := (record.get("attempts") or [{}])[-1].get("reason"):
+    if wrong := record.attempt.reason:
         style = "red" if "not finite" in wrong else "green"
         console.print(wrong, style=style, highlight=False, markup=False)
     console.print("look further:", highlight=False)

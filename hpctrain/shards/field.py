@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.errors import DataError
+from hpctrain.record import Count
 
 # Little-endian in the file. Other values are stored as one of these: bool as uint8, complex numbers
 # as two fields, strings as UTF-8 bytes, uint64 (torch cannot compute with it) as int64.
@@ -42,11 +43,11 @@ class Field:
     """
 
     dtype: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[Count, ...] = ()
     variable: bool = False
     dataset: str = field(default="", compare=False)
     offsets: str = field(default="", compare=False)
-    axis: int = field(default=0, compare=False)
+    axis: Count = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         """Check that a shard can hold the field.

@@ -68,8 +68,9 @@ from typing import Any, Self
 
 import xxhash
 
-from hpctrain.disk import open_new, parse_json, temporary
-from hpctrain.errors import DataError
+from hpctrain.disk import open_new, open_regular, temporary
+from hpctrain.errors import DamageError, DataError
+from hpctrain.record import Count, Finite, Record, decode
 from hpctrain.shards.field import Field
 
 FILE = "index.json"
@@ -87,10 +88,10 @@ class Shard:
 
     path: str
     split: str
-    count: int
-    bytes: int
+    count: Count
+    bytes: Count
     digest: str
-    elements: Mapping[str, int] = field(default_factory=dict)
+    elements: Mapping[str, Count] = field(default_factory=lambda: _NO_ELEMENTS)
 
     def __post_init__(self) -> None:
         """Check path and sizes.
@@ -118,36 +119,25 @@ class Split:
 class Lengths:
     """Statistics of the lengths of variable-length samples, in elements; `total` is their sum."""
 
-    mean: float | None
-    std: float | None
-    min: int | None
-    max: int | None
-    total: int
+    mean: Finite | None
+    std: Finite | None
+    min: Count | None
+    max: Count | None
+    total: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Statistics of the finite values of a field in a split; the module describes the keys."""
 
-    mean: float | None
-    std: float | None
-    min: float | None
-    max: float | None
-    nonfinite: int = 0
-    nan: int = 0
-    classes: Mapping[int, int] | None = None
+    mean: int | Finite | None
+    std: int | Finite | None
+    min: int | Finite | None
+    max: int | Finite | None
+    nonfinite: Count = 0
+    nan: Count = 0
+    classes: Mapping[int, Count] | None = None
     lengths: Lengths | None = None
-
-    @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` returned."""
-        classes, lengths = values.get("classes"), values.get("lengths")
-        return cls(
-            *(values["mean"], values["std"], values["min"], values["max"], values["nonfinite"]),
-            nan=values["nan"],
-            classes=classes and {int(value): int(count) for value, count in classes.items()},
-            lengths=lengths and Lengths(**{key: lengths[key] for key in Lengths.__slots__}),
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys of the index, without classes or lengths where there are none."""
@@ -231,7 +221,8 @@ class Index:
         """
         path = Path(folder) / FILE
         try:
-            content = path.read_bytes()
+            with open_regular(path) as file:
+                content = file.read()
         except FileNotFoundError:
             if not path.parent.exists():
                 raise DataError(f"the data folder {path.parent} does not exist") from None
@@ -253,13 +244,9 @@ class Index:
             DataError: It is not an index that this version can read.
         """
         try:
-            return cls._parse(parse_json(content))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{where}: not valid JSON ({error})") from None
-        except KeyError as error:
-            raise DataError(f"{where}: damaged: the key {error} is missing") from None
-        except (TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{where}: damaged: {error}") from None
+            return cls._parse(content, where)
+        except DamageError as error:
+            raise DataError(str(error)) from None
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
 
@@ -299,45 +286,25 @@ class Index:
             unfinished.unlink(missing_ok=True)
 
     @classmethod
-    def _parse(cls, content: Any) -> Self:
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise DataError(f"format is {found!r}; this is not an index of {FORMAT}")
-        version = content["version"]
-        if version != VERSION:
-            raise DataError(f"found version {version}, this hpctrain reads {VERSION}")
-        index = cls(
-            fields={
-                str(name): Field(
-                    *(str(f["dtype"]), tuple(map(int, f["shape"])), bool(f["variable"])),
-                    *(str(f.get("dataset", "")), str(f.get("offsets", "")), int(f.get("axis", 0))),
-                )
-                for name, f in content["fields"].items()
-            },
-            shards=tuple(
-                Shard(
-                    *(s["path"], s["split"], int(s["count"]), int(s["bytes"]), s["digest"]),
-                    s.get("elements", _NO_ELEMENTS),
-                )
-                for s in content["shards"]
-            ),
-            statistics={
-                split: {name: Statistics.of_json(values) for name, values in fields.items()}
-                for split, fields in content["statistics"].items()
-            },
-            provenance=content["provenance"],
-            categories={
-                str(name): tuple(map(str, values))
-                for name, values in content.get("categories", {}).items()
-            },
-            group=str(content.get("group", "")),
-        )
-        if index.digest != content["digest"]:
+    def _parse(cls, content: bytes, where: str) -> Self:
+        head = decode(_Head, content, where)
+        if head.format != FORMAT:
+            raise DataError(f"format is {head.format!r}; this is not an index of {FORMAT}")
+        if head.version != VERSION:
+            raise DataError(f"found version {head.version}, this hpctrain reads {VERSION}")
+        index = decode(cls, content, where)
+        if index.digest != head.digest:
             raise DataError(
-                f"its digest {content['digest']} does not fit its fields and shards "
+                f"its digest {head.digest} does not fit its fields and shards "
                 f"({index.digest}): edited by hand? Run data_prep again"
             )
         return index
+
+
+class _Head(Record, frozen=True):
+    format: str = ""
+    version: int = 0
+    digest: str = ""
 
 
 def check_shard(path: Path, shard: Shard) -> None:

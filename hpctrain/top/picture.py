@@ -65,15 +65,15 @@ def picture(seen: Snapshot, height: int, plain: bool) -> Group:
 def _head(seen: Snapshot) -> Text:
     progress = seen.progress
     parts = [seen.run.name, seen.state]
-    if "step" in progress:
-        parts.append(f"step {progress['step']}/{progress.get('max_steps', '?')}")
-    metric, values = progress.get("metric", ""), progress.get("metrics") or {}
-    shown = [name for name in dict.fromkeys((metric, "train/loss")) if name in values]
+    most, values = progress.max_steps, progress.metrics
+    if progress.step is not None:
+        parts.append(f"step {progress.step}/{'?' if most is None else most}")
+    shown = [name for name in dict.fromkeys((progress.metric, "train/loss")) if name in values]
     parts += [f"{name} {values[name]:.4g}" for name in shown]
     if rate := values.get("perf/samples_per_s"):
         parts.append(f"{rate:,.0f} samples/s")
-    if (rate := progress.get("steps_per_s")) and seen.state == "running":
-        left = (progress["max_steps"] - progress["step"]) / rate
+    if progress.steps_per_s and most is not None and seen.state == "running":
+        left = (most - (progress.step or 0)) / progress.steps_per_s
         parts.append(f"ETA {time.strftime('%H:%M:%S', time.gmtime(left))}")
     if seen.slowest:
         parts.append(f"slowest: {seen.slowest}")

@@ -8,6 +8,7 @@ Nothing but files of the run directory is read; no node and no scheduler is aske
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import read_json
+from hpctrain.run_record import Attempt, Progress
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import samples
 
@@ -72,14 +73,14 @@ class Snapshot:
     Attributes:
         run: Its directory.
         state: What run.json says.
-        progress: The content of progress.json; empty before the first step.
+        progress: The content of progress.json; an empty one before the first step.
         nodes: The nodes of the newest attempt, those with notes first.
         slowest: The slowest rank and its node at the last report; "" if it is not known.
     """
 
     run: Path
     state: str
-    progress: dict[str, Any]
+    progress: Progress
     nodes: list[Node]
     slowest: str
 
@@ -88,10 +89,10 @@ class Snapshot:
         return {
             "run": str(self.run),
             "state": self.state,
-            "step": self.progress.get("step"),
-            "max_steps": self.progress.get("max_steps"),
-            "steps_per_s": self.progress.get("steps_per_s"),
-            "metrics": self.progress.get("metrics", {}),
+            "step": self.progress.step,
+            "max_steps": self.progress.max_steps,
+            "steps_per_s": self.progress.steps_per_s,
+            "metrics": self.progress.metrics,
             "slowest": self.slowest,
             "nodes": [
                 {
@@ -118,11 +119,10 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
     """
     now = time.time() if now is None else now
     record = run.read()
-    attempt = (record.get("attempts") or [{}])[-1]
-    state = str(record.get("state", "created"))
-    progress = _progress(run.path)
+    attempt, state = record.attempt, record.state or "created"
+    progress = Progress.of(run.path)
     read = [_node(path, name, now) for name, path in samples.files(run.path).items()]
-    begun = float(attempt.get("started") or 0.0)
+    begun = attempt.started
     # A node of an attempt before is not a part of the run any more.
     nodes = [node for node in read if node is not None and now - node.age_s >= begun]
     _compare(nodes)
@@ -137,14 +137,6 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
             node.notes.append(f"idle: {idle.read_text().strip()}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
     return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt))
-
-
-def _progress(run: Path) -> dict[str, Any]:
-    try:
-        content = read_json(run / "progress.json")
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _config_every(run: Path) -> float | None:
@@ -207,11 +199,10 @@ def _recent(device: Device) -> float:
     return statistics.fmean(device.use[-_RECENT:]) if device.use else 0.0
 
 
-def _slowest(progress: dict[str, Any], attempt: dict[str, Any]) -> str:
+def _slowest(progress: Progress, attempt: Attempt) -> str:
     """Return `rank 3 on n02`: the slowest rank at the last report."""
-    rank = (progress.get("metrics") or {}).get("perf/slowest_rank")
-    if rank is None:
+    rank, hosts = progress.metrics.get("perf/slowest_rank", math.nan), attempt.hosts
+    if not 0 <= rank < attempt.world_size:
         return ""
-    hosts, ranks = attempt.get("hosts") or [], attempt.get("world_size") or 1
-    place = int(rank) * len(hosts) // ranks
+    place = int(rank) * len(hosts) // attempt.world_size
     return f"rank {int(rank)}" + (f" on {hosts[place]}" if place < len(hosts) else "")

@@ -25,13 +25,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from hpctrain.disk import open_regular, parse_json
-from hpctrain.errors import StorageError
+from hpctrain import record as door
+from hpctrain.disk import open_below, open_regular
+from hpctrain.errors import DamageError, StorageError
+from hpctrain.record import Count, Seconds, Time
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,82 @@ class Record(NamedTuple):
     body: dict[str, Any]
 
 
+class _Event(door.Record, frozen=True):
+    """What every record has, also one of a kind that only a newer version knows."""
+
+    attempt: Count
+    time: Time
+
+
+class _Kind(_Event, frozen=True):
+    kind: str
+
+
+class _Metrics(_Event, frozen=True, tag_field="kind", tag="metrics"):
+    step: Count
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
+
+
+class _Time(_Event, frozen=True, tag_field="kind", tag="time"):
+    step: Count
+    seconds: dict[str, Seconds]
+    device_s: Seconds = 0.0
+
+
+class _Params(_Event, frozen=True, tag_field="kind", tag="params"):
+    params: dict[str, str]
+
+
+class _Tags(_Event, frozen=True, tag_field="kind", tag="tags"):
+    tags: dict[str, str]
+
+
+class _Superseded(
+    _Event, frozen=True, tag_field="kind", tag="superseded", rename={"begin": "from", "end": "to"}
+):
+    begin: Count
+    end: Count
+
+
+class _Artifact(_Event, frozen=True, tag_field="kind", tag="artifact"):
+    file: str
+    to: str
+
+
+class _Field(door.Record, frozen=True):
+    dtype: str
+    shape: tuple[Count, ...]
+
+
+class _Dataset(_Event, frozen=True, tag_field="kind", tag="dataset"):
+    name: str
+    digest: str
+    source: str
+    context: str
+    samples: dict[str, Count]
+    fields: dict[str, _Field]
+
+
+class _Model(_Event, frozen=True, tag_field="kind", tag="model"):
+    pass
+
+
+class _Status(_Event, frozen=True, tag_field="kind", tag="status"):
+    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+    host: str = ""
+    pid: Count = 0
+    started: Count = 0
+    reason: str = ""
+    final: bool = True
+    killed: bool = False
+
+
+_Checked: Any = (
+    _Metrics | _Time | _Params | _Tags | _Superseded | _Artifact | _Dataset | _Model | _Status
+)
+_KINDS = {kind.__struct_config__.tag for kind in get_args(_Checked)}
+
+
 class Journal:
     """The writer of a journal.
 
@@ -68,9 +146,7 @@ class Journal:
         self.path = journal_path(run_dir)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(
-                self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
+            self._fd = open_below(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 2, 0o644)
         except OSError as error:
             raise StorageError(f"{self.path}: the journal cannot be opened: {error}") from error
         size = os.fstat(self._fd).st_size
@@ -204,7 +280,7 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Reco
         This position is before a last line without a newline: its writer may not have finished.
     """
     try:
-        file = open_regular(path)
+        file = open_regular(path, parts=2)
     except FileNotFoundError:
         return [], position
     lines, ends = [], [position]
@@ -238,25 +314,31 @@ def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[
 def parse(line: bytes) -> dict[str, Any] | None:
     """Return the record in `line`; None if the line is incomplete or is no record."""
     try:
-        body = parse_json(line)
-    except ValueError:
+        if door.decode(_Kind, line, "a record of the journal").kind in _KINDS:
+            door.decode(_Checked, line, "a record of the journal")
+        return door.decode(dict[str, Any], line, "")
+    except DamageError as error:
+        if error.at:  # a line that was cut off has none
+            _say(f"{error}: it is left out")
         return None
-    return _record(body)
 
 
-def _parse_all(lines: list[bytes]) -> list[dict[str, Any] | None]:
+@cache
+def _say(problem: str) -> None:
+    log.warning("%s", problem)
+
+
+def _parse_all(lines: list[bytes]) -> Sequence[dict[str, Any] | None]:
     """Do what `parse` does for each line. One call for all of them takes half of the time."""
+    text = b"[" + b",".join(lines) + b"]"
     try:
-        bodies = json.loads(b"[" + b",".join(lines) + b"]")
-    except ValueError:
-        bodies = []
-    if len(bodies) != len(lines):  # some line is invalid
+        door.decode(tuple[_Checked, ...], text, "")
+        bodies = door.decode(tuple[dict[str, Any], ...], text, "")
+    except DamageError:
+        bodies = ()
+    if len(bodies) != len(lines):  # some line is invalid, or of a newer version
         return [parse(line) for line in lines]
-    return [_record(body) for body in bodies]
-
-
-def _record(body: Any) -> dict[str, Any] | None:
-    return body if isinstance(body, dict) and "kind" in body and "attempt" in body else None
+    return bodies
 
 
 @cache
@@ -290,7 +372,7 @@ def last_step(path: Path) -> int:
 def last_record(path: Path, key: str) -> dict[str, Any] | None:
     """Return the last valid record that has this key; None if none has."""
     try:
-        with open_regular(path) as file:
+        with open_regular(path, parts=2) as file:
             return _last(file.fileno(), path.stat().st_size, key)
     except FileNotFoundError:
         return None

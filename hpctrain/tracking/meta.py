@@ -10,12 +10,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from hpctrain import secrets
-from hpctrain.disk import open_regular, parse_json, write_atomically
-from hpctrain.errors import TrackingError
+from hpctrain.disk import write_atomically
+from hpctrain.errors import DamageError, TrackingError
+from hpctrain.record import Count, matching, read_owned
 from hpctrain.tracking.store import is_server
+
+_Name = Annotated[str, matching("[^/]*", "the name of a file, without /")]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Meta:
     run_name: str
     uid: str
     """Our own id of the run, stored as a tag in MLflow: its run id cannot be chosen."""
-    parent_uid: str | None = None
+    parent_uid: _Name | None = None
     """The id of the sweep that the run belongs to."""
     parent_name: str | None = None
     owner: int | None = dataclasses.field(default=None, compare=False)
@@ -55,14 +58,12 @@ class Meta:
         """Read `meta.json`."""
         path = _meta_path(run_dir)
         try:
-            body, owner = _read(path)
-            return cls(**body, owner=owner)
+            found, owner = read_owned(cls, path, parts=2)
         except FileNotFoundError:
             raise TrackingError(f"not a tracked run directory (no {path})") from None
-        except OSError as error:
-            raise TrackingError(f"{path} cannot be read: {error.strerror or error}") from error
-        except (ValueError, TypeError) as error:
-            raise TrackingError(f"{path}: {error}") from error
+        except DamageError as error:
+            raise TrackingError(str(error)) from error
+        return dataclasses.replace(found, uri=_expanded(found.uri, owner), owner=owner)
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,17 @@ class Uploaded:
     uid: str
     experiment_id: str
     run_id: str
-    offset: int
+    offset: Count
     """The position in the journal."""
     parent_uid: str | None = None
     """The sweep that the run is under in MLflow."""
     problem: str = ""
     """Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped."""
-    samples: dict[str, int] = dataclasses.field(default_factory=dict)
+    samples: dict[str, Count] = dataclasses.field(default_factory=dict)
     """The position in the samples of each node (`hpctrain.monitor`)."""
-    evaluations: list[int] = dataclasses.field(default_factory=list)
+    evaluations: list[Count] = dataclasses.field(default_factory=list)
     """The steps of the recorded evaluations (`hpctrain.tracking.recorded`)."""
-    waiting: list[int] = dataclasses.field(default_factory=list)
+    waiting: list[Count] = dataclasses.field(default_factory=list)
     """The positions of records whose artifacts could not be stored; they are tried again."""
 
     def write(self, run_dir: Path) -> None:
@@ -94,9 +95,10 @@ class Uploaded:
     def read(cls, run_dir: Path) -> "Uploaded | None":
         """Read `uploaded.json`; None if nothing has been uploaded."""
         try:
-            return cls(**_read(_uploaded_path(run_dir))[0])
-        except (OSError, ValueError, TypeError):
+            found, owner = read_owned(cls, _uploaded_path(run_dir), parts=2)
+        except (FileNotFoundError, DamageError):
             return None
+        return dataclasses.replace(found, uri=_expanded(found.uri, owner))
 
 
 def files_left(waiting: Sequence[int]) -> str:
@@ -112,18 +114,10 @@ def _uploaded_path(run_dir: Path) -> Path:
     return run_dir / "journal" / "uploaded.json"
 
 
-def _read(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the content of a file, and the user id that it belongs to."""
-    with open_regular(path) as file:
-        owner, body = os.fstat(file.fileno()).st_uid, parse_json(file.read())
-    if not isinstance(body, dict) or not isinstance(uri := body.get("uri"), str):
-        raise ValueError("it is no object with a uri")
-    parent = body.get("parent_uid")  # becomes part of a file's name
-    if not isinstance(parent, str | None) or "/" in (parent or ""):
-        raise ValueError(f"parent_uid {parent!r} is not allowed")
-    if owner == os.geteuid():
-        uri = secrets.expand_password(uri) if is_server(uri) else secrets.expand(uri)
-    return {**body, "uri": uri}, owner
+def _expanded(uri: str, owner: int) -> str:
+    if owner != os.geteuid():
+        return uri
+    return secrets.expand_password(uri) if is_server(uri) else secrets.expand(uri)
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:

@@ -16,7 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpctrain.disk import open_regular, parse_json
+import msgspec
+
+from hpctrain.disk import open_below, open_regular
+from hpctrain.errors import DamageError
+from hpctrain.record import Count, Record, Time, decode
 
 _TAIL = 64 * 1024  # bytes; a line is far shorter
 _NODE = re.compile(r"[\w.-]{1,255}")  # it becomes a part of a metric's name in MLflow
@@ -38,6 +42,13 @@ class Sample(NamedTuple):
     time: float
     metrics: dict[str, float]
     facts: Mapping[str, str] = {}
+
+
+class _Line(Record, frozen=True):
+    number: Count
+    time: Time
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    facts: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def folder(run_dir: Path) -> Path:
@@ -63,7 +74,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = open_below(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 2, 0o644)
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
@@ -94,7 +105,7 @@ def read(path: Path, begin: int = 0) -> Iterator[Sample]:
         begin: The position, in bytes. If it is inside a line, that line is left out.
     """
     try:
-        file = open_regular(path)
+        file = open_regular(path, parts=2)
     except OSError:
         return
     with file:
@@ -117,14 +128,8 @@ def has_new(run_dir: Path, positions: Mapping[str, int]) -> bool:
 
 def _sample(line: bytes, end: int) -> Sample | None:
     try:
-        body = parse_json(line)
-        number, time = body["number"], body["time"]
-        metrics = body.get("metrics", {})
-        values = {str(name): float(value) for name, value in metrics.items()}
-        facts = {str(name): str(value) for name, value in body.get("facts", {}).items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        body = decode(_Line, line, "")
+    except DamageError:
         return None
-    if not isinstance(number, int) or not isinstance(time, int | float):
-        return None
-    finite = {name: value for name, value in values.items() if math.isfinite(value)}
-    return Sample(end, number, float(time), finite, facts)
+    finite = {name: value for name, value in body.metrics.items() if math.isfinite(value)}
+    return Sample(end, body.number, body.time, finite, body.facts)

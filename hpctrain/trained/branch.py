@@ -94,9 +94,8 @@ def branch(
     if (run.path / "run.json").is_file():
         return run
     freeze(config, run)
-    record = before.read()
     run.update(
-        parent={"run": str(before.path), "uid": record.get("uid"), "step": found.step},
+        parent={"run": str(before.path), "uid": before.read().uid, "step": found.step},
     )
     trained_code.inherit(before, run, found.step)
     _copy_evaluations(before.path, run.path, found.step)

@@ -13,11 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.config.rules.metrics import better
-from hpctrain.disk import read_json, write_atomically
+from hpctrain.disk import write_atomically
+from hpctrain.errors import DamageError
+from hpctrain.run_record import Progress
 from hpctrain.training.display import Display
 
 log = logging.getLogger(__name__)
@@ -96,13 +98,11 @@ class ProgressFile:
 
     def _best_until(self, step: int) -> dict[str, float] | None:
         """Return the best value of the attempts before, unless its step is made again."""
-        try:
-            before = read_json(self._file)
-            best: dict[str, float] | None = before["best"]
-            kept = before["metric"] == self._metric and best is not None and best["step"] <= step
-        except (OSError, ValueError, TypeError, KeyError):  # the first attempt
-            return None
-        return best if kept else None
+        with suppress(DamageError):
+            before = Progress.of(self._file.parent)
+            if before.best and before.metric == self._metric and before.best.step <= step:
+                return {"value": before.best.value, "step": before.best.step}
+        return None
 
     def _run(self) -> None:
         over = False

@@ -22,7 +22,7 @@ from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
 from hpctrain.checkpoint.optimizer_state import OptimizerState
 from hpctrain.checkpoint.weights import load_weights
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import ConfigError, HealthError, MisfitError, StorageError
+from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
 from hpctrain.tasks import Classification
@@ -193,8 +193,8 @@ def test_a_damaged_checkpoint_is_passed_over(
 
 def is_read(content: bytes) -> bool:
     try:
-        Manifest.parse(content)
-    except ValueError:
+        Manifest.parse(content, Path("manifest.json"))
+    except DamageError:
         return False
     return True
 
@@ -216,7 +216,7 @@ def test_every_flipped_bit_of_a_manifest_is_seen(tmp_path: Path) -> None:
     assert len(damaged) > 3000
     assert [each for each in damaged if is_read(each)] == []
     path.write_bytes(damaged[-1])
-    assert damage(tmp_path).startswith("manifest.json: damaged (")
+    assert damage(tmp_path).startswith("manifest.json is damaged: ")
 
 
 def test_a_manifest_of_a_later_release_is_refused(

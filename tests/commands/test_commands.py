@@ -37,8 +37,11 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.launch.slurm.queue import Ended, Job, jobs_of
 from hpctrain.lock import file_lock
+from hpctrain.record import convert
+from hpctrain.run_record import Progress, RunRecord
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.stop_request import StopRequest
 from hpctrain.runs.terminal_log import kept
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Meta, Uploaded
@@ -49,6 +52,18 @@ from tests.conftest import Completed, ignoring_sigint, run_json, run_module, run
 
 Train = Callable[..., Completed]
 NOW = 1_800_000_000.0
+
+
+def facts_of(
+    path: Path,
+    record: dict[str, Any],
+    progress: dict[str, Any] | None = None,
+    stop_request: dict[str, Any] | None = None,
+    **more: Any,
+) -> Facts:
+    asked = stop_request and convert(StopRequest, stop_request, "stop")
+    told = convert(Progress, progress or {}, "progress.json")
+    return Facts(path, convert(RunRecord, record, "run.json"), told, asked or None, **more)
 
 
 def make_run(folder: Path, name: str = "digits-00000001", **record: Any) -> Path:
@@ -231,7 +246,7 @@ def test_the_state_of_a_run(
     if not more.pop("local", False):
         record["submission"] = SUBMITTED | {"time": more.pop("asked", NOW - 1000)}
         more = {"scheduler": True} | more
-    state = judge(Facts(Path("/runs/x"), record, **more), NOW)
+    state = judge(facts_of(Path("/runs/x"), record, **more), NOW)
     assert (state.name, reason in state.reason) == (expected, True), state
     assert bool(reason) == bool(state.reason)
 
@@ -240,7 +255,7 @@ def test_mlflow_learns_only_of_runs_whose_jobs_have_ended(monkeypatch: pytest.Mo
     def run(name: str, said: str = "running", **more: Any) -> Facts:
         attempts = [ATTEMPT | ({"error": "boom"} if said == "failed" else {})]
         record = {"state": said, "attempts": attempts, "submission": SUBMITTED}
-        return Facts(Path(name), record, **{"scheduler": True} | more)
+        return facts_of(Path(name), record, **{"scheduler": True} | more)
 
     found = [
         *(run("lost", ended=ended("NODE_FAIL")), run("failed", "failed")),
@@ -267,12 +282,12 @@ def test_a_job_says_nothing_of_a_run_taken_up_in_a_terminal(tmp_path: Path, no_s
 
 def test_the_time_left() -> None:
     record = {"state": "running", "attempts": [ATTEMPT]}
-    assert eta_s(Facts(Path("x"), record, BEAT), NOW) == pytest.approx(50 / 2 - 3)
+    assert eta_s(facts_of(Path("x"), record, BEAT), NOW) == pytest.approx(50 / 2 - 3)
     # A run that hangs has none, although its heartbeat goes on.
-    assert eta_s(Facts(Path("x"), record, BEAT | FAST | {"stepped": NOW - 103}), NOW) is None
+    assert eta_s(facts_of(Path("x"), record, BEAT | FAST | {"stepped": NOW - 103}), NOW) is None
     # The heartbeat of the previous attempt is not used.
     record["attempts"] = [ATTEMPT | {"started": NOW}]
-    assert eta_s(Facts(Path("x"), record, BEAT), NOW) is None
+    assert eta_s(facts_of(Path("x"), record, BEAT), NOW) is None
     shown = [duration(s) for s in (45, 100, 5399, 12_000, 200_000)]
     assert shown == ["45 s", "2 min", "1 h 30 min", "3 h 20 min", "2 d 7 h"]
 
@@ -591,10 +606,10 @@ def test_a_damaged_run_json_hides_no_other_run(tmp_path: Path, no_slurm: None) -
     rows = {row["run"]: row["state"] for row in status(tmp_path)}
     assert rows == {str(good): "finished", str(run): "damaged"}
     assert "scancel ends it" in run_module("hpctrain", "cancel", run.name, *where).stdout
-    assert "no keys" in run_module("hpctrain", "run", str(run), code=6).stderr
+    assert "it must be `object`" in run_module("hpctrain", "run", str(run), code=6).stderr
     (run / "run.json").write_text('{"state": "interrupted", "attempts": []}')
     for command in (["resume", *where], ["run", str(run)]):
-        assert "it has no 'signature'" in run_module("hpctrain", *command, code=6).stderr
+        assert "it has no `signature`" in run_module("hpctrain", *command, code=6).stderr
 
 
 @pytest.mark.parametrize(
@@ -685,7 +700,7 @@ def test_a_folder_without_runs(tmp_path: Path, no_slurm: None) -> None:
 
 def test_names_are_whole_on_a_narrow_terminal() -> None:
     name = "digits-with-a-name-00000001"
-    facts = Facts(Path(name), {"state": "failed"}, BEAT, job_id="7_0")
+    facts = facts_of(Path(name), {"state": "failed"}, BEAT, job_id="7_0")
     row = Row(facts, State("failed", "ValueError: " + "word " * 20), NOW)
     for width in (60, 80, 120):
         console = Console(width=width, file=io.StringIO())
@@ -699,16 +714,16 @@ def test_names_are_whole_on_a_narrow_terminal() -> None:
 
 def test_the_reason_of_a_failed_run_has_no_lines_of_code() -> None:
     error = 'ConfigError: model._target_=a.B:\n odd  sizes\n  File "a.py", line 3, in f\n    f()'
-    facts = Facts(Path("a-00000001"), {"state": "failed", "attempts": [{"error": error}]}, {})
+    facts = facts_of(Path("a-00000001"), {"state": "failed", "attempts": [{"error": error}]}, {})
     assert judge(facts, NOW).reason == "ConfigError: model._target_=a.B: odd sizes"
 
 
 def test_reason_and_metric_fit_into_80_columns() -> None:
     beat = {**BEAT, "metric": "val/accuracy", "metrics": {"val/accuracy": 0.98125}}
-    facts = Facts(Path("digits-3fa92c1b"), {"state": "interrupted"}, beat, job_id="1234567_10")
+    facts = facts_of(Path("digits-3fa92c1b"), {"state": "interrupted"}, beat, job_id="1234567_10")
     rows = [
         Row(facts, State("interrupted", "saved at step 1200, preempted"), NOW),
-        Row(Facts(Path("digits-00000001"), {"state": "queued"}, {}), State("queued"), NOW),
+        Row(facts_of(Path("digits-00000001"), {"state": "queued"}, {}), State("queued"), NOW),
     ]
     console = Console(width=80, file=io.StringIO())
     console.print(_table(rows, " in runs", 80))
@@ -721,7 +736,9 @@ def test_reason_and_metric_fit_into_80_columns() -> None:
 
 def test_what_runs_is_shown_first_and_on_every_terminal() -> None:
     def row(number: int, state: str) -> Row:
-        facts = Facts(Path(f"digits-{number:08x}"), {"attempts": [{"started": NOW + number}]}, {})
+        facts = facts_of(
+            Path(f"digits-{number:08x}"), {"attempts": [{"started": NOW + number}]}, {}
+        )
         return Row(facts, State(state), NOW + 99)
 
     rows = [row(1, "failed"), row(2, "running"), *(row(n, "finished") for n in range(3, 50))]
@@ -740,12 +757,12 @@ def test_swept_values_time_and_best_value_are_shown() -> None:
     beat = {**BEAT, "metric": "val/mse", "metrics": {"val/mse": 0.5}}
     beat["best"] = {"value": 0.25, "step": 40}
     record = {"attempts": attempts, "swept": ["optimizer.lr=0.1", "seed=2"]}
-    row = Row(Facts(Path("digits-00000001"), record, beat), State("running"), NOW)
+    row = Row(facts_of(Path("digits-00000001"), record, beat), State("running"), NOW)
     cells = dict(zip(status_module._COLUMNS, map(str, row.cells("val/mse")), strict=True))
     assert (cells["swept"], cells["time"]) == ("lr=0.1 seed=2", "13 min")
     assert (cells["metric"], cells["best"], cells["node"]) == ("0.5", "0.25", "node7 +2")
     facts = row.facts()
-    assert facts["swept"] == ["optimizer.lr=0.1", "seed=2"]
+    assert facts["swept"] == ("optimizer.lr=0.1", "seed=2")
     assert facts["best"] == {"value": 0.25, "step": 40}
     assert facts["duration_s"] == 780
     # An attempt that was killed has lasted until its last heartbeat.
@@ -757,7 +774,7 @@ def test_watching_on_a_terminal_waits_for_the_first_run(
 ) -> None:
     states = [[], ["created"], ["queued"], ["running"], ["finished"]]
     looks = iter(states)
-    facts = Facts(Path("digits-00000001"), {"state": "queued"}, {})
+    facts = facts_of(Path("digits-00000001"), {"state": "queued"}, {})
 
     def look(options: Any) -> list[Row]:
         return [Row(facts, State(name), NOW) for name in next(looks)]
@@ -1026,7 +1043,7 @@ def test_the_stop_file_is_seen(tmp_path: Path) -> None:
     stop_request.write(tmp_path, "me")
     request = stop_request.read(tmp_path)
     assert request is not None
-    assert time.time() - request["time"] < 60
+    assert time.time() - request.time < 60
     # After a new submission the stop request is void.
     assert stop_request.read(tmp_path, since=time.time() + 1) is None
     with Stop() as stop:
@@ -1077,22 +1094,22 @@ def found(folder: Path, **flags: Any) -> set[tuple[str, str]]:
 
 def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     folder = tmp_path / "runs"
-    done = make_run(folder, "digits-00000001", state="finished", code="aaa")
+    done = make_run(folder, "digits-00000001", state="finished", code="a" * 16)
     for step in (10, 20, 30):
         make_checkpoint(done, step)
     make_checkpoint(done, 40, whole=False)
-    half = make_run(folder, "digits-00000002", state="interrupted", attempts=[SAVED], code="bbb")
+    half = make_run(folder, "digits-00000002", state="interrupted", attempts=[SAVED], code="b" * 16)
     for step in (10, 20):
         make_checkpoint(half, step)
     old(half / ".config.yaml.node1.123")
     (half / ".run.json.node1.124").touch()  # changed just now
     (half / "checkpoints" / "step-00000030.tmp").mkdir()
-    queue = make_run(folder, "digits-00000003", state="queued", submission=SUBMITTED, code="bbb")
+    queue = make_run(folder, "digits-00000003", state="queued", submission=SUBMITTED, code="b" * 16)
     old(queue / ".config.yaml.node1.123")
     (queue / "checkpoints" / "step-00000030.tmp").mkdir()
-    make_run(folder, "digits-00000001.1", state="finished", code="ccc")
-    make_run(folder, "debug-00000004", state="finished", code="aaa")
-    for snapshot in ("aaa", "bbb", "ccc", "unused"):
+    make_run(folder, "digits-00000001.1", state="finished", code="c" * 16)
+    make_run(folder, "debug-00000004", state="finished", code="a" * 16)
+    for snapshot in ("a" * 16, "b" * 16, "c" * 16, "unused"):
         old(folder / "code" / snapshot / "a.py")
     (folder / "code" / "new").mkdir()  # a submission may still be writing it
     outside = make_run(tmp_path / "elsewhere", state="finished")
@@ -1114,7 +1131,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     assert found(folder) == safe
     assert found(folder, keep_checkpoints=3) == safe - superfluous
     asked = {("archived", "digits-00000001.1"), ("debug", "debug-00000004")}
-    asked |= {("code", "code/aaa"), ("code", "code/ccc")}
+    asked |= {("code", f"code/{letter * 16}") for letter in "ac"}
     assert found(folder, code=True, archived=True, debug=True) == safe | asked
 
     before = sorted(folder.rglob("*"))
@@ -1128,7 +1145,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
         "step-00000030",
         "step-00000040",
     ]
-    assert sorted(path.name for path in (folder / "code").iterdir()) == ["bbb", "link", "new"]
+    assert sorted(path.name for path in (folder / "code").iterdir()) == ["b" * 16, "link", "new"]
     assert sorted(path.name for path in (outside / "checkpoints").iterdir()) == [
         "step-00000001",
         "step-00000002",

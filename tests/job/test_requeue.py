@@ -10,6 +10,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job import requeue as requeuing
 from hpctrain.job.requeue import requeue
 from hpctrain.launch.slurm.container import REQUEUE_NOTE
+from hpctrain.run_record import Attempt
 from hpctrain.runs.run_dir import RunDir
 
 
@@ -53,7 +54,7 @@ def test_a_rank_that_is_out_of_memory_asks_for_its_requeue(
     run.update(attempts=[])
     _lower_micro_batch(run, ranks, SimpleNamespace(rows=8, smaller=4))  # type: ignore[arg-type]
     assert asked == [Path("/run/requeue") if in_container else "7_1"]
-    assert (run.read()["micro_batch_rows"], run.read()["lowered_in"]) == (4, ["7_1", 3])
+    assert (run.read().micro_batch_rows, run.read().lowered_in) == (4, ("7_1", 3))
 
 
 def test_a_port_in_use_is_left_three_times_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +62,14 @@ def test_a_port_in_use_is_left_three_times_in_a_row(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(requeuing, "requeue_from_rank", lambda job: not asked.append(job))
     monkeypatch.delenv("MASTER_PORT", raising=False)
     ranks = RankInfo("slurm", 0, 0, 0, 2, 2, 1, "n1", 1, job_id="7_1", restart_count=1)
-    taken = {"reason": "PortTakenError: port 12028 on n1 is taken (Address already in use): ..."}
-    other = {"reason": "SIGTERM"}
+    taken = Attempt(reason="PortTakenError: port 12028 on n1 is taken (Address already in use)")
+    other = Attempt(reason="SIGTERM")
     three = [taken, taken, taken]
-    assert requeuing.requeue_for_a_port(ranks, [{}])
-    assert requeuing.requeue_for_a_port(ranks, [*three[1:], {}])
-    assert not requeuing.requeue_for_a_port(ranks, [*three, {}])
-    assert requeuing.requeue_for_a_port(ranks, [*three, other, taken, {}])
+    assert requeuing.requeue_for_a_port(ranks, [Attempt()])
+    assert requeuing.requeue_for_a_port(ranks, [*three[1:], Attempt()])
+    assert not requeuing.requeue_for_a_port(ranks, [*three, Attempt()])
+    assert requeuing.requeue_for_a_port(ranks, [*three, other, taken, Attempt()])
     assert asked == ["7_1"] * 3
-    assert not requeuing.requeue_for_a_port(RankInfo.from_env({}), [{}])
+    assert not requeuing.requeue_for_a_port(RankInfo.from_env({}), [Attempt()])
     monkeypatch.setenv("MASTER_PORT", "29500")  # a restart would find the same
-    assert not requeuing.requeue_for_a_port(ranks, [{}])
+    assert not requeuing.requeue_for_a_port(ranks, [Attempt()])

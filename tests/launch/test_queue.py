@@ -10,6 +10,8 @@ import pytest
 from hpctrain.config.schema import Config
 from hpctrain.launch.slurm.queue import Job, ask, task_of
 from hpctrain.launch.slurm.sbatch import nodes_that_fit, sbatch
+from hpctrain.record import convert
+from hpctrain.run_record import RunRecord
 
 
 @pytest.fixture
@@ -84,6 +86,6 @@ def test_the_job_of_a_run_is_found_by_its_script_or_by_its_id(
         ("/a/job.sh", 3): Job("7_3", "PENDING", "BeginTime", "", "N/A"),
         ("job 9", 0): Job("9", "PENDING", "BeginTime", "", "N/A"),
     }
-    task = task_of(record, jobs)
+    task = task_of(convert(RunRecord, record, "run.json"), jobs)
     found = jobs.get(task) if task else None
     assert (found and found.id) == expected

@@ -95,23 +95,23 @@ def test_a_queued_run_is_a_folder_and_two_files(tmp_path: Path) -> None:
     run = some[7].run
     assert sorted(os.listdir(run.path)) == ["config.yaml", "run.json"]
     record = run.read()
-    assert (record["state"], record["sweep"]["uid"]) == ("queued", "u")
+    assert (record.state, record.sweep) == ("queued", {"uid": "u", "name": "sweep"})
     assert runs_of(sweep) == [entry.run.path for entry in some]
     rest = array.halve(sweep / "array-1")
     assert (len(array.entries), len(rest.entries)) == (20, 20)
     assert runs_of(sweep) == [entry.run.path for entry in some[:20]]
     # The job makes the folders and takes over the provenance, once.
     run.begin_attempt()
-    provenance.take_over(run.provenance, Path(record["provenance"]))
-    provenance.take_over(run.provenance, Path(record["provenance"]))
+    provenance.take_over(run.provenance, Path(str(record.provenance)))
+    provenance.take_over(run.provenance, Path(str(record.provenance)))
     assert provenance.changes(run.provenance) == []
     assert provenance.commit(run.provenance) == provenance.commit(sweep / "provenance")
     kept = {*os.listdir(run.path)} - {".run.json.lock"}
     assert kept == {"checkpoints", "config.yaml", "logs", "provenance", "run.json"}
     # A run that is frozen again keeps its uid.
     some[7].run.freeze(some[7].config, state="created")
-    assert run.read()["uid"] == record["uid"]
-    assert len(run.read()["attempts"]) == 1
+    assert run.read().uid == record.uid
+    assert len(run.read().attempts) == 1
 
 
 def test_arrays_are_cut_at_the_limit_and_keep_the_order(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from hpctrain.config.schema import Config
 from hpctrain.job.building.match_patterns import answer
 from hpctrain.launch.sweeps import unmatched
+from hpctrain.run_record import RunRecord
 from tests.conftest import Completed, runs
 
 MODEL = {"_target_": "hpctrain.models.MLP", "in_features": 4, "hidden": [3], "out_features": 2}
@@ -33,7 +34,7 @@ def config(model: dict[str, Any] = MODEL, **keys: Any) -> Config:
 
 
 def entry(made: Config, name: str, **before: Any) -> Any:
-    run = SimpleNamespace(name=name, read=lambda: before)
+    run = SimpleNamespace(name=name, read=lambda: RunRecord(**before))
     return SimpleNamespace(config=made, run=run, overrides=[])
 
 

@@ -56,7 +56,7 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused(
         freeze(config, run)
     assert f"{run.path} was at step 5000 and has no checkpoint" in caplog.text
     kept = Path(f"{run.path}.1")
-    assert run_json(kept)["uid"] == before["uid"] != run.read()["uid"]
+    assert run_json(kept)["uid"] == before.uid != run.read().uid
     assert last_step(journal_path(kept)) == 5000
     assert last_step(journal_path(run.path)) == 0
     freeze(config, run)

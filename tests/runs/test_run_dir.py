@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from hpctrain.runs.run_dir import RunDir
+from tests.conftest import run_json
 
 
 def test_changes_of_several_processes_are_all_kept(tmp_path: Path) -> None:
@@ -20,7 +21,7 @@ def test_changes_of_several_processes_are_all_kept(tmp_path: Path) -> None:
     for number in range(30):
         run.update(job_id=f"7_{number}")
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
-    content = run.read()
+    content = run_json(tmp_path)
     assert content["job_id"] == "7_29"
     assert sorted((a["who"], a["number"]) for a in content["attempts"]) == [
         (who, number) for who in "abc" for number in range(30)

@@ -209,10 +209,10 @@ def test_from_scratch_keeps_the_directory_and_starts_again_once(
         facts = {"misfit": True} if why == "misfit" else {"code_changed": CHANGED}
         run.begin_attempt(first_step=4)
         run.end_attempt("failed", **facts)
-    uid = run.read()["uid"]
+    uid = run.read().uid
     config.train.from_scratch = False
     freeze(config, run)
-    assert run.read()["uid"] == uid
+    assert run.read().uid == uid
     config.train.from_scratch = True
     with caplog.at_level(logging.WARNING):
         freeze(config, run)
@@ -220,7 +220,7 @@ def test_from_scratch_keeps_the_directory_and_starts_again_once(
     assert caplog.text.count("is kept under another name") == 1
     kept = Path(f"{run.path}.1")
     assert (kept / "checkpoints" / "step-00000004").exists()
-    assert (run_json(kept)["uid"], run.read()["attempts"]) == (uid, [])
+    assert (run_json(kept)["uid"], run.read().attempts) == (uid, ())
 
 
 def test_the_same_command_after_an_edit_says_it_and_goes_on_if_it_can(

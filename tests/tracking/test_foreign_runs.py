@@ -12,6 +12,7 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.launch.sweeps.sweep_parent import adopt
+from hpctrain.run_record import RunRecord
 from hpctrain.tracking import JournalTracker, check_uri, is_ready
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.sync import sync
@@ -126,14 +127,14 @@ def test_a_sweep_does_not_vouch_for_the_store_of_others(
     class Run:
         path = run
 
-        def read(self) -> dict[str, object]:
-            return {}
+        def read(self) -> RunRecord:
+            return RunRecord()
 
         def update(self, **_: object) -> None:
             pass
 
     class Entry:
-        before: tuple[str, ...] = ("finished",)
+        before = RunRecord(state="finished")
 
         def place_in(self, parent: object) -> dict[str, object]:
             return {}
@@ -167,7 +168,9 @@ def test_in_ones_own_file_only_the_password_is_filled_in(
     assert meta.uri == (expected or uri)
     assert meta.run_name == "${oc.env:MLFLOW_TRACKING_PASSWORD}"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"parent_uid": "/../../x"}))
-    with pytest.raises(TrackingError, match=r"parent_uid '/\.\./\.\./x' is not allowed"):
+    with pytest.raises(
+        TrackingError, match=r'parent_uid is "/\.\./\.\./x"; it must be the name of'
+    ):
         Meta.read(tmp_path)
 
 

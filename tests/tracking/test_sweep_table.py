@@ -74,8 +74,6 @@ def test_runs_that_have_not_begun_are_listed_with_their_jobs(tmp_path: Path) -> 
         {"name": "b lr=0.2", "swept": ["lr=0.2"], "job": "7_1", "state": "queued"},
         {"name": "c lr=0.3", "swept": ["lr=0.3"], "job": "", "state": "no room yet"},
         {"name": "d lr=0.4", "swept": ["lr=0.4"], "job": "", "state": "finished before"},
-        "damaged",
-        {"name": "e", "state": "queued"},
     ]
     for folder in (run, sweep):
         folder.mkdir()

@@ -21,6 +21,7 @@ import pytest
 from hpctrain.config.schema import Config
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.sweeps.sweep_parent import adopt
+from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import JournalTracker, samples
 from hpctrain.tracking.journal import Journal, journal_path, read_all
@@ -341,8 +342,10 @@ def test_offline_then_sync(
     assert again.stdout.count("nothing to do") == 2
     # A sweep adopts the run that has ended, but not the run that has a parent.
     entries = [
-        Entry([], Config(), RunDir(tmp_path / name), before={"state": "finished"} | parent)
-        for name, parent in (("a", {}), ("b", {"sweep": {"uid": "x", "name": "x"}}))
+        Entry(
+            [], Config(), RunDir(tmp_path / name), before=RunRecord(state="finished", sweep=parent)
+        )
+        for name, parent in (("a", None), ("b", {"uid": "x", "name": "x"}))
     ]
     process = adopt(entries, {"uid": "p", "name": "sweep p"}, tmp_path)
     assert process is not None

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from hpctrain.checkpoint.manifest import checkpoints, step_of
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable
@@ -52,17 +54,18 @@ class LoadedRun:
     @property
     def state(self) -> str:
         """The state that run.json has; "running" is wrong if the process was killed."""
-        return str(self._run.read().get("state", "created"))
+        return self._run.read().state or "created"
 
     @property
     def result(self) -> dict[str, Any]:
         """The last step and the last metrics of a finished run; empty for other runs."""
-        return self._run.read().get("result") or {}
+        return self._run.read().result or {}
 
     @property
     def best(self) -> dict[str, Any] | None:
         """The metric, value and step of the best checkpoint; None without `checkpoint.best`."""
-        return best_of(self.path, self._run.read())
+        best = best_of(self.path, self._run.read())
+        return None if best is None else asdict(best)
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -298,6 +301,6 @@ class LoadedRun:
     def _code(self) -> list[str]:
         from hpctrain.runs.code.snapshot import Snapshot
 
-        digest = self._run.read().get("code")
-        kept = Snapshot.load(self.path.parent / "code" / str(digest)) if digest else None
+        digest = self._run.read().code
+        kept = Snapshot.load(self.path.parent / "code" / digest) if digest else None
         return [str(folder) for folder in kept.pythonpath] if kept else []

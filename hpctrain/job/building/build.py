@@ -38,6 +38,8 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.record import convert
+from hpctrain.run_record import BestValue
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import bind, on_part
@@ -255,7 +257,7 @@ def _best(
     """Return what keeps the best checkpoint; rank 0 notes it in run.json."""
 
     def record(best: dict[str, Any]) -> None:
-        if ranks.is_main and run.read().get("best") != best:
+        if ranks.is_main and run.read().best != convert(BestValue, best, "best"):
             run.update(best=best)
 
     return Best(config.best, config.best_mode, record, checkpointer.exists)
@@ -263,7 +265,7 @@ def _best(
 
 def _health(train: TrainConfig, run: RunDir, ranks: RankInfo) -> Health:
     """Return what judges the steps; rank 0 knows which batches earlier rollbacks left out."""
-    known = objects.broadcast(run.read().get("left_out", []) if ranks.is_main else None)
+    known = objects.broadcast([*run.read().left_out] if ranks.is_main else None)
 
     def record(left_out: list[tuple[int, int]]) -> None:
         if ranks.is_main:
@@ -290,7 +292,7 @@ def _micro_batches(
     if fixed or model.mesh.degrees.pp > 1:
         return None
     share = sizes.share * model.mesh.weight
-    found = run.read().get("micro_batch_rows") if ranks.is_main else None
+    found = run.read().micro_batch_rows if ranks.is_main else None
     rows: int | None = objects.broadcast(found)
     auto = config.train.micro_batch_size == "auto"
     if auto and model.precision.device.type != "cuda":

@@ -26,6 +26,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import me, queued
 from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.run_record import Followed
 from hpctrain.runs.asked_evaluations import Asked, asked, without_result
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.code.snapshot import Snapshot
@@ -80,19 +81,18 @@ class EvaluationJobs(Readers):
         if metric is None or not metric.startswith("val/"):
             return
         lower = mode == "min" if mode else better(metric) == "lower"
-        followed = {"metric": metric, "lower": lower}
-        if self._run.read().get("best_by_jobs") != followed:
-            self._run.update(best_by_jobs=followed)
+        if self._run.read().best_by_jobs != Followed(metric=metric, lower=lower):
+            self._run.update(best_by_jobs={"metric": metric, "lower": lower})
 
     def _warn_of_missing_metric(self) -> None:
         """Say that no result has the metric of `checkpoint.best`, which tasks of users may name."""
-        followed, results = self._run.read().get("best_by_jobs"), recorded.read_all(self._run.path)
-        if not followed or not results or any(followed["metric"] in r.metrics for r in results):
+        followed, results = self._run.read().best_by_jobs, recorded.read_all(self._run.path)
+        if not followed or not results or any(followed.metric in r.metrics for r in results):
             return
         log.error(
             "checkpoint.best=%s: the evaluations have no such metric, so no checkpoint is the "
             "best; they have %s",
-            *(followed["metric"], ", ".join(results[-1].metrics)),
+            *(followed.metric, ", ".join(results[-1].metrics)),
         )
 
     def finish(self) -> None:
@@ -177,8 +177,8 @@ class EvaluationJobs(Readers):
 
     def _submit(self, one: Asked) -> None:
         one = dataclasses.replace(one, tries=one.tries + 1, job_id=None).write()
-        code = self._run.read().get("code")
-        kept = Snapshot.load(self._run.path.parent / "code" / str(code)) if code else None
+        code = self._run.read().code
+        kept = Snapshot.load(self._run.path.parent / "code" / code) if code else None
         text = sbatch_script(
             self._config,
             one.folder,

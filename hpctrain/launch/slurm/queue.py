@@ -14,10 +14,10 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hpctrain.errors import LaunchError
 from hpctrain.launch.slurm.job_environment import clean_environment
+from hpctrain.run_record import RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -124,19 +124,19 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
     return jobs
 
 
-def task_of(record: Mapping[str, Any], jobs: Mapping[Task, Job]) -> Task | None:
+def task_of(record: RunRecord, jobs: Mapping[Task, Job]) -> Task | None:
     """Return the task of a run; it may be in the queue.
 
     Args:
         record: The content of its run.json.
         jobs: The queue, as `queued` returns it.
     """
-    submission = record.get("submission") or {}
-    task = submission.get("script", ""), submission.get("task", -1)
+    submission = record.submission
+    task = (submission.script, submission.task) if submission else ("", -1)
     # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
-    if task not in jobs and record.get("state") in ("running", "interrupted"):
-        job_id = (record.get("attempts") or [{}])[-1].get("job_id", "")
-        return next((task for task, job in jobs.items() if job.id == job_id), None)
+    if task not in jobs and record.state in ("running", "interrupted"):
+        own = record.attempt.job_id
+        return next((task for task, job in jobs.items() if job.id == own), None)
     return task
 
 

@@ -18,10 +18,10 @@ def say_changed_code(entries: Sequence[Entry]) -> None:
     """
     groups: dict[tuple[bool, str], list[Entry]] = {}
     for entry in entries:
-        if not entry.before.get("attempts"):
+        if not entry.before.attempts:
             continue
         if found := trained_code.changes(entry.config, entry.run, imported_from(entry)):
-            groups.setdefault((entry.before.get("state") == "finished", found), []).append(entry)
+            groups.setdefault((entry.before.state == "finished", found), []).append(entry)
     for (finished, found), group in groups.items():
         names = group[0].run.name + (f" and {len(group) - 1} more" if len(group) > 1 else "")
         what = "A finished run is not trained again"

@@ -56,7 +56,7 @@ def changes(entry: Entry) -> Iterator[str]:
                 continue
             if before.get(key) != now[key]:
                 yield f"{key}={_text(before.get(key))} (typed now: {_text(now[key])})"
-    if entry.code and (code := entry.before.get("code")) and code != entry.code.digest:
+    if entry.code and (code := entry.before.code) and code != entry.code.digest:
         yield "the code as it was then"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from msgspec.structs import replace
+
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.slurm import queue
 from hpctrain.launch.slurm.queue import Job, Task, me, queued, task_of
@@ -20,8 +22,8 @@ def query_queue(entries: list[Entry]) -> dict[Task, Job]:
     Raises:
         UnreachableError: The controller does not answer.
     """
-    submissions = (entry.before.get("submission") for entry in entries)
-    return queued({me(), *(str(each["user"]) for each in submissions if each)})
+    submissions = (entry.before.submission for entry in entries)
+    return queued({me(), *(each.user for each in submissions if each)})
 
 
 def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
@@ -39,7 +41,7 @@ def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
         entry.state = entry.replaces = ""
         path = os.path.realpath(entry.run.path)
         record = entry.before
-        state, rerun = record.get("state", ""), entry.config.launch.rerun
+        state, rerun = record.state, entry.config.launch.rerun
         task = task_of(record, jobs)
         job = jobs.get(task) if task else None
         if path in seen:
@@ -56,7 +58,7 @@ def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
             entry.state = "running elsewhere"
         elif state == "finished":
             entry.again = True
-        elif rerun == "none" and record.get("attempts"):
+        elif rerun == "none" and record.attempts:
             entry.state = f"{state} before"
         seen.add(path)
 
@@ -71,6 +73,6 @@ def replace_waiting(todo: list[Entry]) -> list[Entry]:
     for entry in replaced:
         if (job := still.get(entry.replaces)) is not None:
             entry.state, entry.job = f"{job.state.lower()} already", job.id
-        elif entry.before["state"] == "queued":
-            entry.before["state"] = "created"
+        elif entry.before.state == "queued":
+            entry.before = replace(entry.before, state="created")
     return [entry for entry in todo if not entry.state]

@@ -38,6 +38,7 @@ from hpctrain.launch.sweeps.run_state import query_queue, replace_waiting, set_s
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.launch.sweeps.unmatched import unmatched
+from hpctrain.run_record import RunRecord
 from hpctrain.runs import swept
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.lost_checkpoints import may_start_again
@@ -170,7 +171,7 @@ class Sweep:
         ours = {
             entry.run.path
             for entry in self.entries
-            if entry.before.get("sweep", {}).get("uid", self._uid) == self._uid
+            if (entry.before.sweep or {}).get("uid", self._uid) == self._uid
         }
         # In the folder is the list of the runs, from which their uploaders know what has not begun.
         folder = str(self.folder.absolute())
@@ -290,7 +291,7 @@ class Sweep:
             jobs = self._jobs_of(entries, cluster)
             for entry in entries:
                 # A job may have ended between the two queries; then run.json says so now.
-                if entry.before.get("submission"):
+                if entry.before.submission:
                     entry.before = entry.run.read()
             set_states(entries, jobs)
             if entries is self.entries:  # else it was said, and these were over the limit
@@ -302,7 +303,7 @@ class Sweep:
     def _jobs_of(self, entries: list[Entry], cluster: bool) -> dict[Task, Job]:
         """Return the queue; runs that shall run here may have jobs of earlier submissions in it."""
         if not cluster and not (
-            sbatch.available() and any(entry.before.get("submission") for entry in entries)
+            sbatch.available() and any(entry.before.submission for entry in entries)
         ):
             return {}
         try:
@@ -339,7 +340,7 @@ class Sweep:
                 if entry.again or may_start_again(entry.config, entry.run, imported_from(entry)):
                     archived[entry.run.path] = entry.run.archive()
                     # A new directory has no provenance yet, also if it keeps the code.
-                    entry.before, entry.again, entry.keeps_code = {}, False, False
+                    entry.before, entry.again, entry.keeps_code = RunRecord(), False, False
             if cluster and todo:
                 planned = arrays.plan(todo, self.folder, sbatch.max_array_size(), in_queue)
                 return arrays.submit(planned, self._sweep, self._locks, self._write_list)
@@ -367,10 +368,10 @@ class Sweep:
         """Restore a run that was not queued; `archived` is the finished run that it replaced."""
         if entry.job:
             return
-        if entry.task and entry.before:
+        if entry.task and entry.before.state:
             # If this fails: the run is not in the queue, so its state "queued" has no effect.
             with suppress(OSError):
-                entry.run.update(state=entry.before["state"], submission=None)
+                entry.run.update(state=entry.before.state, submission=None)
         elif entry.task:
             shutil.rmtree(entry.run.path, ignore_errors=True)
         if archived is not None:
@@ -446,7 +447,6 @@ def _outcome(entry: Entry) -> float | Exception | None:
 
 def _job_of(entry: Entry) -> RunJob:
     """Return the job of a run that was finished or under way before."""
-    submission = entry.run.read().get("submission") or {}
-    script = Path(submission["script"]) if submission else None
-    job_id = entry.job if entry.task else ""
-    return RunJob(entry.run, entry.config.metric, job_id, script, submission.get("user"))
+    submission = entry.run.read().submission
+    script, user = (Path(submission.script), submission.user) if submission else (None, None)
+    return RunJob(entry.run, entry.config.metric, entry.job if entry.task else "", script, user)

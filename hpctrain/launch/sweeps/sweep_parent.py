@@ -40,7 +40,7 @@ def adopt(
     changed = []
     for entry in entries:
         # The runs that were submitted have their parent already.
-        if not entry.before or "sweep" in entry.before or "sweep" in entry.run.read():
+        if not entry.before.state or entry.before.sweep or entry.run.read().sweep:
             continue
         # Without a journal, or if the run is somebody else's, there is nothing to do.
         with suppress(OSError, TrackingError):

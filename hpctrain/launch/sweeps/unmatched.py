@@ -31,7 +31,7 @@ def unmatched(entries: Sequence[Entry]) -> list[tuple[Entry, ConfigError]]:
     """
     asked: dict[str, list[Entry]] = {}
     for entry in entries:
-        if _is_compared(entry.config) and not entry.run.read():
+        if _is_compared(entry.config) and not entry.run.read().state:
             asked.setdefault(_question(entry.config), []).append(entry)
     if not asked:
         return []

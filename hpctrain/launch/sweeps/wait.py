@@ -67,7 +67,7 @@ def wait(
             time.sleep(pause)
             pause = min(_POLL_S[1], pause * 1.2)
     for entry in entries:
-        entry.state = entry.run.read().get("state", entry.state)
+        entry.state = entry.run.read().state or entry.state
 
 
 def _jobs(entries: list[Entry]) -> list[Job]:

@@ -9,7 +9,7 @@ A layout that fails in its job has the cause in place of its times.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +28,7 @@ from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.plan.measured.short_run import chosen, minutes, short_run
 from hpctrain.plan.measured.waiting import Followed, wait
 from hpctrain.plan.predicting.estimate import Estimate
+from hpctrain.run_record import RunRecord
 from hpctrain.runs import stop_request
 from hpctrain.runs.failure import one_line
 from hpctrain.runs.run_dir import RunDir
@@ -188,19 +189,18 @@ def _result(estimate: Estimate, followed: Followed) -> Measured:
     job = followed.job
     run, made = job.run.path, partial(Measured, estimate, job.run.path, job.job_id)
     record = job.run.read()
-    if record.get("state") == "finished":
+    if record.state == "finished":
         try:
             return made(measured_run(run), _smaller(estimate, record))
         except ConfigError as error:
             return made(None, str(error))
-    attempt = (record.get("attempts") or [{}])[-1]
-    told = one_line(str(attempt.get("error") or attempt.get("reason") or ""))
+    told = one_line(record.attempt.error or record.attempt.reason)
     return made(None, told or f"the job has ended as {job.state}")
 
 
-def _smaller(estimate: Estimate, record: Mapping[str, Any]) -> str:
+def _smaller(estimate: Estimate, record: RunRecord) -> str:
     """Return that the micro-batches did not fit, and the run has taken smaller ones; else ""."""
-    batch, rows = estimate.layout.batch, record.get("micro_batch_rows")
+    batch, rows = estimate.layout.batch, record.micro_batch_rows
     asked = estimate.layout.config.train.micro_batch_size
     if rows is None or asked == "auto" or rows >= batch.micro:
         return ""

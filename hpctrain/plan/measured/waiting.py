@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hpctrain import run_record
 from hpctrain.console import Console
-from hpctrain.disk import read_json
 from hpctrain.launch.jobs import RunJob
 from hpctrain.launch.output import NoteColumn, say
 from hpctrain.plan.measured.short_run import STEPS
@@ -41,17 +41,14 @@ class Followed:
     @property
     def step(self) -> int:
         """The step that the run has reached."""
-        try:
-            return int(read_json(self.job.run.path / "progress.json")["step"])
-        except (OSError, ValueError, LookupError, TypeError):
-            return 0
+        return run_record.Progress.of(self.job.run.path).step or 0
 
     def look(self) -> bool:
         """Look at the job; return whether it has ended."""
         if self.state in _ENDED:
             return True
         ended = self.job.done()
-        failed = self.job.run.read().get("state") == "failed"
+        failed = self.job.run.read().state == "failed"
         if failed and not ended and self.job.state == "PENDING":
             # Out of memory: it would start again with smaller micro-batches, as another layout.
             self.job.cancel(check=False)
@@ -59,7 +56,7 @@ class Followed:
         if not ended:
             self.state = self.job.state.lower()
             return False
-        finished = self.job.run.read().get("state") == "finished"
+        finished = self.job.run.read().state == "finished"
         self.state = "finished" if finished else "failed"
         return True
 

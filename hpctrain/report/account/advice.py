@@ -79,7 +79,7 @@ def _shares(account: RunAccount) -> Iterator[str]:
             f"{_percent(share['lost'])} of the time went into steps that were made again after a "
             f"restart: `checkpoint.every_steps={max(1, every // 2)}`"
         )
-    if share["restart"] > 0.1 and account.spans[-1].facts.get("launcher") == "slurm":
+    if share["restart"] > 0.1 and account.spans[-1].facts.launcher == "slurm":
         yield (
             f"{_percent(share['restart'])} of the time went into starting again: a longer "
             "`launch.time_min` starts less often"
@@ -130,7 +130,7 @@ def _devices(account: RunAccount) -> Iterator[str]:
 def _larger(account: RunAccount, memory: float) -> str:
     """Return the override of a larger micro-batch, and what else would use the memory."""
     size = account.value("train.micro_batch_size")
-    ranks = int(account.spans[-1].facts.get("world_size", 1))
+    ranks = account.spans[-1].facts.world_size
     batch = int(account.value("train.global_batch_size", 0) or 0)
     pieces = int(account.value("train.accumulate", 1) or 1)
     now = int(size) if str(size).isdecimal() else batch // max(1, ranks * pieces)
@@ -151,7 +151,7 @@ def _fraction(memory: float) -> str:
 def _requests(account: RunAccount) -> Iterator[str]:
     """Yield what the job asked Slurm for and did not need."""
     usage, launch = account.usage, account.value("launch", {})
-    if any(span.facts.get("launcher") != "slurm" for span in account.spans):
+    if any(span.facts.launcher != "slurm" for span in account.spans):
         return
     asked, peak = launch.get("mem_gb"), usage.of_nodes("system_memory_usage_megabytes")
     used = usage.peak(peak.values())

@@ -37,10 +37,10 @@ def as_json(account: RunAccount) -> dict[str, Any]:
                 "seconds": round(span.seconds, 3),
                 "first_step": span.first_step,
                 "reached": span.reached,
-                "state": span.facts.get("state", "running" if span.runs else "killed"),
-                "hosts": span.facts.get("hosts", []),
-                "world_size": span.facts.get("world_size"),
-                "job_id": span.facts.get("job_id", ""),
+                "state": span.facts.state or ("running" if span.runs else "killed"),
+                "hosts": span.facts.hosts,
+                "world_size": span.facts.world_size,
+                "job_id": span.facts.job_id,
                 "time": {name: round(value, 3) for name, value in span.parts.items()},
             }
             for span in account.spans

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec.structs import asdict
 
 from hpctrain import hardware
 from hpctrain.commands.observations import Facts, gather
@@ -72,8 +73,7 @@ class RunAccount:
     @property
     def swept(self) -> dict[str, str]:
         """The overrides that distinguish the run from the others of its sweep."""
-        texts = self.facts.record.get("swept") or []
-        return dict(str(text).partition("=")[::2] for text in texts)
+        return dict(text.partition("=")[::2] for text in self.facts.record.swept)
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return a value of the config by its dotted name."""
@@ -101,13 +101,13 @@ class RunAccount:
 
     def gpus(self, span: Span) -> int:
         """Return the GPUs that an attempt had: those that its launch asked for, or has seen."""
-        nodes = int(span.facts.get("nodes", 1))
+        nodes = span.facts.nodes
         asked = int(self.value("launch.gpus_per_node", 0) or 0)
-        if asked and span.facts.get("launcher") == "slurm":
+        if asked and span.facts.launcher == "slurm":
             return asked * nodes
         if not self.usage.gpus:
             return 0
-        return min(len(self.usage.gpus), int(span.facts.get("world_size", 1)))
+        return min(len(self.usage.gpus), span.facts.world_size)
 
     @property
     def gpu_hours(self) -> float:
@@ -120,7 +120,7 @@ class RunAccount:
     def core_hours(self) -> float:
         """The allocated hours, times the cores that the launch asked for."""
         cores = int(self.value("launch.cpus_per_task", 1) or 1)
-        ranks = ((int(span.facts.get("world_size", 1)), span.seconds) for span in self.spans)
+        ranks = ((span.facts.world_size, span.seconds) for span in self.spans)
         return sum(count * cores * seconds for count, seconds in ranks) / 3600
 
     @property
@@ -147,23 +147,23 @@ class RunAccount:
         """The last step that counts."""
         if not self.spans:
             return 0
-        result = self.facts.record.get("result") or {}
-        return int(result.get("step", self.spans[-1].reached))
+        reached = self.facts.record.reached
+        return self.spans[-1].reached if reached is None else reached
 
     @property
     def metric(self) -> str:
         """The main metric: the one of the config if the run has it, or another evaluation's."""
         wanted = str(self.config.get("metric") or "val/accuracy")
         names = (wanted, "val/accuracy", "val/loss", "train/loss")
-        known = [*self.history.metrics, *(self.facts.record.get("result") or {})]
+        known = [*self.history.metrics, *(self.facts.record.result or {})]
         return next((name for name in names if name in known), wanted)
 
     @property
     def best(self) -> dict[str, Any] | None:
         """Metric, value and step of the best value; None if the name tells no direction."""
         kept = best_of(self.facts.path, self.facts.record)
-        if isinstance(kept, dict):
-            return kept
+        if kept is not None:
+            return asdict(kept)
         direction, series = better(self.metric), self.history.series(self.metric)
         found = [
             (value, step)
@@ -232,17 +232,15 @@ def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:
 
 
 def _jobs(facts: Facts) -> list[str]:
-    attempts = facts.record.get("attempts") or []
-    used = [str(each.get("job_id", "")) for each in attempts if each.get("launcher") == "slurm"]
+    used = [each.job_id for each in facts.record.attempts if each.launcher == "slurm"]
     return [job for job in [*used, facts.job_id] if job]
 
 
 def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: float) -> RunAccount:
     state, history, usage = judge(facts, now), History.read(facts.path), Usage.read(facts.path)
-    attempts = facts.record.get("attempts") or []
     running = state.name in UNDER_WAY
-    heard = [*usage.times(), *_heartbeat(facts)]
-    found = spans(attempts, history, heard, running=running, now=now)
+    heard = [*usage.times(), *filter(None, [facts.progress.time])]
+    found = spans(facts.record.attempts, history, heard, running=running, now=now)
     divide(found, history)
     jobs = dict.fromkeys(_jobs(facts))
     own = {job: booked[job] for job in jobs if booked and job in booked}
@@ -257,11 +255,6 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
     return account
 
 
-def _heartbeat(facts: Facts) -> Iterable[float]:
-    beat = facts.progress.get("time")
-    return [float(beat)] if isinstance(beat, int | float) else []
-
-
 def _queue(
     facts: Facts, own: dict[str, list[Allocation]], found: list[Span], now: float
 ) -> tuple[float | None, str]:
@@ -271,10 +264,10 @@ def _queue(
         return sum(max(0.0, wait) for wait in waits), ""
     if not _jobs(facts):
         return 0.0, ""
-    submitted = facts.submission.get("time")
-    after = [span.begin for span in found if submitted and span.begin >= float(submitted)]
+    submitted = facts.record.submitted
+    after = [span.begin for span in found if submitted and span.begin >= submitted]
     if after and len(found) == len(after) == 1:
-        return after[0] - float(submitted or 0.0), ""
+        return after[0] - submitted, ""
     return None, "queue time: there is no accounting database (sacct) that knows the jobs"
 
 

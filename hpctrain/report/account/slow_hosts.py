@@ -37,8 +37,8 @@ def slow_hosts(account: RunAccount) -> list[SlowHost]:
     hosts: set[str] = set()
     series = account.history.series("perf/slowest_rank")
     for span in account.spans:
-        own = [str(host) for host in span.facts.get("hosts") or []]
-        ranks = int(span.facts.get("world_size") or 0)
+        own = [*span.facts.hosts]
+        ranks = span.facts.world_size
         if len(own) < 2 or not ranks or ranks % len(own):
             continue
         hosts |= set(own)

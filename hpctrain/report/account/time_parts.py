@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from hpctrain.report.account.allocations import Allocation
 from hpctrain.report.account.history import History, TimeRecord
+from hpctrain.run_record import Attempt
 
 PARTS = (
     *("compute", "communication", "data_wait", "checkpoint", "evaluation", "startup", "compile"),
@@ -44,7 +44,7 @@ class Span:
     """
 
     number: int
-    facts: dict[str, Any]
+    facts: Attempt
     begin: float
     end: float
     first_step: int
@@ -61,7 +61,7 @@ class Span:
 
 
 def spans(
-    attempts: Sequence[dict[str, Any]],
+    attempts: Sequence[Attempt],
     history: History,
     heard: Iterable[float],
     *,
@@ -78,28 +78,29 @@ def spans(
         now: The time, in seconds since the epoch.
     """
     found: list[Span] = []
-    begun = [each for each in attempts if isinstance(each.get("started"), int | float)]
+    begun = [each for each in attempts if each.started]
     heard = sorted([*heard, *(time for time, _ in history.reported)])
     for index, facts in enumerate(begun):
-        started, last = float(facts["started"]), index == len(begun) - 1
-        following = float("inf") if last else float(begun[index + 1]["started"])
+        started, last = facts.started, index == len(begun) - 1
+        following = float("inf") if last else begun[index + 1].started
         records = [each for each in history.times if started <= each.time < following]
         begin = started
         if records:
             begin = min(begin, records[0].time - records[0].total)
         if found:
             begin = max(begin, found[-1].end if not found[-1].killed else begin)
-        runs = running and last and "ended" not in facts
+        runs = running and last and facts.ended is None
         alive = [time for time in heard if started <= time < following]
         alive += [each.time for each in records]
-        end = now if runs else float(facts.get("ended", max(alive, default=started)))
+        known = max(alive, default=started) if facts.ended is None else facts.ended
+        end = now if runs else known
         span = Span(
             number=index + 1,
-            facts=dict(facts),
+            facts=facts,
             begin=begin,
             end=max(begin, min(end, following)),
-            first_step=int(facts.get("first_step", 0)),
-            killed="ended" not in facts and not runs,
+            first_step=facts.first_step or 0,
+            killed=facts.ended is None and not runs,
             runs=runs,
             records=records,
         )
@@ -212,8 +213,8 @@ def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: f
             inside = [
                 span
                 for span in found
-                if span.facts.get("job_id") == job
-                and one.start - _ROUNDING_S <= float(span.facts["started"]) <= end + _ROUNDING_S
+                if span.facts.job_id == job
+                and one.start - _ROUNDING_S <= span.facts.started <= end + _ROUNDING_S
             ]
             if not inside:
                 unused += end - one.start

@@ -82,9 +82,9 @@ class Sweep:
 
 def final(account: RunAccount, metric: str) -> float:
     """Return the last value of a metric of a run; NaN if it has none."""
-    result = account.facts.record.get("result") or {}
+    result = account.facts.record.result or {}
     value = result.get(metric, account.history.series(metric).last())
-    return float(value) if isinstance(value, int | float) else math.nan
+    return math.nan if value is None else float(value)
 
 
 def check_metrics(accounts: Sequence[RunAccount], metrics: Sequence[str]) -> None:
@@ -105,7 +105,7 @@ def cause(account: RunAccount) -> str:
     """Return in one short line why a run has no result; `logs` and --json have all of it."""
     if account.state.name == "finished":
         return "its metric is not there or not finite"
-    text = " ".join((account.state.reason or str(account.facts.attempt.get("error", ""))).split())
+    text = " ".join((account.state.reason or account.facts.attempt.error).split())
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     return f"{account.state.name}: {text}" if text else account.state.name
 

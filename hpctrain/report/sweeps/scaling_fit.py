@@ -82,7 +82,7 @@ class Scaling:
         groups: dict[int, list[tuple[RunAccount, float]]] = {}
         for account in comparable:
             if (rate := _rate(account, series)) is not None:
-                ranks = int(account.spans[-1].facts.get("world_size", 1))
+                ranks = account.spans[-1].facts.world_size
                 groups.setdefault(ranks, []).append((account, rate))
         series.points = [_point(ranks, groups[ranks]) for ranks in sorted(groups)]
         series.fit = _fit(series)
@@ -180,7 +180,7 @@ def _comparable(accounts: Sequence[RunAccount], series: Scaling) -> list[RunAcco
             for key in sorted({*own, *other})
             if own.get(key) != other.get(key) and not key.startswith(free)
         ]
-        if account.facts.record.get("data_digest") != first.facts.record.get("data_digest"):
+        if account.facts.record.data_digest != first.facts.record.data_digest:
             keys.append("the data set")
         if keys:
             series.left_out.append(
@@ -212,7 +212,7 @@ def _point(ranks: int, group: list[tuple[RunAccount, float]]) -> _Point:
         batch = account.samples / steps
     return _Point(
         ranks,
-        int(account.spans[-1].facts.get("nodes", 1)),
+        account.spans[-1].facts.nodes,
         rate,
         batch / rate,
         {name: time[name] / steps for name in _PARTS} if known else {},

@@ -143,11 +143,11 @@ def _attempts(account: RunAccount) -> Iterable[str]:
     rows = [
         (
             str(span.number),
-            str(span.facts.get("state") or ("running" if span.runs else "killed")),
+            span.facts.state or ("running" if span.runs else "killed"),
             f"{span.first_step:,}-{span.reached:,}",
             duration(span.seconds),
             duration(span.parts["lost"]),
-            ", ".join(map(str, span.facts.get("hosts", []))),
+            ", ".join(span.facts.hosts),
         )
         for span in account.spans
     ]

@@ -128,8 +128,8 @@ def _attempts(account: RunAccount) -> Table:
     for title in ("  attempt", "state", "steps", "time", "lost", "hosts"):
         table.add_column(title, justify="left" if title in ("state", "hosts") else "right")
     for span in account.spans:
-        state = span.facts.get("state") or ("running" if span.runs else "killed")
-        hosts = [str(host) for host in span.facts.get("hosts", [])]
+        state = span.facts.state or ("running" if span.runs else "killed")
+        hosts = [*span.facts.hosts]
         table.add_row(
             str(span.number),
             Cell(str(state)),

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.record import Count, Record, read_known
+from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import modules
 from hpctrain.runs.code.modules import Module
 from hpctrain.runs.run_dir import RunDir
@@ -70,7 +70,7 @@ def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
         name: module for name, module in now.items() if before.get(name) != module
     }
     changed |= dict.fromkeys(before.keys() - now.keys())
-    _write(run, [*records, _Imported(len(run.read()["attempts"]), changed)])
+    _write(run, [*records, _Imported(len(run.read().attempts), changed)])
 
 
 def inherit(parent: RunDir, run: RunDir, step: int) -> None:
@@ -101,8 +101,8 @@ def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) 
         "" if nothing differs, or nothing is known, or nothing of an older training would go on.
     """
     content, step = run.read(), run.last_checkpoint()
-    finished = content.get("state") == "finished"
-    maker = len(content.get("attempts", [])) if finished else _maker(content, step)
+    finished = content.state == "finished"
+    maker = len(content.attempts) if finished else _maker(content, step)
     known = [one for one in _records(run.path) if one.attempt <= maker]
     if not known or not (step or finished):
         return ""
@@ -118,29 +118,29 @@ def warn(config: Config, run: RunDir) -> None:
         log.warning("%s was trained with other code than that of now: %s", run.name, changed)
 
 
-def turning_points(content: Mapping[str, Any]) -> dict[int, str]:
+def turning_points(content: RunRecord) -> dict[int, str]:
     """Return the steps of the checkpoints from which a run went on with other code, and which.
 
     Args:
         content: The content of run.json.
     """
     return {
-        int(one.get("first_step", 0)): str(one["code_changed"])
-        for one in content.get("attempts") or ()
-        if one.get("code_changed") and not one.get("misfit")
+        one.first_step or 0: one.code_changed
+        for one in content.attempts
+        if one.code_changed and not one.misfit
     }
 
 
-def _maker(content: Mapping[str, Any], step: int) -> int:
+def _maker(content: RunRecord, step: int) -> int:
     """Return the number of the attempt that made a checkpoint, counted from 1.
 
     Args:
         content: The content of run.json.
         step: The step of the checkpoint. A run that has begun as a branch has had it before: 0.
     """
-    attempts, reached = content.get("attempts", []), step
+    attempts, reached = content.attempts, step
     for number in range(len(attempts), 0, -1):
-        first = int(attempts[number - 1].get("first_step", 0))
+        first = attempts[number - 1].first_step or 0
         if first < reached:
             return number
         reached = first

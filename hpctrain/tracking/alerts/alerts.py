@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import write_atomically
+from hpctrain.disk import open_regular, write_atomically
 from hpctrain.record import Time, read_known
 from hpctrain.secrets import mask
 from hpctrain.tracking import samples
@@ -104,8 +104,10 @@ class Alerts:
     def _look_for_idle(self) -> None:
         for path in sorted(samples.folder(self._run_dir).glob("*.idle")):
             with suppress(OSError, ValueError):
-                if (when := path.stat().st_mtime) >= self._began:
-                    self._tell("idle", path.read_text(errors="replace")[:500].strip(), when)
+                if (when := path.lstat().st_mtime) >= self._began:
+                    with open_regular(path, parts=2) as file:
+                        text = file.read(500).decode(errors="replace").strip()
+                    self._tell("idle", text, when)
 
     def _tell(self, event: str, reason: str, when: float) -> None:
         settings = self._settings

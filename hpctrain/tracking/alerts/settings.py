@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from hpctrain.disk import write_atomically
-from hpctrain.record import Record, Seconds, read_known
+from hpctrain.errors import DamageError
+from hpctrain.record import Record, Seconds, read_owned
 
 
 class Settings(Record, frozen=True):
@@ -42,7 +43,11 @@ class Settings(Record, frozen=True):
     @classmethod
     def read(cls, run_dir: Path) -> Settings | None:
         """Read the file; None if there is none, or if somebody else has written it."""
-        return read_known(cls, _path(run_dir), parts=2, own=True)
+        try:
+            found, owner = read_owned(cls, _path(run_dir), parts=2)
+        except (FileNotFoundError, DamageError):
+            return None
+        return found if owner == os.geteuid() else None
 
     @property
     def url(self) -> str:

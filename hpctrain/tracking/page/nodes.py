@@ -88,7 +88,7 @@ def _idle(run_dir: Path) -> str:
     texts = []
     for path in sorted(samples.folder(run_dir).glob("*.idle")):
         try:
-            with open_regular(path) as file:
+            with open_regular(path, parts=2) as file:
                 texts.append(file.read(_MOST_BYTES).decode(errors="replace").strip())
         except OSError:
             continue

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpctrain.disk import open_regular, parse_json
+from hpctrain.disk import open_regular
+from hpctrain.errors import DamageError
+from hpctrain.record import Count, Record, read
 from hpctrain.secrets import mask
 
 _MOST_BYTES = 1 << 20  # of a text
@@ -32,10 +34,23 @@ class Text(NamedTuple):
     content: str
 
 
+class _File(Record, frozen=True):
+    bytes: Count
+
+
+class _Manifest(Record, frozen=True):
+    """What is shown of the manifest of a checkpoint; `hpctrain.checkpoint.manifest` has all."""
+
+    step: Count
+    files: dict[str, _File]
+    digest: str
+    healthy: bool = True
+
+
 def at_start(run_dir: Path) -> Iterator[Text]:
     """Yield the config, and where code and packages are from."""
     for path in (run_dir / "config.yaml", *sorted((run_dir / "provenance").glob("*"))):
-        content = _end_of(path, _MOST_BYTES)
+        content = _end_of(path, _MOST_BYTES, parts=len(path.relative_to(run_dir).parts))
         if content:
             yield Text(str(path.relative_to(run_dir)), content)
 
@@ -49,7 +64,8 @@ def at_end(run_dir: Path, failed: bool) -> Iterator[Text]:
             there as well.
     """
     for path in _logs(run_dir / "logs", failed):
-        yield Text(f"logs/{path.name}", _end_of(path, _TAIL))
+        if content := _end_of(path, _TAIL):
+            yield Text(f"logs/{path.name}", content)
     if found := checkpoints(run_dir):
         yield Text("checkpoints.json", json.dumps(found, indent=1) + "\n")
 
@@ -62,24 +78,21 @@ def checkpoints(run_dir: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(run_dir.glob("checkpoints/step-????????")):
         try:
-            with open_regular(path / "manifest.json") as file:
-                manifest = parse_json(file.read())
-            sizes = [int(facts["bytes"]) for facts in manifest["files"].values()]
-            digest, healthy = str(manifest["digest"]), bool(manifest["healthy"])
-            step = int(manifest["step"])
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            made = read(_Manifest, path / "manifest.json", parts=3)
+        except (FileNotFoundError, DamageError):
             continue  # it is being removed, or it is damaged
-        facts = {"path": str(path), "bytes": sum(sizes), "digest": digest, "healthy": healthy}
-        found.append({"step": step, **facts})
+        size = sum(file.bytes for file in made.files.values())
+        facts = {"path": str(path), "bytes": size, "digest": made.digest, "healthy": made.healthy}
+        found.append({"step": made.step, **facts})
     return found
 
 
 def _logs(folder: Path, failed: bool) -> list[Path]:
     """Return the logs to show: that of rank 0, and after a failure those that have an error."""
     dated = [
-        (path.stat().st_mtime, int(match["rank"]), path)
+        (path.lstat().st_mtime, int(match["rank"]), path)
         for path in folder.glob("*")
-        if (match := _LOG.match(path.name)) and path.is_file()
+        if (match := _LOG.match(path.name))
     ]
     dated.sort(reverse=True)
     main = [path for _, rank, path in dated if rank == 0][:1]
@@ -90,10 +103,13 @@ def _logs(folder: Path, failed: bool) -> list[Path]:
     return main + wrong[: _MOST_LOGS - len(main)]
 
 
-def _end_of(path: Path, size: int) -> str:
-    """Return the end of a text file without secrets; "" if it is no regular file."""
+def _end_of(path: Path, size: int, parts: int = 2) -> str:
+    """Return the end of a text file without secrets; "" if it is a link or no regular file.
+
+    A link of somebody else could lead to a private file of the user who uploads the run.
+    """
     try:
-        with open_regular(path) as file:
+        with open_regular(path, parts) as file:
             whole = file.seek(0, 2)
             file.seek(max(0, whole - size))
             content = file.read(size).decode(errors="replace")

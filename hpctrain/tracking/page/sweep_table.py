@@ -16,11 +16,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hpctrain.disk import read_json
+from hpctrain.errors import DamageError
+from hpctrain.record import JobId, Record, read
+from hpctrain.run_record import Progress, RunRecord
 from hpctrain.secrets import mask
 
 FILE = "sweep.json"
@@ -31,6 +33,15 @@ _LONGEST = 200  # characters of a cause or a value
 _MOST_VALUES = 16
 # The metrics that `status` shows if the main metric has no value, and which values are better.
 _USUAL = {"val/accuracy": "higher", "val/loss": "lower", "train/loss": "lower"}
+
+
+class _Listed(Record, frozen=True):
+    """A run in the list of its sweep, `sweep.json`."""
+
+    name: str
+    state: str = ""
+    job: JobId = ""
+    swept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,25 +70,24 @@ class Row:
     @classmethod
     def of(cls, run_dir: Path, name: str, run_id: str, status: str, why: str) -> Row:
         """Return the row of a run; what its directory does not tell is left out."""
-        record, progress = _read(run_dir / "run.json"), _read(run_dir / "progress.json")
-        swept = record.get("swept")
-        texts = swept if isinstance(swept, list) else []
-        values = {**_mapping(progress.get("metrics")), **_mapping(record.get("result"))}
-        main = str(progress.get("metric") or "")
-        directions = {**_USUAL, main: str(progress.get("better") or _USUAL.get(main, ""))}
+        record, progress = _known(run_dir), Progress()
+        with suppress(DamageError):
+            progress = Progress.of(run_dir)
+        values = {**progress.metrics, **(record.result or {})}
+        main = progress.metric
+        directions = {**_USUAL, main: progress.better or _USUAL.get(main, "")}
         metric = next((key for key in (main, *_USUAL) if _number(values.get(key)) is not None), "")
-        best = _mapping(progress.get("best")).get("value") if metric == main else None
-        step = values.get("step", progress.get("step"))
+        best = progress.best.value if progress.best and metric == main else None
         return cls(
             mask(name),
             run_id,
             status,
-            tuple(_short(text) for text in texts[:_MOST_VALUES]),
+            tuple(_short(text) for text in record.swept[:_MOST_VALUES]),
             metric,
             _number(values.get(metric)),
             directions.get(metric, ""),
             _number(best),
-            step if isinstance(step, int) else None,
+            progress.step if record.reached is None else record.reached,
             _short(why),
         )
 
@@ -103,8 +113,8 @@ class Row:
 
 def asked_of(run_dir: Path) -> int:
     """Return how many runs the sweep of this run has; 0 if that is not known, as in a search."""
-    asked = _mapping(_read(run_dir / "run.json").get("sweep")).get("runs", "")
-    return int(asked) if str(asked).isdecimal() else 0
+    asked = (_known(run_dir).sweep or {}).get("runs", "")
+    return int(asked) if asked.isdecimal() else 0
 
 
 def waiting(run_dir: Path, begun: Sequence[Row]) -> list[Row]:
@@ -114,19 +124,18 @@ def waiting(run_dir: Path, begun: Sequence[Row]) -> list[Row]:
         run_dir: A run of the sweep.
         begun: The rows of those that have.
     """
-    folder = _mapping(_read(run_dir / "run.json").get("sweep")).get("folder")
+    folder = (_known(run_dir).sweep or {}).get("folder")
     try:
-        listed = read_json(Path(str(folder)) / FILE) if folder else []
-    except (OSError, ValueError):
+        listed = read(tuple[_Listed, ...], Path(folder) / FILE) if folder else ()
+    except (FileNotFoundError, DamageError):
         return []
     known, found = {row.name for row in begun}, []
-    for each in map(_mapping, listed if isinstance(listed, list) else []):
-        name, values, state = mask(str(each.get("name"))), each.get("swept"), each.get("state")
-        if state in _WAITS and name not in known and isinstance(values, list):
-            job = str(each.get("job") or "")
-            why = f"job {job}" if job else _WAITS[state]
+    for each in listed:
+        name = mask(each.name)
+        if each.state in _WAITS and name not in known:
+            why = f"job {each.job}" if each.job else _WAITS[each.state]
             known.add(name)
-            swept = tuple(_short(text) for text in values[:_MOST_VALUES])
+            swept = tuple(_short(text) for text in each.swept[:_MOST_VALUES])
             found.append(Row(name, "", "QUEUED", swept, why=_short(why)))
     return found
 
@@ -293,12 +302,7 @@ def _number(value: object) -> float | None:
     return float(value) if good and isinstance(value, int | float) else None
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        return _mapping(read_json(path))
-    except (OSError, ValueError):
-        return {}
+def _known(run_dir: Path) -> RunRecord:
+    with suppress(DamageError):
+        return RunRecord.of(run_dir)
+    return RunRecord()

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpctrain.disk import opener
 from hpctrain.forks import keep_private
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Uploaded, files_left
@@ -56,7 +57,7 @@ class ChildUploader:
         # The child inherits the mask: signals are blocked until the uploader ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
         try:
-            with self._log_path.open("ab") as output:
+            with open(self._log_path, "ab", opener=opener(2)) as output:
                 self.process = subprocess.Popen(
                     command,
                     env=env,

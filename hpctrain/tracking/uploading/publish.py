@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hpctrain.run_record import is_own_run
 from hpctrain.tracking.page import run_files
 from hpctrain.tracking.uploader_process import run_python_module
 from hpctrain.tracking.uploading.client import nature
@@ -138,7 +139,12 @@ def _dataset(run: MlflowRun, body: Mapping[str, Any]) -> None:
 
 
 def _model(run: MlflowRun, run_dir: Path) -> None:
-    """Write the model in a process of its own, which imports torch, and publish its folder."""
+    """Write the model in a process of its own, which imports torch, and publish its folder.
+
+    That runs the code that the config of the run names.
+    """
+    if not is_own_run(run_dir):
+        raise _HopelessError("the run is another user's, whose code is not run here")
     with TemporaryDirectory() as folder:
         out = Path(folder, "model")
         given = "hpctrain.job.afterwards.mlflow_model", str(run_dir), str(out)

@@ -380,4 +380,4 @@ def check_known(meta: Meta, run_dir: Path) -> None:
 
 def upload_lock(run_dir: Path, wait: Callable[[], None]) -> AbstractContextManager[int | None]:
     """Return the lock that lets only one uploader at a time work on a run."""
-    return file_lock(journal_path(run_dir).with_name("upload.lock"), wait)
+    return file_lock(journal_path(run_dir).with_name("upload.lock"), wait, parts=2)

@@ -1,0 +1,172 @@
+"""What a run directory records of its run: `run.json` and `progress.json`.
+
+`hpctrain.runs.run_dir` writes run.json; `hpctrain.training.progress_file` writes progress.json.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from hpctrain.disk import is_own
+from hpctrain.errors import DamageError
+from hpctrain.record import Count, Finite, JobId, Record, Seconds, Time, matching, read
+
+# Such a text becomes a part of a path, or an argument of squeue.
+_Code = Annotated[str, matching("([0-9a-f]{16})?", "16 hexadecimal digits")]
+_User = Annotated[str, matching(r"([^-\s,=][^\s,=]*)?", "the name of a user")]
+_Rate = Annotated[float, Meta(ge=1e-9, le=1e12)]
+
+
+class Submission(Record, frozen=True):
+    """Where the scheduler knows a run: the path of the script and the number of the array task."""
+
+    script: str = ""
+    task: Count = 0
+    user: _User = ""
+    time: Time = 0.0
+
+
+class BestValue(Record, frozen=True):
+    """The best value of a metric so far, and its step."""
+
+    value: Finite
+    step: Count
+    metric: str = ""
+
+
+class Followed(Record, frozen=True):
+    """The metric by which evaluations that are jobs of their own choose the best checkpoint."""
+
+    metric: str
+    lower: bool
+
+
+class Attempt(Record, frozen=True):
+    """One attempt at a run; the time of its start is 0 if it was not recorded."""
+
+    started: Time = 0.0
+    ended: Time | None = None
+    state: str = ""
+    error: str = ""
+    reason: str = ""
+    step: Count | None = None
+    first_step: Count | None = None
+    host: str = ""
+    hosts: tuple[str, ...] = ()
+    pid: Count = 0
+    launcher: str = ""
+    world_size: Annotated[int, Meta(ge=1, le=10**7)] = 1
+    nodes: Annotated[int, Meta(ge=1, le=10**7)] = 1
+    job_id: JobId = ""
+    restart_count: Count = 0
+    code: str = ""
+    code_changed: str = ""
+    misfit: bool = False
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class RunRecord(Record, frozen=True):
+    """The content of run.json."""
+
+    uid: str = ""
+    signature: str = ""
+    data_digest: str = ""
+    state: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    submission: Submission | None = None
+    result: dict[str, int | float] | None = None
+    best: BestValue | None = None
+    best_by_jobs: Followed | None = None
+    sweep: dict[str, str] | None = None
+    swept: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    code: _Code | None = None
+    provenance: str | None = None
+    parent: dict[str, str | int | None] | None = None
+    left_out: tuple[tuple[Count, Count], ...] = ()
+    rank_s: tuple[Seconds, ...] = ()
+    micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    lowered_in: tuple[str, int] | None = None
+    preflight_requeues: Count = 0
+
+    def __post_init__(self) -> None:
+        """Check the step of the result.
+
+        Raises:
+            ValueError: It is no step.
+        """
+        step = (self.result or {}).get("step", 0)
+        if not isinstance(step, int) or not 0 <= step <= 2**53:
+            raise ValueError("`result.step` must be a step, so a whole number from 0 on")
+
+    @classmethod
+    def of(cls, run: Path) -> RunRecord:
+        """Return the content of run.json; one without a state if the file does not exist.
+
+        Raises:
+            DamageError: The file is damaged or cannot be read.
+        """
+        try:
+            return read(cls, run / "run.json")
+        except FileNotFoundError:
+            return cls()
+
+    @property
+    def attempt(self) -> Attempt:
+        """The last attempt; an empty one when none has begun."""
+        return self.attempts[-1] if self.attempts else Attempt()
+
+    @property
+    def submitted(self) -> float:
+        """When the run was submitted last, in seconds since the epoch; 0 if never."""
+        return self.submission.time if self.submission else 0.0
+
+    @property
+    def reached(self) -> int | None:
+        """The last step of a run that has finished."""
+        step = (self.result or {}).get("step")
+        return None if step is None else int(step)
+
+
+def is_own_run(run: Path) -> bool:
+    """Return whether this user owns a run directory, and the files that say what it runs."""
+    return all(map(is_own, (run, run / "run.json", run / "config.yaml")))
+
+
+class Progress(Record, frozen=True):
+    """The content of progress.json, which rank 0 writes every few seconds."""
+
+    step: Count | None = None
+    max_steps: Count | None = None
+    time: Time = 0.0
+    stepped: Time = 0.0
+    step_s: Seconds | None = None
+    longest_step_s: Seconds = 0.0
+    doing: str = ""
+    steps_per_s: _Rate | None = None
+    metric: str = ""
+    better: str | None = None
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    best: BestValue | None = None
+
+    @classmethod
+    def of(cls, run: Path) -> Progress:
+        """Return the content of progress.json; an empty one if there is none.
+
+        The file is not synced, so a crash of the machine may leave half of it, which says nothing.
+
+        Raises:
+            DamageError: A value is damaged.
+        """
+        try:
+            return read(cls, run / "progress.json")
+        except FileNotFoundError:
+            return cls()
+        except DamageError as error:
+            if error.at:
+                raise
+            return cls()

@@ -77,11 +77,7 @@ class Options:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
-        """Return the options that the arguments of the command line give.
-
-        Raises:
-            ConfigError: A value is not allowed.
-        """
+        """Return the options that the arguments of the command line give."""
         part = _part(args.part)
         all_samples = {
             "--dedup": args.dedup != "none",
@@ -263,11 +259,7 @@ def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> No
 
 
 def parse_size(text: str, option: str = "--shard-size") -> int:
-    """Return the bytes of a size such as "64MB" or "1.5GiB".
-
-    Raises:
-        ConfigError: The text is not a size with a unit.
-    """
+    """Return the bytes of a size such as "64MB" or "1.5GiB"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
     size = float(match[1]) * _UNITS.get(match[2], 0) if match else 0
     if not 1 <= size < 2**63:
@@ -307,17 +299,7 @@ def positive(text: str) -> int:
 def pairs(
     option: str, given: Sequence[str], form: str = "NAME=VALUE", *, empty: bool = False
 ) -> dict[str, str]:
-    """Return the names and values of a repeated option.
-
-    Args:
-        option: The option, for messages.
-        given: Its values.
-        form: The form of a value, for messages.
-        empty: Whether the text behind the "=" may be empty.
-
-    Raises:
-        ConfigError: A value is not NAME=VALUE, or a name occurs twice.
-    """
+    """Return the names and values of a repeated option."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -22,11 +22,7 @@ _GAP_BYTES = 2**15  # rows that are closer to each other are read together
 def blocks(
     layout: Layout, fields: Mapping[str, Field], start: int, stop: int
 ) -> Iterator[tuple[int, dict[str, Array | Ragged]]]:
-    """Yield (first row, samples) for the rows `start` to `stop`, in blocks of a few MB.
-
-    Raises:
-        DataError: The samples cannot be read.
-    """
+    """Yield (first row, samples) for the rows `start` to `stop`, in blocks of a few MB."""
     fixed = sum(field.nbytes for field in fields.values() if not field.variable)
     step = max(1, BLOCK_BYTES // max(8, fixed))
     while start < stop:
@@ -52,9 +48,6 @@ def span(layout: Layout, name: str, field: Field, start: int, stop: int) -> Arra
 
     Returns:
         An array (n, *shape), or a `Ragged` for a variable-length field.
-
-    Raises:
-        DataError: The samples cannot be read.
     """
     if field.variable:
         offsets = ends(layout, name, start, stop)
@@ -66,11 +59,7 @@ def span(layout: Layout, name: str, field: Field, start: int, stop: int) -> Arra
 
 
 def ends(layout: Layout, name: str, start: int, stop: int) -> Int64s:
-    """Return where sample `start` begins and where the samples to `stop` end, (n + 1,).
-
-    Raises:
-        DataError: The offsets of a variable-length field cannot be read, or go back.
-    """
+    """Return where sample `start` begins and where the samples to `stop` end, (n + 1,)."""
     offsets = np.empty(stop - start + 1, np.int64)
     layout.rows[f"{name}/offsets"].copy(start, stop + 1, offsets)
     _check_offsets(layout, name, offsets)
@@ -82,9 +71,6 @@ def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[
 
     Returns:
         An array (n, *shape), or n arrays (length, *shape) for a variable-length field.
-
-    Raises:
-        DataError: The samples cannot be read.
     """
     if not field.variable:
         return _rows(layout, name, field, rows)

@@ -37,9 +37,6 @@ class OpenShard:
         path: The file.
         shard: The shard's entry in the index.
         fields: The fields to read.
-
-    Raises:
-        DataError: The file is missing, has another size, or is not HDF5.
     """
 
     def __init__(self, path: Path, shard: Shard, fields: Mapping[str, Field]) -> None:
@@ -49,11 +46,7 @@ class OpenShard:
             self._file = h5py.File(path, "r", locking=False)
 
     def problems(self) -> Iterator[str]:
-        """Yield the differences from the index that show without reading samples.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """Yield the differences from the index that show without reading samples."""
         with self._damage():
             yield from self._wrong_attributes()
             for name, field in self.fields.items():
@@ -69,11 +62,7 @@ class OpenShard:
                     yield from self._wrong(values, (field.dtype,), shape)
 
     def wrong_offsets(self) -> Iterator[str]:
-        """Read the offsets of the variable-length fields; yield what is wrong with them.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """Read the offsets of the variable-length fields; yield what is wrong with them."""
         for name, field in self.fields.items():
             values, offsets, _ = place(name, field)
             if not offsets:
@@ -100,9 +89,6 @@ class OpenShard:
 
         Returns:
             An array (n, *shape), or a `Ragged` for a variable-length field.
-
-        Raises:
-            DataError: The file is damaged.
         """
         with self._damage():
             return span(self._layout, name, self.fields[name], start, stop)
@@ -113,11 +99,7 @@ class OpenShard:
             return np.diff(ends(self._layout, name, start, stop))
 
     def blocks(self, count: int) -> Iterator[Rows]:
-        """Yield the first `count` samples in blocks of a few MB.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """Yield the first `count` samples in blocks of a few MB."""
         with self._damage():
             for _, rows in blocks(self._layout, self.fields, 0, count):
                 yield rows

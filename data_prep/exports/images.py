@@ -33,9 +33,6 @@ class Images:
         image: The field with the images; if empty, the only field that has images.
         label: The field with the labels; None takes the first one with categories, or the only
             one with whole numbers.
-
-    Raises:
-        ConfigError: There is no such field, or several, or Pillow is not installed.
     """
 
     def __init__(self, data: DataSet, image: Sequence[str] = (), label: str | None = None) -> None:
@@ -58,12 +55,7 @@ class Images:
     def write(
         self, folder: Path, split: Split, count: int, advance: Callable[[int, int], None]
     ) -> None:
-        """Write the first `count` samples of a split.
-
-        Raises:
-            DataError: A shard is damaged, or an encoded image is not an image file.
-            OSError: The folder cannot be written.
-        """
+        """Write the first `count` samples of a split."""
         if self._names:
             lines = "".join(f"{name}\n" for name in self._names.values())
             (folder / _CLASSES).write_text(lines, encoding="utf-8")

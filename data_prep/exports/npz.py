@@ -14,12 +14,7 @@ from hpctrain.shards.types import Array
 
 
 class Npz:
-    """Writes SPLIT.npz.
-
-    Args:
-        data: The data set.
-        fields: The fields to write.
-    """
+    """Writes SPLIT.npz."""
 
     def __init__(self, data: DataSet, fields: Mapping[str, Field]) -> None:
         self.data, self.fields = data, fields
@@ -27,12 +22,7 @@ class Npz:
     def write(
         self, folder: Path, split: Split, count: int, advance: Callable[[int, int], None]
     ) -> None:
-        """Write the first `count` samples of a split.
-
-        Raises:
-            DataError: A shard is damaged.
-            OSError: The folder cannot be written.
-        """
+        """Write the first `count` samples of a split."""
         with zipfile.ZipFile(folder / f"{split.name}.npz", "w", allowZip64=True) as file:
             for name, field in self.fields.items():
                 blocks = self.data.blocks(split, {name: field}, count)

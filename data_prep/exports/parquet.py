@@ -24,9 +24,6 @@ class Parquet:
         data: The data set.
         fields: The fields to write.
         text: Names of fields with UTF-8 bytes that become strings.
-
-    Raises:
-        ConfigError: A field of `text` does not hold bytes, or pyarrow is not installed.
     """
 
     def __init__(self, data: DataSet, fields: Mapping[str, Field], text: Sequence[str]) -> None:
@@ -44,12 +41,7 @@ class Parquet:
     def write(
         self, folder: Path, split: Split, count: int, advance: Callable[[int, int], None]
     ) -> None:
-        """Write the first `count` samples of a split.
-
-        Raises:
-            DataError: A shard is damaged, or a text is not UTF-8.
-            OSError: The folder cannot be written.
-        """
+        """Write the first `count` samples of a split."""
         columns = [self._column(name, field) for name, field in self.fields.items()]
         schema = self._pa.schema(columns, metadata={"hpctrain": self.data.index.digest})
         with self._pq.ParquetWriter(folder / f"{split.name}.parquet", schema) as writer:

@@ -36,19 +36,7 @@ class Found:
 
 
 def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False) -> Found:
-    """Find the files of a source.
-
-    Args:
-        sources: Files with any name, and folders, which are searched at any depth in the order of
-            the names. Hidden files and folders are left out; links to folders are not followed.
-        patterns: Patterns of the file names that are taken from a folder, such as "*.txt".
-        outside: Whether links to files in a folder may lead out of that folder.
-
-    Raises:
-        ConfigError: A file occurs twice.
-        DataError: A source does not exist, a folder has no such file or cannot be read, or a link
-            leads out of its folder.
-    """
+    """Find the files of a source."""
     files: list[SourceFile] = []
     ignored = 0
     for source in sources:

@@ -20,11 +20,7 @@ GROWTH = {".gz": 3.0, ".zst": 3.5}
 
 @contextmanager
 def opened(part: Part) -> Iterator[BinaryIO]:
-    """Open a part and yield a stream of its decompressed bytes.
-
-    Raises:
-        DataError: The part cannot be read or decompressed.
-    """
+    """Open a part and yield a stream of its decompressed bytes."""
     packing = PurePath(part.path).suffix
     try:
         if packing in GROWTH and not os.path.getsize(part.path):
@@ -53,11 +49,7 @@ def opened(part: Part) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_parquet(path: str) -> Iterator[Any]:
-    """Open a `ParquetFile` that reads no more than it has to.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Open a `ParquetFile` that reads no more than it has to."""
     pa = pyarrow()
     from pyarrow import parquet
 
@@ -73,11 +65,7 @@ def open_parquet(path: str) -> Iterator[Any]:
 def parquet_batches(
     table: Any, path: str, count: int, groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Yield the rows of some row groups as batches of at most `count` rows.
-
-    Raises:
-        DataError: There are fewer or more rows than the file says: Arrow skips damaged pages.
-    """
+    """Yield the rows of some row groups as batches of at most `count` rows."""
     left = sum(table.metadata.row_group(group).num_rows for group in groups)
     for batch in table.iter_batches(count, row_groups=list(groups), columns=list(columns)):
         left -= batch.num_rows
@@ -105,9 +93,5 @@ def one_line(error: Exception) -> str:
 
 
 def pyarrow() -> Any:
-    """Return the library pyarrow.
-
-    Raises:
-        DataError: It is not installed.
-    """
+    """Return the library pyarrow."""
     return library("pyarrow")

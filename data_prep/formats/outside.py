@@ -17,12 +17,7 @@ HELP = (
 
 
 class Inside:
-    """Checks that paths in a folder also lie in it when their links are followed.
-
-    Args:
-        folder: The folder.
-        outside: Whether links may lead out of it; then nothing is checked.
-    """
+    """Checks that paths in a folder also lie in it when their links are followed."""
 
     def __init__(self, folder: str, outside: bool) -> None:
         self._outside = outside
@@ -45,10 +40,6 @@ class Inside:
         return f"is a link that leads out of the folder, to {real}; {OPTION} follows such links"
 
     def check(self, path: str) -> None:
-        """Check one path.
-
-        Raises:
-            DataError: It leads out of the folder.
-        """
+        """Check one path."""
         if problem := self.problem(path):
             raise DataError(f"{path} {problem}")

@@ -28,9 +28,6 @@ def _array_of(value: Any) -> Array:
         value: An array, a number, or nested lists of numbers. Text becomes its UTF-8 bytes; text
             and bytes are uint8 (length,). A bool becomes uint8. An image of Pillow becomes
             (channels, height, width).
-
-    Raises:
-        Unusable: It is something else, or NumPy cannot hold it exactly.
     """
     if isinstance(value, str):
         try:
@@ -67,16 +64,7 @@ def _array_of_image(image: Any) -> Array:
 
 
 def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
-    """Return the field for values like this one, the first.
-
-    Args:
-        value: See `_array_of`. Text and bytes give a variable-length field.
-        variable: Whether the length of the first axis varies.
-        dtype: The dtype to store; "" is that of the value.
-
-    Raises:
-        Unusable: No field can hold the value.
-    """
+    """Return the field for values like this one, the first."""
     array = _array_of(value)
     variable = variable or isinstance(value, (str, bytes, bytearray, memoryview))
     if variable and array.ndim == 0:
@@ -91,12 +79,7 @@ def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
 def fields_of(
     values: Mapping[str, Any], variable: Sequence[str] = (), dtypes: Mapping[str, str] | None = None
 ) -> dict[str, Field]:
-    """Return the schema for samples like this one, the first; see `field_of`.
-
-    Raises:
-        ConfigError: An option names a field that a sample does not have.
-        Unusable: No field can hold a value. The message has its name.
-    """
+    """Return the schema for samples like this one, the first; see `field_of`."""
     fields = {}
     for option, given in (("--variable", variable), ("--dtype", dtypes or {})):
         if unknown := sorted(set(given) - set(values)):
@@ -111,16 +94,7 @@ def fields_of(
 
 
 def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
-    """Convert a value to the dtype of a field, and check its shape.
-
-    Args:
-        value: See `_array_of`.
-        field: The field that stores the value.
-        rounded: Whether floats may lose digits, because the user chose the dtype.
-
-    Raises:
-        Unusable: The shape differs, or the dtype cannot hold the value.
-    """
+    """Convert a value to the dtype of a field, and check its shape."""
     array = _array_of(value)
     if field.variable and array.shape == (0,):
         array = array.reshape(0, *field.shape)
@@ -152,11 +126,7 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
 def fit_all(
     values: Mapping[str, Any], fields: Mapping[str, Field], rounded: frozenset[str] = frozenset()
 ) -> dict[str, Array]:
-    """Convert a sample, which must have exactly these fields; see `fitted`.
-
-    Raises:
-        Unusable: A field is missing or unknown, or a value does not fit. The message has the name.
-    """
+    """Convert a sample, which must have exactly these fields; see `fitted`."""
     if values.keys() != fields.keys():
         missing = ", ".join(repr(name) for name in fields if name not in values)
         unknown = ", ".join(repr(name) for name in values if name not in fields)
@@ -280,11 +250,7 @@ class Samples:
 
 
 def _check_whole(value: Any) -> None:
-    """Check that integers among floats were converted exactly.
-
-    Raises:
-        Unusable: One was not.
-    """
+    """Check that integers among floats were converted exactly."""
     for number in np.asarray(value, object).flat:
         if isinstance(number, int) and (abs(number) > 2**1000 or int(float(number)) != number):
             raise Unusable(f"{number} among floats cannot be stored as float64 exactly")

@@ -37,13 +37,7 @@ def say(text: str, style: str = "") -> None:
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "") -> None:
-    """Print a table.
-
-    Args:
-        columns: The names of the columns; if there are none, the table has no header.
-        rows: The cells of each row; None is an empty cell.
-        numbers: The names of the columns that are aligned to the right, separated by spaces.
-    """
+    """Print a table."""
     if not rows:
         return
     cells = [["" if cell is None else _shown(str(cell)) for cell in row] for row in rows]

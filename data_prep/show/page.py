@@ -37,12 +37,7 @@ code { font-size: .9em } .fold { overflow-x: auto }
 
 
 def check(path: Path) -> None:
-    """Check that a plot can be made, before the statistics are computed.
-
-    Raises:
-        ConfigError: The file is no .png or .html file, its folder does not exist, or matplotlib
-            is not installed.
-    """
+    """Check that a plot can be made, before the statistics are computed."""
     if path.suffix.lower() not in (".png", ".html"):
         raise ConfigError(f"--plot {path}: it is a .png or .html file")
     if not path.parent.is_dir():
@@ -51,19 +46,7 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> None:
-    """Write a .png or a self-contained .html file; an existing file is replaced.
-
-    Args:
-        path: The file to write.
-        data: The data set.
-        splits: The splits, each in its own colour; the samples come from the first one.
-        summaries: The summary of each split and field to draw.
-
-    Raises:
-        ConfigError: There are too many fields for a .png file.
-        DataError: A shard is damaged.
-        StorageError: The file cannot be written.
-    """
+    """Write a .png or a self-contained .html file; an existing file is replaced."""
     from matplotlib import rc_context
 
     found = list(views(data, splits, summaries))

@@ -51,11 +51,7 @@ class View:
 
 
 def views(data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> Iterator[View]:
-    """Yield the data to draw for each field of the summaries.
-
-    Raises:
-        DataError: A shard is damaged.
-    """
+    """Yield the data to draw for each field of the summaries."""
     names = list(dict.fromkeys(summary.name for summary in summaries))
     label = _label(data, summaries)
     captions, shown = _captions(data, splits[0], label)

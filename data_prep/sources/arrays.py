@@ -189,23 +189,7 @@ def arrays(
     packed: Sequence[str] = (),
     external: bool = False,
 ) -> Source:
-    """Make a source of arrays with the same number of samples.
-
-    Args:
-        files: .npy files, whose stems name the fields, and .npz files, whose keys do.
-        named: "NAME=FILE" or "NAME=FILE:KEY".
-        options: The options of the conversion; the shard size decides the size of a piece.
-        axes: "NAME=K", the axis that counts the samples.
-        casts: "NAME=DTYPE".
-        packed: Names of fields that store the numbers of the file without unpacking.
-        external: Whether HDF5 files may lead to other files.
-
-    Raises:
-        ConfigError: There is no file, a file occurs twice, no field has a given name, or a file
-            holds several arrays and the key is missing.
-        DataError: A file is missing or cannot be read, has a dtype or shape that cannot be
-            stored, or has a different number of samples.
-    """
+    """Make a source of arrays with the same number of samples."""
     wheres, notes = addresses(files, named, external=external)
     if twice := {name for name in packed if packed.count(name) > 1}:
         raise ConfigError(f"--packed: the field {min(twice)!r} is there twice")

@@ -145,20 +145,7 @@ def huggingface(
     *,
     cast: Mapping[str, str] | None = None,
 ) -> Source:
-    """Make a source of the rows of a saved data set.
-
-    Args:
-        saved: See `load`.
-        columns: The features to take; empty takes all.
-        drop: The features to leave out, if `columns` is empty.
-        images: How images become samples.
-        options: The options of the conversion; a split by column is used.
-        cast: The dtypes to store, by feature.
-
-    Raises:
-        ConfigError: There is no such feature.
-        DataError: No field can hold a feature, or files cannot be read.
-    """
+    """Make a source of the rows of a saved data set."""
     cast = cast or {}
     for name in (*columns, *drop, *cast):
         if name not in saved.features:
@@ -222,11 +209,7 @@ def _row_name(first: int, kept: Sequence[int]) -> Callable[[int], str]:
 
 
 def _sample(images: Pixels, item: Mapping[str, Any] | None, field: Field | None = None) -> Array:
-    """Return the sample of an image.
-
-    Raises:
-        Unusable: See `Pixels.sample`. Or the image is missing.
-    """
+    """Return the sample of an image."""
     if item is None:
         raise Unusable("it is null")
     if item["bytes"] is None:

@@ -130,22 +130,7 @@ def images(
     columns: tuple[str, str] = ("path", "label"),
     outside: bool = False,
 ) -> Source:
-    """Make a source of image files.
-
-    Args:
-        path: A folder, or a list.
-        options: The options of the conversion; shard size, split and `on_error` are used.
-        pixels: How images become samples.
-        labels: Whether there is a field `label`.
-        classes: A file with the names of all classes, in the order of their labels.
-        columns: A list's columns of paths and of labels.
-        outside: Whether a list may name files outside of its folder, and links may lead there.
-
-    Raises:
-        ConfigError: A column is missing, or options exclude each other.
-        DataError: There is no image, or an image has no label. Also, unless `on_error` is "skip":
-            a label or path is not allowed, or the first image is damaged.
-    """
+    """Make a source of image files."""
     pixels = pixels or Pixels()
     if classes and not labels:
         raise ConfigError("--classes and --no-labels: one of them")
@@ -199,11 +184,7 @@ def images(
 
 
 def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> Field:
-    """Return the field of the first image.
-
-    Raises:
-        DataError: The first image cannot be used (`on_error` "stop"), or no image can be used.
-    """
+    """Return the field of the first image."""
     for i, file in enumerate(found.files):
         try:
             image = pixels.sample(_content(file))
@@ -231,11 +212,7 @@ def _piece(part: Labelled, nbytes: int) -> Piece:
 
 
 def _content(file: SourceFile) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        Unusable: The file is too large or cannot be read.
-    """
+    """Return the content of a file."""
     if file.size > _MAX_FILE:
         raise Unusable(f"it has {file.size} bytes; an image file has at most {_MAX_FILE}")
     try:

@@ -65,11 +65,7 @@ class Litdata(ShardFolder):
         return partial(self._values, decoder(what.file.path, self.layout))
 
     def _values(self, decode: Callable[[Any], Any], content: Any) -> dict[str, Any]:
-        """Decode a sample and return the chosen values.
-
-        Raises:
-            Unusable: A value is missing, or an image is damaged.
-        """
+        """Decode a sample and return the chosen values."""
         sample, values = decode(content), {}
         for name, column in self.chosen.items():
             try:
@@ -92,19 +88,7 @@ def litdata(
     named: Sequence[str] = (),
     variable: Sequence[str] = (),
 ) -> ShardFolder:
-    """Make a source of litdata's chunks; each chunk is a piece.
-
-    Args:
-        folder: A folder with an index.json, or with folders that have one each.
-        options: The options of the conversion; `on_error` is used.
-        pixels: How images become samples.
-        named: The columns to take; empty takes all.
-        variable: Fields whose first axis varies in length.
-
-    Raises:
-        ConfigError: A column does not exist or cannot be stored, or the library is missing.
-        DataError: The index or a chunk is missing or damaged.
-    """
+    """Make a source of litdata's chunks; each chunk is a piece."""
     pixels = pixels or Pixels()
     folders = split_folders(folder, "litdata")
     layout, chunks, above = Layout(), list[Chunk](), folder
@@ -141,11 +125,7 @@ def litdata(
 
 
 def _chosen(index: Path, columns: Mapping[str, Column], named: Sequence[str]) -> dict[str, Column]:
-    """Return the columns to take, by field.
-
-    Raises:
-        ConfigError: A column does not exist, is given twice or cannot be stored.
-    """
+    """Return the columns to take, by field."""
     for name in named:
         if name not in columns:
             raise ConfigError(f"--column {name}: there are {', '.join(columns)}")

@@ -65,11 +65,7 @@ class _Mds(ShardFolder):
         return self._values
 
     def _values(self, sample: bytes) -> dict[str, Any]:
-        """Decode the chosen values of a sample.
-
-        Raises:
-            Unusable: The sample is damaged.
-        """
+        """Decode the chosen values of a sample."""
         columns = {column.name: column for column in self.layout}
         parts, values = columns_of(sample, self.layout), {}
         for name, (column, key) in self.chosen.items():
@@ -96,19 +92,7 @@ def mds(
     named: Sequence[str] = (),
     variable: Sequence[str] = (),
 ) -> ShardFolder:
-    """Make a source of MDS shards; each shard is a piece.
-
-    Args:
-        folder: A folder with an index.json, or with folders that have one each.
-        options: The options of the conversion; `on_error` is used.
-        pixels: How images become samples.
-        named: "COLUMN" or "COLUMN:KEY"; empty takes all columns.
-        variable: Fields whose first axis varies in length.
-
-    Raises:
-        ConfigError: A column does not exist or cannot be stored.
-        DataError: The index or a shard is missing or damaged.
-    """
+    """Make a source of MDS shards; each shard is a piece."""
     pixels = pixels or Pixels()
     folders = split_folders(folder, "mosaicml-streaming")
     layout: tuple[Column, ...] = ()
@@ -147,11 +131,7 @@ def mds(
 def _chosen(
     folder: Path, layout: Sequence[Column], named: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
-    """Return each field's column, and its key if it is a json column.
-
-    Raises:
-        ConfigError: A column does not exist or cannot be stored.
-    """
+    """Return each field's column, and its key if it is a json column."""
     kinds = {column.name: column.kind for column in layout}
     chosen: dict[str, tuple[str, str]] = {}
     for text in named or list(kinds):

@@ -138,24 +138,7 @@ def python(
     inputs: Sequence[Path] = (),
     names: Sequence[str] = (),
 ) -> Source:
-    """Make a source of the samples that Python code gives.
-
-    Args:
-        function: "FILE.py:NAME" or "MODULE:NAME"; see the module.
-        options: The options of the conversion; `on_error`, `split` and `shard_bytes` are used.
-        args: Arguments of the function or class.
-        pieces: How many times the function is called, each time with another `part`; or into how
-            many pieces the data set is cut.
-        variable: Fields whose first axis varies in length.
-        dtypes: Dtypes to store, by field.
-        inputs: Files that the code reads.
-        names: The names of the items of samples that are no dicts.
-
-    Raises:
-        ConfigError: There is no such code, or it does not have such parameters.
-        DataError: The code raises, yields no sample that can be used, or gives other samples when
-            it is asked again.
-    """
+    """Make a source of the samples that Python code gives."""
     args, dtypes = args or {}, dtypes or {}
     if pieces is not None and pieces < 1:
         raise ConfigError(f"--pieces {pieces}: at least 1")

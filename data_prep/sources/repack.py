@@ -203,21 +203,7 @@ def repack(
     seed: int | None = None,
     keep: bool = True,
 ) -> Source:
-    """Make a source of the samples of a data set.
-
-    Args:
-        src: The folder of the data set.
-        out: The output folder; neither folder may lie in the other.
-        options: The options of the conversion; shard size and split are used.
-        fields: The fields to write, in this order; None writes all.
-        seed: Seed of a random order; None keeps the order of the source.
-        keep: Whether the splits stay; then `options.split` is by the column "split".
-
-    Raises:
-        ConfigError: `out` is `src`, one lies in the other, there is no such field, or options
-            exclude each other.
-        DataError: There is no data set, or a shard is missing or has another size.
-    """
+    """Make a source of the samples of a data set."""
     _check_apart(src, out)
     index = Index.load(src)
     index.check(src)

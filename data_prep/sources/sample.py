@@ -103,11 +103,7 @@ class _Digits(Source):
 
 
 def digits(options: Options) -> Source:
-    """Make a source of scikit-learn's digits.
-
-    Raises:
-        DataError: scikit-learn is not installed.
-    """
+    """Make a source of scikit-learn's digits."""
     image, label = _digits()
     return _Digits(
         name="digits",
@@ -162,18 +158,7 @@ class _Stdlib(Source):
 
 
 def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None = None) -> Source:
-    """Make a source of the standard library's .py files; each non-empty file is a document.
-
-    Args:
-        options: The options of the conversion; the shard size decides the size of a piece.
-        folder: The folder to search; None is that of the standard library.
-        vocabulary: The number of tokens of a BPE that is trained on the first split ("train");
-            the field `tokens` then has the documents as its tokens. None writes no tokens.
-
-    Raises:
-        ConfigError: The vocabulary is too small, or `--split` does not go by hashes.
-        DataError: There are no .py files, or the library `tokenizers` is not installed.
-    """
+    """Make a source of the standard library's .py files; each non-empty file is a document."""
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
     paths = [path for path in paths if not SKIPPED & set(path.split("/"))]

@@ -58,11 +58,7 @@ class ShardFolder(Source):
 
     @abstractmethod
     def samples(self, what: Any) -> Iterator[Any]:
-        """Yield the encoded samples of a shard.
-
-        Raises:
-            DataError: The shard is damaged.
-        """
+        """Yield the encoded samples of a shard."""
 
     @abstractmethod
     def decoder(self, what: Any) -> Callable[[Any], Mapping[str, Any]]:
@@ -79,16 +75,7 @@ class ShardFolder(Source):
         return block.blocks(found, reading)
 
     def with_fields(self, options: Options, variable: Sequence[str]) -> Self:
-        """Return the source with the schema of its first sample that can be used.
-
-        Args:
-            options: The options of the conversion; `on_error` is used.
-            variable: Fields whose first axis varies in length.
-
-        Raises:
-            ConfigError: There is no such field.
-            DataError: No sample can be used.
-        """
+        """Return the source with the schema of its first sample that can be used."""
         fields, problems = dict[str, Field](), Problems(options.on_error)
         for shard in (piece.what for piece in self.pieces):
             decode = self.decoder(shard)

@@ -201,20 +201,7 @@ def table(
     csv: Csv | None = None,
     allow_outside: bool = False,
 ) -> Source:
-    """Make a source of the rows of tables.
-
-    Args:
-        sources: Files or folders.
-        choice: The columns that become fields, and how.
-        options: The options of the conversion; shard size and a split by column are used.
-        csv: How CSV is read.
-        allow_outside: Whether links in a folder may lead out of it.
-
-    Raises:
-        ConfigError: The options do not fit the columns.
-        DataError: Files cannot be read or have different columns, or no field can hold the type of
-            a column.
-    """
+    """Make a source of the rows of tables."""
     found = files.find(sources, tables.PATTERNS, allow_outside)
     first, *others = paths = [file.path for file in found.files]
     with naming(paths):
@@ -334,11 +321,7 @@ def _csv_type(cast: str, kind: Any) -> Any:
 
 
 def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[str] | None) -> None:
-    """Check that a file has the columns of the first file.
-
-    Raises:
-        DataError: It has other columns. The message has both.
-    """
+    """Check that a file has the columns of the first file."""
     if tables.format_of(path) != tables.format_of(first):
         raise DataError(f"{first} and {path} are of different formats; one at a time")
     other, _ = tables.schema_of(path, replace(csv, types={}))

@@ -213,16 +213,7 @@ class Text(Source):
 
 
 def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
-    """Make a source of documents as tokens.
-
-    Args:
-        corpus: The documents.
-        tokenizer: Converts the documents to tokens.
-        options: The options of the conversion; shard size, split and workers are used.
-
-    Raises:
-        DataError: A Parquet file cannot be read, or has no such column of text.
-    """
+    """Make a source of documents as tokens."""
     width = 2 if tokenizer.dtype == "uint16" else 4
     growth = width / (_BYTES_PER_TOKEN if tokenizer.content else 1)
     # A little less than a shard; otherwise most pieces would write a small second shard.
@@ -260,13 +251,7 @@ def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
 def trained(
     corpus: Corpus, vocabulary: int, limit: int, eod: bool, out: Path, quiet: bool = False
 ) -> Tokenizer:
-    """Train a BPE on the corpus, or return the one that an earlier run has trained for `out`.
-
-    Raises:
-        ConfigError: The vocabulary is too small for all bytes and the end of a document, or too
-            large.
-        DataError: The corpus has no text, or cannot be read.
-    """
+    """Train a BPE on the corpus, or return the one that an earlier run has trained for `out`."""
     tokens.check_vocabulary(vocabulary)
     read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.files]])
     of = tokens.digest_of(read)

@@ -105,19 +105,7 @@ def webdataset(
     named: Sequence[str] = (),
     variable: Sequence[str] = (),
 ) -> Source:
-    """Make a source of tar files; each tar is a piece.
-
-    Args:
-        paths: Tars, or folders of tars.
-        options: The options of the conversion; `on_error` is used.
-        pixels: How images become samples.
-        named: "NAME=EXT,…"; if empty, the first sample's extensions decide the fields.
-        variable: Fields whose first axis varies in length.
-
-    Raises:
-        ConfigError: A field is not possible, or is given twice.
-        DataError: There is no tar, a tar cannot be read, or no sample can be used.
-    """
+    """Make a source of tar files; each tar is a piece."""
     pixels = pixels or Pixels()
     tars = _tars(paths)
     files = [SourceFile.of(tar) for tar in tars]
@@ -168,11 +156,7 @@ def _tars(paths: Sequence[Path]) -> list[Path]:
 
 
 def _members(named: Sequence[str]) -> dict[str, Member]:
-    """Parse the values NAME=EXT,… of --field.
-
-    Raises:
-        ConfigError: A value has another form, or a name occurs twice.
-    """
+    """Parse the values NAME=EXT,… of --field."""
     members: dict[str, Member] = {}
     for text in named:
         name, _, extensions = text.partition("=")
@@ -202,11 +186,7 @@ def _kind(extension: str) -> str:
 
 
 def _check_no_code(where: str, extensions: Iterable[str]) -> None:
-    """Check that no member runs code when it is decoded; `where` begins the message.
-
-    Raises:
-        ConfigError: One is.
-    """
+    """Check that no member runs code when it is decoded; `where` begins the message."""
     for extension in extensions:
         if extension.rpartition(".")[2] in CODE:
             raise ConfigError(
@@ -216,11 +196,7 @@ def _check_no_code(where: str, extensions: Iterable[str]) -> None:
 
 
 def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
-    """Return the fields for samples with these extensions.
-
-    Raises:
-        ConfigError: An extension is not known, or two would be the same field.
-    """
+    """Return the fields for samples with these extensions."""
     names = {"image": "image", "number": "label", "text": "text"}
     members: dict[str, Member] = {}
     _check_no_code(tar, parts)
@@ -256,11 +232,7 @@ def _values(
     pixels: Pixels,
     fields: Mapping[str, Field],
 ) -> dict[str, Any]:
-    """Decode the members of a sample.
-
-    Raises:
-        Unusable: A member is missing or damaged.
-    """
+    """Decode the members of a sample."""
     values = {}
     for name, member in members.items():
         found = [extension for extension in member.extensions if extension in parts]

@@ -123,25 +123,7 @@ def adopt(
     quiet: bool = False,
     command: str = "",
 ) -> Index:
-    """Write the index of HDF5 files into their folder, unless the same index is there already.
-
-    Args:
-        files: HDF5 files, or folders of them.
-        fields: The datasets of each field.
-        split: One split for all files, or "NAME=PATTERN,…".
-        out: The folder of the index; None: the innermost folder that contains all files.
-        group: The field of which no value may be in two splits, or "".
-        statistics: Whether to compute the statistics of the fields.
-        workers: The number of worker processes.
-        overwrite: Whether another index in the folder may be replaced.
-        quiet: Whether nothing is printed.
-        command: The command line, for the provenance.
-
-    Raises:
-        ConfigError: A field, axis or split is not valid.
-        DataError: A file cannot be adopted, or the folder has another index.
-        StorageError: The index cannot be written.
-    """
+    """Write the index of HDF5 files into their folder, unless the same index is there already."""
     if workers < 1:
         raise ConfigError(f"--workers {workers}: it is 1 or more")
     if group and group not in fields:
@@ -181,11 +163,7 @@ def adopt(
 def _parse_fields(
     fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]
 ) -> dict[str, FieldSource]:
-    """Parse the values of `--field` and `--axis`.
-
-    Raises:
-        ConfigError: A value is not valid. Without any field the message lists the datasets.
-    """
+    """Parse the values of `--field` and `--axis`."""
     found: dict[str, FieldSource] = {}
     for text in fields:
         name, equals, place = text.partition("=")
@@ -343,11 +321,7 @@ def _read(work: Survey, workers: int, *, quiet: bool) -> list[Found]:
 
 
 def _check_groups(folder: Path, index: Index) -> None:
-    """Check that no group is in two splits.
-
-    Raises:
-        DataError: One is.
-    """
+    """Check that no group is in two splits."""
     groups, fields = Groups(index.group), {index.group: index.fields[index.group]}
     for shard in index.shards:
         with OpenShard(folder / shard.path, shard, fields) as opened:

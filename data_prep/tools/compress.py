@@ -32,12 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        ConfigError: There is no such split or field.
-        DataError: There is no data set, or it is damaged.
-    """
+    """Run the command."""
     data = DataSet(args.folder)
     (split,) = data.splits(args.split)
     fields = data.fields([args.field])
@@ -55,11 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def compressed(parts: Iterable[bytes]) -> tuple[int, dict[str, int]]:
-    """Return the bytes of all parts, and the bytes of what each compressor makes of them.
-
-    Args:
-        parts: The content, cut anywhere.
-    """
+    """Return the bytes of all parts, and the bytes of what each compressor makes of them."""
     compressors: dict[str, Any] = {
         "gzip -9": zlib.compressobj(9, wbits=31),
         "xz -9e": lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME),

@@ -62,13 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        ConfigError: The options do not fit the data set.
-        DataError: There is no data set, it is damaged, or OUT is not empty.
-        StorageError: OUT cannot be written.
-    """
+    """Run the command."""
     data, out = DataSet(args.folder), args.out
     if args.label is not None and args.to != "images":
         raise ConfigError("--label is an option of --to images")

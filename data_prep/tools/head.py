@@ -50,12 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        ConfigError: There is no such split or field.
-        DataError: There is no data set, or it is damaged.
-    """
+    """Run the command."""
     data = DataSet(args.folder)
     fields, tokenizer = data.fields(args.field), _tokenizer(data)
     width = max(map(len, fields))

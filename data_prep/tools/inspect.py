@@ -23,12 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        DataError: There is no data set, or (after printing) a shard is missing or has another
-            size.
-    """
+    """Run the command."""
     data = DataSet(args.folder)
     problem = ""
     try:

@@ -38,15 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def label_counts(index: Index, given: Sequence[str]) -> dict[str, int]:
-    """Return the number of classes of each field that has labels.
-
-    Args:
-        index: Its categories count.
-        given: The values of `--labels`.
-
-    Raises:
-        DataError: A value has another form, or there is no such field.
-    """
+    """Return the number of classes of each field that has labels."""
     counts = {name: len(names) for name, names in index.categories.items()}
     for text in given:
         name, _, count = text.partition("=")

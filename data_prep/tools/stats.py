@@ -38,13 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        ConfigError: There is no such split or field, or the plot is no .png or .html file.
-        DataError: There is no data set, or it is damaged.
-        StorageError: The plot cannot be written.
-    """
+    """Run the command."""
     if args.plot:
         from data_prep.show import page
 
@@ -65,11 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def summarise(data: DataSet, split: Split, name: str) -> Summary:
-    """Return the statistics of the index, and count lengths if it has none.
-
-    Raises:
-        DataError: A shard that is needed is damaged.
-    """
+    """Return the statistics of the index, and count lengths if it has none."""
     field = data.index.fields[name]
     listed = data.index.statistics.get(split.name, {}).get(name)
     values: dict[str, Any] = asdict(listed) if listed is not None else {}

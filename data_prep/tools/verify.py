@@ -86,11 +86,7 @@ class Report:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command; see `verify`.
-
-    Raises:
-        DataError: There are problems; they have been printed.
-    """
+    """Run the command; see `verify`."""
     data = DataSet(args.folder)
     quiet = args.quiet or args.json
     workers = args.workers or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
@@ -142,16 +138,7 @@ def verify(
     quiet: bool = True,
     labels: LabelRanges | None = None,
 ) -> Report:
-    """Compare the shards of a `DataSet` with its index.
-
-    Args:
-        data: The data set.
-        group: The field of which no value may be in two splits, or "".
-        full: Whether everything is read, or only the files' metadata.
-        workers: The number of threads.
-        quiet: Whether no progress is shown.
-        labels: The ranges of labels; None has those of the categories.
-    """
+    """Compare the shards of a `DataSet` with its index."""
     shards = data.index.shards
     ranges = labels or LabelRanges(label_ranges.label_counts(data.index, ()))
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]

@@ -34,11 +34,7 @@ class BlockSamples:
 
     @classmethod
     def of(cls, block: Block, source: Source) -> "BlockSamples":
-        """Return all samples of a block.
-
-        Raises:
-            DataError: The block does not fit the schema.
-        """
+        """Return all samples of a block."""
         try:
             rows = {
                 name: _native(value)

@@ -71,17 +71,8 @@ def recorded(out: Path, fingerprint: str) -> dict[str, Any] | None:
 def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[Compression, str]:
     """Try the codecs on a few samples, and print the results.
 
-    Args:
-        source: The source; a few of its pieces are read.
-        asked: A compression with the size of chunks to use.
-        quiet: Whether nothing is printed.
-
     Returns:
         The choice and the reason for it.
-
-    Raises:
-        DataError: The source cannot be read.
-        StorageError: There is no room for a few MB in the folder for temporary files.
     """
     batches = list(_samples(source))
     if not batches:
@@ -128,11 +119,7 @@ def decide(trials: list[Trial]) -> tuple[Compression, str]:
 def trial(
     source: Source, batches: list[dict[str, Array | Ragged]], compression: Compression
 ) -> Trial:
-    """Write samples as a shard, and read it as the loader does.
-
-    Raises:
-        StorageError: There is no room in the folder for temporary files.
-    """
+    """Write samples as a shard, and read it as the loader does."""
     try:
         with tempfile.TemporaryDirectory(prefix="data_prep-") as folder:
             files = ShardFiles(Path(folder), source.fields, 2**62, compression)

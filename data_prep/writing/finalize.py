@@ -23,13 +23,7 @@ SHOWN = 3  # problems or parts that a message lists
 
 
 def finalize(job: Job) -> Index:
-    """Put the pieces of a job together.
-
-    Raises:
-        DataError: Pieces are missing, records could not be used (`on_error` is "collect"), or
-            there is no sample at all.
-        StorageError: The folder cannot be written.
-    """
+    """Put the pieces of a job together."""
     plan, out = job.plan, job.out
     missing = sorted(set(range(plan.pieces)) - job.pieces.done())
     if missing:
@@ -95,12 +89,7 @@ def finalize(job: Job) -> Index:
 
 
 def finalize_parts(out: Path) -> Index:
-    """Put the parts in a folder together, unless that has been done already.
-
-    Raises:
-        DataError: There are no parts, or one is missing: the message has its command.
-        StorageError: The folder cannot be written, or a part is being written.
-    """
+    """Put the parts in a folder together, unless that has been done already."""
     settle(out)
     if (out / PARTIAL / JOB).exists():
         with Job(out) as job:

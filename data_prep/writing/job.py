@@ -166,11 +166,7 @@ class JobFolder:
             shutil.rmtree(folder)  # the same task ran twice, with the same result
 
     def result(self, number: int) -> Result:
-        """Return the result of a finished piece.
-
-        Raises:
-            DataError: The piece is damaged, or belongs to another job.
-        """
+        """Return the result of a finished piece."""
         place, then = self._place(number), "remove it, and give the command again"
         try:
             content = json.loads((place / PIECE).read_bytes())
@@ -231,15 +227,7 @@ class JobFolder:
 
 
 class Job:
-    """An unfinished conversion; it is locked against other writers until it is closed.
-
-    Args:
-        out: The folder OUT, which must exist.
-        shared: Whether other parts of the same job may write at the same time.
-
-    Raises:
-        StorageError: The folder cannot be written, or another process is writing there.
-    """
+    """An unfinished conversion; it is locked against other writers until it is closed."""
 
     plan: Plan
     pieces: JobFolder
@@ -253,16 +241,7 @@ class Job:
             raise storage_error(out, error) from None
 
     def begin(self, plan: Plan, *, overwrite: bool = False) -> None:
-        """Begin a job, or continue it if it has been begun here.
-
-        Args:
-            plan: The plan of the job.
-            overwrite: Whether finished pieces of another job may be removed.
-
-        Raises:
-            DataError: There are finished pieces of another job.
-            StorageError: The folder cannot be written.
-        """
+        """Begin a job, or continue it if it has been begun here."""
         found, self.plan = self._found(), plan
         self.pieces = JobFolder(self.folder, plan.fingerprint)
         try:

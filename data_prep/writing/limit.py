@@ -14,12 +14,7 @@ FLOOR = 2**30  # bytes; less does no harm
 
 
 class OutputLimit:
-    """Counts what a conversion reads as samples, and stops it above the limit.
-
-    Args:
-        source: Its files decide the default; a source that computes its samples has none.
-        options: `max_output` is the limit, if it is given.
-    """
+    """Counts what a conversion reads as samples, and stops it above the limit."""
 
     def __init__(self, source: Source, options: Options) -> None:
         files = {file.path: file.size for piece in source.pieces for file in piece.files}
@@ -31,11 +26,7 @@ class OutputLimit:
         self._done = 0
 
     def add(self, nbytes: int) -> None:
-        """Count bytes of samples.
-
-        Raises:
-            DataError: They are more than may be written.
-        """
+        """Count bytes of samples."""
         self._done += nbytes
         if self._most is None or self._done <= self._most:
             return

@@ -39,15 +39,7 @@ class _Renamed(Source):
 
 
 def renamed(source: Source, names: Mapping[str, str]) -> Source:
-    """Return a source with other names of fields.
-
-    Args:
-        source: The source.
-        names: The new names by the old ones.
-
-    Raises:
-        ConfigError: There is no such field, two have the same name, or a data set cannot have it.
-    """
+    """Return a source with other names of fields."""
     new: dict[str, str] = {}
     for name in source.fields:
         other = new.setdefault(names.get(name, name), name)

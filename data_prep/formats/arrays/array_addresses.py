@@ -15,18 +15,7 @@ from hpctrain.shards.field import check_name
 def addresses(
     files: Sequence[Path], named: Sequence[str], *, external: bool
 ) -> tuple[dict[str, list[Where]], list[str]]:
-    """Return the addresses of the arrays of each field, and notes on what patterns leave out.
-
-    Args:
-        files: .npy files, whose stems name the fields, and .npz files, whose keys do.
-        named: "NAME=FILE" or "NAME=FILE:KEY".
-        external: Whether HDF5 files may lead to other files.
-
-    Raises:
-        ConfigError: There is no file, a file occurs twice, or a file holds several arrays and the
-            key is missing.
-        DataError: A file is missing or cannot be read.
-    """
+    """Return the addresses of the arrays of each field, and notes on what patterns leave out."""
     wheres: dict[str, list[Where]] = {}
     for name, where in named_by_files(files):
         if name in wheres:
@@ -64,11 +53,7 @@ def addresses(
 
 
 def _check_groups(wheres: Mapping[str, Sequence[Where]]) -> None:
-    """Check that the patterns of all fields match the same groups, in the same order.
-
-    Raises:
-        ConfigError: They do not; the message names some of the groups.
-    """
+    """Check that the patterns of all fields match the same groups, in the same order."""
     groups: dict[str, dict[Any, Where]] = {}
     for name, found in wheres.items():
         paths = dict.fromkeys(where.path for where in found)

@@ -171,21 +171,7 @@ class _Kind(NamedTuple):
 def open_parts(
     name: str, wheres: list[Where], axis: int | None, to: str, *, unpack: bool, external: bool
 ) -> tuple[Column, Field]:
-    """Open and check each of a field's arrays once, and return the column and its field.
-
-    Args:
-        name: Name of the field.
-        wheres: Its arrays, in their order.
-        axis: The axis that counts the samples; None: each array is a sample.
-        to: The dtype to cast to; "" keeps the stored one.
-        unpack: Whether attributes such as scale_factor are applied.
-        external: Whether HDF5 files may lead to other files.
-
-    Raises:
-        ConfigError: Text is to be cast.
-        DataError: An array cannot be read or stored, or differs from the first; or no array has
-            samples.
-    """
+    """Open and check each of a field's arrays once, and return the column and its field."""
     parts: list[Part] = []
     kinds: list[_Kind] = []
     nbytes, note = 0, ""
@@ -229,11 +215,7 @@ def open_parts(
 def _schema(
     name: str, wheres: list[Where], kinds: list[_Kind], *, whole: bool
 ) -> tuple[Field, int | None]:
-    """Return the field of arrays, and the axis of a sample whose length varies, or None.
-
-    Raises:
-        DataError: The arrays are of different kinds, or no field can hold them.
-    """
+    """Return the field of arrays, and the axis of a sample whose length varies, or None."""
     first, varying = kinds[0], set[int]()
     for where, kind in zip(wheres, kinds, strict=True):
         if kind == first:

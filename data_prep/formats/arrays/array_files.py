@@ -25,11 +25,7 @@ from hpctrain.errors import ConfigError, DataError
 
 
 def parse_where(text: str) -> list[Where]:
-    """Parse FILE or FILE:KEY. FILE may be a pattern; its files are returned in natural order.
-
-    Raises:
-        ConfigError: No file matches the pattern.
-    """
+    """Parse FILE or FILE:KEY. FILE may be a pattern; its files are returned in natural order."""
     cuts = [len(text), *(i for i in reversed(range(len(text))) if text[i] == ":")]
     for cut in cuts:  # the longest path that exists: file names may contain colons
         if cut and os.path.exists(text[:cut]):
@@ -50,17 +46,7 @@ def natural(text: str) -> tuple[Any, ...]:
 
 
 def open_array(where: Where, axis: int | None = 0, *, external: bool = False) -> ArrayFile:
-    """Open an array.
-
-    Args:
-        where: The address of the array.
-        axis: The axis that counts the samples; None: the array is one sample.
-        external: Whether links of an HDF5 file may lead to other files.
-
-    Raises:
-        DataError: The array is missing, damaged, or does not hold numbers.
-        ConfigError: `where` does not say which array, or the array does not have this axis.
-    """
+    """Open an array."""
     _check_file(where)
     array = _opened(where, axis or 0, external)
     if axis is None:
@@ -93,10 +79,6 @@ def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list
     """Return the arrays that a pattern in a key matches, and the groups that lack the array.
 
     Without a pattern this is the array itself.
-
-    Raises:
-        ConfigError: Nothing matches.
-        DataError: The file cannot be read.
     """
     if where.kind in ("raw", "npy") or not has_wildcard(where.key):
         return [where], []
@@ -135,11 +117,7 @@ def _names(where: Where) -> Collection[str]:
 
 
 def _check_file(where: Where) -> None:
-    """Check that the file exists and is not a folder, pipe or device.
-
-    Raises:
-        DataError: It does not exist or is something else.
-    """
+    """Check that the file exists and is not a folder, pipe or device."""
     try:
         mode = os.stat(where.path).st_mode
     except (OSError, ValueError) as error:
@@ -150,12 +128,7 @@ def _check_file(where: Where) -> None:
 
 
 def named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
-    """Yield the fields of files given without `--field`: an .npy by its stem, an .npz by its keys.
-
-    Raises:
-        DataError: An .npz cannot be read.
-        ConfigError: A file has another format. The message lists the arrays in it.
-    """
+    """Yield the fields of files without `--field`: an .npy by its stem, an .npz by its keys."""
     for path in map(str, files):
         where = Where(path)
         if where.kind == "npy":

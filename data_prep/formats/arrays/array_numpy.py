@@ -61,11 +61,7 @@ class _Checksum(NamedTuple):
     crc: int
 
     def check(self, where: Where, file: int) -> None:
-        """Check the bytes of an open file.
-
-        Raises:
-            DataError: They have another checksum, or cannot be read.
-        """
+        """Check the bytes of an open file."""
         found, at, end = 0, self.start, self.start + self.size
         buffer = bytearray(min(self.size, _CHECKED_BYTES))
         while at < end:
@@ -248,11 +244,7 @@ atexit.register(_stream.cache_clear)  # closes the files
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return the shape, whether the array is in Fortran order, and the dtype.
-
-    Raises:
-        ValueError: It is not the header of a .npy file.
-    """
+    """Return the shape, whether the array is in Fortran order, and the dtype."""
     try:
         version = np.lib.format.read_magic(file)
     except ValueError:
@@ -296,11 +288,7 @@ def _check_size(where: Where, needed: int, found: int) -> None:
 
 
 def npz_names(path: str) -> list[str]:
-    """Return the keys of an .npz.
-
-    Raises:
-        DataError: The file cannot be read, or has members that are not arrays.
-    """
+    """Return the keys of an .npz."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()

@@ -55,11 +55,7 @@ class Packing:
     def of(
         cls, what: str, stored: Any, attributes: Mapping[str, Any], *, text: bool = False
     ) -> "Packing":
-        """Make the packing that an array's attributes describe; text has none.
-
-        Raises:
-            DataError: An attribute is not a number.
-        """
+        """Make the packing that an array's attributes describe; text has none."""
         stored = np.dtype(stored)
         if text:
             return cls(stored.str, "uint8")
@@ -138,11 +134,7 @@ class Packing:
 def _bounds(
     what: str, attributes: Mapping[str, Any], stored: np.dtype[Any], *, unsigned: bool
 ) -> tuple[float | None, float | None]:
-    """Return the lowest and the highest valid value, None without one.
-
-    Raises:
-        DataError: An attribute is not a number, or a range does not have two.
-    """
+    """Return the lowest and the highest valid value, None without one."""
     found: list[float | None] = [None, None]
     for name in (each for each in BOUNDS if each in attributes):
         values = np.asarray(attributes[name]).reshape(-1)

@@ -76,9 +76,6 @@ class SparseRows:
         group: The group that holds it.
         form: See `form_of`.
         axis: The axis whose rows are asked for.
-
-    Raises:
-        DataError: These rows cannot be read, or a part of the matrix is missing or damaged.
     """
 
     def __init__(self, name: str, group: h5py.Group, form: Form, axis: int) -> None:
@@ -108,11 +105,7 @@ class SparseRows:
             raise DataError(f"{name} is damaged: {form.parts[2]} does not fit the values")
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return dense rows, (stop - start, columns).
-
-        Raises:
-            DataError: A value lies outside of the matrix.
-        """
+        """Return dense rows, (stop - start, columns)."""
         first, last = int(self._starts[start]), int(self._starts[stop])
         dense = np.zeros((stop - start, self.shape[1]), self.dtype)
         columns = self._columns[first:last].astype(np.int64)

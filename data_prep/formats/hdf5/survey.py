@@ -68,11 +68,7 @@ class Survey:
     statistics: bool
 
     def look(self, number: int, progress: Progress) -> Found:
-        """Compute the digest of the file, and check that all of it can be read.
-
-        Raises:
-            DataError: It cannot be read, or it was changed meanwhile.
-        """
+        """Compute the digest of the file, and check that all of it can be read."""
         source, path = self.sources[number], self.folder / self.paths[number]
         source.check()
         try:
@@ -115,16 +111,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_storage(layout: Layout, fields: Mapping[str, Field], *, decode: bool) -> None:
-    """Check that HDF5 finds the chunks that a loader finds, and decodes the first and last alike.
-
-    Args:
-        layout: The file as a loader reads it.
-        fields: The schema.
-        decode: Whether chunks may be decoded.
-
-    Raises:
-        DataError: HDF5 reads something else.
-    """
+    """Check that HDF5 finds the chunks that a loader finds, and decodes both ends alike."""
     with h5py.File(layout.path, "r", locking=False) as file:
         for name, field in fields.items():
             parts = ("/values", "/offsets") if field.variable else ("",)

@@ -75,22 +75,7 @@ def by_folder(
     split: bool,
     outside: bool = False,
 ) -> Labelled:
-    """Find files in folders; the names of the folders are the labels and splits of the files.
-
-    Args:
-        root: The folder with the classes, or with the splits, which then have the classes.
-        suffixes: Endings of the files to find.
-        problems: Takes the files that cannot be used.
-        ignored: Takes all other files.
-        fixed: The classes, if the user lists them.
-        labels: Whether the folders are classes.
-        split: Whether the folders directly below `root` are splits.
-        outside: Whether links may lead out of `root`.
-
-    Raises:
-        ConfigError: The folders seem to be splits, but are taken for classes.
-        DataError: A file is in no class, or a class has no file.
-    """
+    """Find files in folders; the names of the folders are the labels and splits of the files."""
     found = Labelled(Files(str(root)))
     for name, status in scan(root, suffixes, ignored, outside):
         above = name.split(os.sep)[:-1]
@@ -137,22 +122,7 @@ def by_list(
     split: bool,
     outside: bool,
 ) -> Labelled:
-    """Take the files that a list names; see `data_prep.formats.images.listing.rows`.
-
-    Args:
-        path: The list.
-        columns: Names of the columns with the path, then the label (with `labels`), then the split
-            (with `split`).
-        problems: Takes the files that cannot be used.
-        fixed: The classes, if the user lists them.
-        labels: Whether the list has labels.
-        split: Whether the list has splits.
-        outside: Whether files may be outside of the list's folder.
-
-    Raises:
-        ConfigError: A column is missing.
-        DataError: The list is damaged.
-    """
+    """Take the files that a list names; see `data_prep.formats.images.listing.rows`."""
     root = path.parent
     found = Labelled(Files(str(root)))
     seen: dict[str, str] = {}
@@ -192,11 +162,7 @@ def by_list(
 
 
 def _label(value: Any, column: str, known: frozenset[str] | None) -> str | int:
-    """Check a label from a list, and return it.
-
-    Raises:
-        Unusable: It is missing, neither text nor an integer, or not in --classes.
-    """
+    """Check a label from a list, and return it."""
     if value is None or value == "":
         raise Unusable(f"it has no {column!r}")
     if isinstance(value, bool) or not isinstance(value, (str, int)):
@@ -211,11 +177,7 @@ def _label(value: Any, column: str, known: frozenset[str] | None) -> str | int:
 def numbers(
     path: Path, found: Labelled, fixed: Sequence[str] | None
 ) -> tuple[list[str] | None, "array[int]"]:
-    """Return the names of the classes (None if labels are numbers), and each file's number.
-
-    Raises:
-        DataError: Some labels are text and some are numbers.
-    """
+    """Return the names of the classes (None if labels are numbers), and each file's number."""
     texts = found.texts
     if fixed is None:
         kinds = {type(text) for text in texts}
@@ -243,11 +205,7 @@ def _is_whole(text: str | int) -> bool:
 
 
 def classes(path: Path) -> list[str]:
-    """Read a file with the name of one class in each line.
-
-    Raises:
-        ConfigError: The file has no name, or one twice, or cannot be read.
-    """
+    """Read a file with the name of one class in each line."""
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except OSError as error:

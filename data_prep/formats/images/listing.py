@@ -79,10 +79,6 @@ def scan(
     The order in each folder is that of the names' bytes. Links are followed; unless `outside` is
     true, they must not lead out of `root`. Hidden files and folders, files with other suffixes and
     non-regular files are counted in `ignored`.
-
-    Raises:
-        DataError: A folder cannot be read, or a link leads back to a folder above it, or out of
-            `root`.
     """
     within = Inside(str(root), outside)
 
@@ -119,11 +115,7 @@ def scan(
 
 
 def look(path: str) -> os.stat_result:
-    """Return the stat of a file that a list names.
-
-    Raises:
-        DataError: It cannot be read. The message says why, without the path.
-    """
+    """Return the stat of a file that a list names."""
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a zero byte
@@ -135,16 +127,7 @@ def look(path: str) -> os.stat_result:
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the rows of a list: a name for messages such as "line 3", and the values.
-
-    Args:
-        path: A list: CSV or TSV with a header, JSONL, or Parquet.
-        columns: Names of the columns whose values are returned.
-
-    Raises:
-        ConfigError: The list has no such column.
-        DataError: The file is damaged or has another format.
-    """
+    """Yield the rows of a list: a name for messages such as "line 3", and the values."""
     reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(_LISTS)}")

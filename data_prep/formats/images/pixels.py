@@ -152,11 +152,7 @@ class Pixels:
 
     @classmethod
     def of(cls, args: argparse.Namespace, mode: str = "RGB") -> Self:
-        """Make the pixels that the command line describes; `mode` is the default of --mode.
-
-        Raises:
-            ConfigError: A value is not allowed, or Pillow is not installed.
-        """
+        """Make the pixels that the command line describes; `mode` is the default of --mode."""
         pillow()
         size = _size(args.size) if args.size else None
         if args.encoded and args.mode and (size is None or MODES[args.mode] == 4):
@@ -217,17 +213,9 @@ class Pixels:
     def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
         """Return the sample of an image file.
 
-        Args:
-            content: The bytes of the file.
-            field: The field that the sample must fit; None for the first image, which decides.
-            out: An array that may be used for the result; not used if encoded.
-
         Returns:
             uint8 or uint16 (channels, height, width), perhaps `out` itself; with all pages
             (pages, channels, height, width); if encoded, uint8 (bytes,).
-
-        Raises:
-            Unusable: The image is damaged, too large, or its format or size is not accepted.
         """
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
@@ -258,11 +246,7 @@ class Pixels:
         return self._array(self._resized(self._upright(image)), out)
 
     def _check(self, pixels: Array, field: Field, what: str) -> None:
-        """Check that an image or page is like the first one.
-
-        Raises:
-            Unusable: It has other channels or another size.
-        """
+        """Check that an image or page is like the first one."""
         if len(pixels) != field.shape[0]:
             raise Unusable(
                 f"it has {_channels(len(pixels))}, the first {what} {_channels(field.shape[0])}; "
@@ -275,11 +259,7 @@ class Pixels:
             )
 
     def convert(self, image: Any) -> Array:
-        """Return the sample of an open Pillow image; see `sample`.
-
-        Raises:
-            Unusable: See `sample`.
-        """
+        """Return the sample of an open Pillow image; see `sample`."""
         with reasons():
             if self.encoded:
                 file = io.BytesIO()
@@ -289,14 +269,7 @@ class Pixels:
             return pixels[None] if self.pages == "all" else pixels
 
     def of_pil(self, content: bytes) -> Array:
-        """Return the sample of an image as mosaicml-streaming and litdata store those of Pillow.
-
-        Args:
-            content: Width, height, length of the mode (uint32 each), mode, pixels.
-
-        Raises:
-            Unusable: See `sample`.
-        """
+        """Return the sample of an image as mosaicml-streaming and litdata store those of Pillow."""
         try:
             width, height, length = np.frombuffer(content[:12], "<u4").tolist()
             if width * height > self.max_pixels:

@@ -47,11 +47,7 @@ class Column:
     kind: str
 
     def of(self, sample: Any) -> Any:
-        """Return the value of this column.
-
-        Raises:
-            Unusable: The sample does not have it.
-        """
+        """Return the value of this column."""
         try:
             for key in self.path:
                 sample = sample[key]
@@ -80,11 +76,7 @@ class Chunk:
 
 
 def library(module: str, name: str) -> Any:
-    """Import something from litdata.
-
-    Raises:
-        ConfigError: The library is missing or too old.
-    """
+    """Import something from litdata."""
     try:
         return getattr(import_module(f"litdata.{module}"), name)
     except (ImportError, AttributeError) as error:
@@ -95,12 +87,7 @@ def library(module: str, name: str) -> Any:
 
 
 def opened(folder: Path, name: str) -> tuple[Layout, list[Chunk]]:
-    """Read the index of a folder; `name` is the split that the folder is, or "".
-
-    Raises:
-        ConfigError: The library has written something that is not read.
-        DataError: The index is damaged, or a chunk is missing.
-    """
+    """Read the index of a folder; `name` is the split that the folder is, or ""."""
     path = folder / INDEX
     try:
         content = parse_json(path.read_bytes())
@@ -135,12 +122,7 @@ def opened(folder: Path, name: str) -> tuple[Layout, list[Chunk]]:
 
 
 def columns_of(path: Path, layout: Layout) -> dict[str, Column]:
-    """Return the columns by name: "a", "a.b" for a dict in a dict, "0" for a part of a tuple.
-
-    Raises:
-        ConfigError: Two columns have the same name.
-        DataError: The index is damaged, or has a type that could run code.
-    """
+    """Return the columns by name: "a", "a.b" for a dict in a dict, "0" for a part of a tuple."""
     try:
         _, tree = json.loads(layout.tree)
         found = list(_columns((), tree, formats := list(layout.formats)))
@@ -183,13 +165,6 @@ def decoder(path: str, layout: Layout) -> Callable[[Any], Any]:
 
     Images, and values that litdata would decode by a pickle, stay bytes. The function raises
     Unusable if a sample is damaged.
-
-    Args:
-        path: A chunk; for the message.
-        layout: How samples are stored.
-
-    Raises:
-        ConfigError: The library is missing, or it does not know a format or the tree.
     """
     leaves = len(layout.formats)
     formats = [kind if DECODED.fullmatch(kind) else "bytes" for kind in layout.formats]
@@ -222,12 +197,7 @@ def decoder(path: str, layout: Layout) -> Callable[[Any], Any]:
 
 
 def samples(chunk: Chunk, layout: Layout) -> Iterator[Any]:
-    """Yield the encoded samples of a chunk, or its rows if it has an Arrow table.
-
-    Raises:
-        ConfigError: The library is missing or too old.
-        DataError: The chunk is damaged.
-    """
+    """Yield the encoded samples of a chunk, or its rows if it has an Arrow table."""
     path, found = chunk.file.path, 0
     try:
         with open(path, "rb") as file:

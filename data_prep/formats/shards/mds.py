@@ -86,11 +86,7 @@ class Shard:
 
 
 def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ...]]]:
-    """Yield the shards that an index lists, each with its columns.
-
-    Raises:
-        DataError: The index is damaged, or a shard is missing.
-    """
+    """Yield the shards that an index lists, each with its columns."""
     path = folder / INDEX
     try:
         content = parse_json(path.read_bytes())
@@ -132,11 +128,7 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
 
 
 def samples(shard: Shard) -> Iterator[bytes]:
-    """Yield the encoded samples of a shard.
-
-    Raises:
-        DataError: The shard is damaged.
-    """
+    """Yield the encoded samples of a shard."""
     path = shard.file.path
     try:
         with open(path, "rb") as file:
@@ -169,11 +161,7 @@ def samples(shard: Shard) -> Iterator[bytes]:
 
 
 def _check_digests(path: str, content: Any, digests: Mapping[str, str]) -> None:
-    """Check the digests that the index has; mosaicml-streaming knows those of two libraries.
-
-    Raises:
-        DataError: A digest is another one, or its algorithm is unknown.
-    """
+    """Check the digests that the index has; mosaicml-streaming knows those of two libraries."""
     for name, listed in digests.items():
         try:
             known = name in xxhash.algorithms_available
@@ -187,11 +175,7 @@ def _check_digests(path: str, content: Any, digests: Mapping[str, str]) -> None:
 
 
 def _decompressed(content: bytes, shard: Shard) -> bytes:
-    """Return the decompressed content of a shard.
-
-    Raises:
-        DataError: It is damaged, or its compression is not supported.
-    """
+    """Return the decompressed content of a shard."""
     kind = shard.compression.partition(":")[0]
     limit = shard.bytes + 1  # a file that expands to more than the index says is damaged
     try:
@@ -209,11 +193,7 @@ def _decompressed(content: bytes, shard: Shard) -> bytes:
 
 
 def columns_of(sample: bytes, layout: Sequence[Column]) -> dict[str, bytes]:
-    """Cut a sample into its encoded values.
-
-    Raises:
-        Unusable: The sample is damaged.
-    """
+    """Cut a sample into its encoded values."""
     varying = sum(not column.size for column in layout)
     head = np.frombuffer(sample[: 4 * varying], "<u4", count=min(varying, len(sample) // 4))
     sizes, parts, start = iter(head.tolist()), dict[str, bytes](), 4 * varying
@@ -227,11 +207,7 @@ def columns_of(sample: bytes, layout: Sequence[Column]) -> dict[str, bytes]:
 
 
 def decode(column: Column, part: bytes) -> Any:
-    """Decode a value that is neither an image nor JSON. Text and bytes are returned as bytes.
-
-    Raises:
-        Unusable: The value is damaged.
-    """
+    """Decode a value that is neither an image nor JSON. Text and bytes are returned as bytes."""
     kind = column.kind
     try:
         if kind in SCALARS or kind == "int":

@@ -15,15 +15,7 @@ COLUMN = "folder"  # the name of the column that holds the names of the folders
 
 
 def split_folders(folder: Path, library: str) -> dict[str, Path]:
-    """Return the folders that have an index, by split; the split of `folder` itself is "".
-
-    Args:
-        folder: The data set.
-        library: The library that writes such folders, for the message.
-
-    Raises:
-        DataError: There is no index, or a folder's name cannot be the name of a split.
-    """
+    """Return the folders that have an index, by split; the split of `folder` itself is ""."""
     if (folder / INDEX).exists():
         return {"": folder}
     folders = {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{INDEX}"))}
@@ -37,12 +29,7 @@ def split_folders(folder: Path, library: str) -> dict[str, Path]:
 
 
 def unpacked_zstd(content: bytes | memoryview, limit: int) -> bytes:
-    """Return what zstd has compressed, at most `limit` bytes of it.
-
-    Raises:
-        ConfigError: The library for zstd is missing.
-        ValueError: The content is damaged.
-    """
+    """Return what zstd has compressed, at most `limit` bytes of it."""
     zstandard = library("zstandard", "zstd", error=ConfigError)
     try:
         found: bytes = zstandard.ZstdDecompressor().stream_reader(content).read(limit)

@@ -19,12 +19,7 @@ NAMES = b"categories"  # key in a column's metadata, with a JSON list; `export` 
 def categorical(
     sources: Sequence[SourceFile], choice: ColumnChoice, csv: Csv, schema: Any
 ) -> dict[str, list[Any]]:
-    """Return the sorted values of each column in --categorical.
-
-    Raises:
-        ConfigError: A column holds neither text nor whole numbers.
-        DataError: A column has too many values or cannot be read.
-    """
+    """Return the sorted values of each column in --categorical."""
     import pyarrow.types as types
 
     names = list(dict.fromkeys(choice.categorical))

@@ -20,11 +20,7 @@ class ColumnChoice:
     stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def choose(self, names: Sequence[str]) -> list[str]:
-        """Return those of these columns that become fields.
-
-        Raises:
-            ConfigError: An option names a column that does not exist.
-        """
+        """Return those of these columns that become fields."""
         options = {
             "--columns": self.columns,
             "--drop": self.drop,
@@ -48,11 +44,7 @@ class ColumnChoice:
         return chosen
 
     def outputs(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the fields, each with its column, or with the columns that are stacked in it.
-
-        Raises:
-            ConfigError: Two fields have the same name, or a pattern of --stack matches no column.
-        """
+        """Return the fields, each with its column, or with the columns that are stacked in it."""
         stacked: dict[str, str] = {}
         there = frozenset(names)
         for target, patterns in self.stack.items():

@@ -59,19 +59,7 @@ class Column:
         null: str | None = None,
         categories: Sequence[Any] | None = None,
     ) -> "Column":
-        """Decide what a column of the Arrow type `kind` becomes.
-
-        Args:
-            name: Name of the column.
-            kind: A `pyarrow.DataType`.
-            cast: A dtype that fields can have, for a column of numbers.
-            null: The text of the value that replaces nulls.
-            categories: The values, in the order of their codes.
-
-        Raises:
-            ConfigError: The type does not allow this cast or this value for nulls.
-            DataError: No field can hold the type.
-        """
+        """Decide what a column of the Arrow type `kind` becomes."""
         import pyarrow as pa
 
         kind = plain(kind)

@@ -68,11 +68,7 @@ class Csv:
     exact: frozenset[str] = frozenset()
 
     def for_width(self, path: str) -> "Csv":
-        """Return the same with larger blocks if the file has many columns and `block` is 0.
-
-        Raises:
-            DataError: The file cannot be read, or is UTF-16 without a byte order mark.
-        """
+        """Return the same with larger blocks if the file has many columns and `block` is 0."""
         line = len(csv_text.first_line(path, self.encoding, LONGEST))
         if self.block or line <= LONG:
             return self
@@ -80,21 +76,13 @@ class Csv:
 
 
 def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
-    """Return the schema of the first rows, and these rows, or None if there are no rows.
-
-    Raises:
-        DataError: The file cannot be read as CSV.
-    """
+    """Return the schema of the first rows, and these rows, or None if there are no rows."""
     with _csv(Part(path), csv, {}, None, max(FIRST, csv.block)) as reader:
         return reader.schema, next(iter(reader), None)
 
 
 def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
-    """Yield the rows of a part with the columns `names`, converted to the types of `csv`.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Yield the rows of a part with the columns `names`, converted to the types of `csv`."""
     # Convert whole batches. From the first one that fails, read bytes and convert them by value.
     types = {name: csv.types[name] for name in names}
     exact = [i for i, name in enumerate(names) if name in csv.exact]
@@ -191,19 +179,7 @@ def _csv(
     invalid: "_Invalid | None",
     block: int = 0,
 ) -> Iterator[Any]:
-    """Open a part, and yield Arrow's reader.
-
-    Args:
-        part: The part.
-        csv: How the file is read.
-        types: Types of the columns to read; empty: all columns, and the values decide the types.
-        invalid: Takes the rows with too few or too many values; None leaves them out.
-        block: Bytes of text that are parsed at once; 0: those of `csv`, or BLOCK.
-
-    Raises:
-        DataError: The file cannot be read.
-        _ByValueError: A value does not have the type of its column.
-    """
+    """Open a part, and yield Arrow's reader."""
     pa = pyarrow()
     from pyarrow import csv as library
 

@@ -23,10 +23,6 @@ def numbers_of(batch: Any, columns: Sequence[Column]) -> dict[str, Array]:
     These are columns of single numbers, without nulls, that the fields can hold. `Column.problems`
     would find nothing in them, and `Column.values` would return the same.
 
-    Args:
-        batch: A `pyarrow.RecordBatch`.
-        columns: The columns; the batch may have others too.
-
     Returns:
         By name of the column, an array (n,) of the field's dtype.
     """

@@ -33,11 +33,7 @@ class Saved:
 
 
 def load(folder: Path) -> Saved:
-    """Load the description of a folder, not its data.
-
-    Raises:
-        DataError: `save_to_disk` has not written the folder, or the library is not installed.
-    """
+    """Load the description of a folder, not its data."""
     datasets = library("datasets", name="the library datasets", install="datasets")
     datasets.disable_progress_bars()
     try:

@@ -100,17 +100,7 @@ def of_bytes(eod: bool) -> Tokenizer:
 
 
 def of_file(path: Path, eod: bool, token: str | None = None) -> Tokenizer:
-    """Read a tokenizer.json.
-
-    Args:
-        path: Path of the file.
-        eod: Whether a token ends each document.
-        token: The token that ends a document; None takes the one of `_EODS` that is in the file.
-
-    Raises:
-        ConfigError: The tokenizer has no such token, or several of `_EODS`.
-        DataError: The file cannot be read, or is not a tokenizer.
-    """
+    """Read a tokenizer.json."""
     try:
         content = path.read_bytes().decode()
     except OSError as error:
@@ -137,12 +127,7 @@ def of_content(content: str, name: str, eod: bool, token: str | None = None) -> 
 
 
 def check_vocabulary(vocabulary: int) -> None:
-    """Check the value of `--train-bpe`.
-
-    Raises:
-        ConfigError: The vocabulary is too small for all bytes and the end of a document, or too
-            large.
-    """
+    """Check the value of `--train-bpe`."""
     if not _SMALLEST <= vocabulary <= 2**24:
         raise ConfigError(
             f"--train-bpe {vocabulary}: a vocabulary has {_SMALLEST} tokens (every byte, and the "
@@ -152,10 +137,6 @@ def check_vocabulary(vocabulary: int) -> None:
 
 def trained(texts: Iterator[str], vocabulary: int) -> str:
     """Train a byte-level BPE. The same text gives the same tokenizer.
-
-    Args:
-        texts: The documents.
-        vocabulary: The number of tokens, including the 256 bytes and the end of a document.
 
     Returns:
         The content of tokenizer.json.

@@ -24,7 +24,6 @@ COMMANDS = {
     "table": ("sources.table", "CSV, Parquet, Arrow: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
     "mds": ("sources.mds", "a folder of mosaicml-streaming"),
-    "litdata": ("sources.litdata", "a folder of litdata"),
     "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),
     "python": ("sources.python", "FILE.py:NAME, a generator of dicts or a torch Dataset"),
     "sample": ("sources.sample", "small data sets for first runs; nothing to download"),
@@ -37,6 +36,11 @@ COMMANDS = {
     "compress": ("tools.compress", "show how small gzip and xz make a field"),
     "verify": ("tools.verify", "compare the shards with the index"),
     "export": ("tools.export", "write samples as npz, images or Parquet"),
+}
+# What was a command, and what takes its place.
+_GONE = {
+    "litdata": "convert what the library litdata reads: `python -m data_prep python FILE.py:NAME OUT` "
+    "(docs/data.md has the function)",
 }
 
 
@@ -100,6 +104,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", parser_class=_Command
     )
     chosen = next((word for word in argv if not word.startswith("-")), None)
+    if chosen in _GONE:
+        parser.error(f"there is no command {chosen} any more; {_GONE[chosen]}")
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(
             name,

@@ -4,12 +4,13 @@ A value is cast to the dtype of its field if that does not change it. Otherwise 
 be used: no value is silently cut off, wrapped around or rounded.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from data_prep.source import BLOCK_BYTES, BadRecords, Block
+from data_prep.source import BLOCK_BYTES, Block
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -142,22 +143,6 @@ def fit_all(
     return sample
 
 
-class Encoded(NamedTuple):
-    """A sample that is not decoded yet.
-
-    Attributes:
-        record: Its name for messages.
-        decode: Returns its values by field, or raises `Unusable`.
-        key: The key that decides its split.
-        column: The value of the column that decides its split.
-    """
-
-    record: str
-    decode: Callable[[], Mapping[str, Any]]
-    key: bytes = b""
-    column: str = ""
-
-
 class Samples:
     """Collects samples into blocks.
 
@@ -218,20 +203,6 @@ class Samples:
         self._column.append(column)
         self._bytes += _RECORD_BYTES
 
-    def blocks(self, found: Iterable[Encoded], reading: BadRecords) -> Iterator[Block]:
-        """Decode samples and yield them as blocks; the unusable ones are passed to `reading`."""
-        for record, decode, key, column in found:
-            try:
-                sample = fit_all(decode(), self._fields)
-            except Unusable as error:
-                reading.bad(self._file, record, str(error))
-                continue
-            self.add(sample, record, key, column)
-            if self.full:
-                yield self.take()
-        if len(self):
-            yield self.take()
-
     def take(self) -> Block:
         """Return the samples (at least one) as a block, and begin the next block."""
         values = {
@@ -247,6 +218,17 @@ class Samples:
         )
         self._clear()
         return block
+
+
+def key_of(content: str | bytes, key: str) -> Any:
+    """Return the value of a key of a JSON object."""
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"it is not JSON: {error}") from None
+    if not isinstance(values, dict) or key not in values:
+        raise Unusable(f"there is no key {key!r}")
+    return values[key]
 
 
 def _check_whole(value: Any) -> None:

@@ -32,20 +32,18 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.formats.files import ranges
 from data_prep.formats.tables.column_choice import listed
 from data_prep.formats.user_code import SPLIT, Code, check_same, file_of, parts_of, place_of
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated, pairs
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
-from data_prep.writing.piece import Problems
-from data_prep.writing.split import ByColumn
-from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import DTYPES, Field
-from hpctrain.shards.types import Array
+from data_prep.source import BadRecords, Piece, SourceFile
+from data_prep.sources.stream import Encoded, Stream, by_own_split
+from hpctrain.errors import ConfigError
+from hpctrain.shards.field import DTYPES
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,40 +89,24 @@ def run(args: argparse.Namespace) -> None:
         inputs=args.input,
         names=listed([args.fields or ""]),
     )
-    if not given and SPLIT in source.columns:
-        options = replace(options, split=ByColumn(SPLIT))
-    convert(source, args.out, options)
+    convert(source, args.out, by_own_split(source, options, given))
 
 
 @dataclass(frozen=True)
-class Python(Source):
+class Python(Stream):
     """See `python`."""
 
-    unpacks = False
+    unpacks, own = False, SPLIT
     code: Code = field(default_factory=lambda: Code("", "", {}))
-    rounded: frozenset[str] = frozenset()
-    column: str = ""
 
-    def read(self, what: int | range, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
-        file, named = self.code.place, SPLIT in self.columns
-        samples = Samples(self.fields, file, keyed=False, columned=bool(self.column))
+    def encoded(self, what: int | range, reading: BadRecords) -> Iterator[Encoded]:
+        """See `Stream`."""
         for record, values in self.code.items(what):
-            try:
-                values, split = self.code.sample(values)
-                if bool(split) != named:
-                    raise Unusable("some samples have a 'split', some have none")
-                sample = fit_all(values, self.fields, self.rounded)
-            except Unusable as error:
-                reading.bad(file, record, str(error))
-                continue
-            if self.column not in ("", SPLIT):
-                split = _text(sample[self.column])
-            samples.add(sample, record, column=split)
-            if samples.full:
-                yield samples.take()
-        if len(samples):
-            yield samples.take()
+            yield Encoded(record, partial(self.code.sample, values))
+
+    def place(self, what: Any) -> str:
+        """See `Stream`."""
+        return self.code.place
 
 
 def python(
@@ -137,13 +119,25 @@ def python(
     dtypes: Mapping[str, str] | None = None,
     inputs: Sequence[Path] = (),
     names: Sequence[str] = (),
-) -> Source:
-    """Make a source of the samples that Python code gives."""
+) -> Python:
+    """Make a source of the samples that Python code gives; see the command's options.
+
+    Args:
+        function: "FILE.py:NAME" or "MODULE:NAME"; see the module.
+        options: The options of the conversion; `on_error`, `split` and `shard_bytes` are used.
+        args: Arguments of the function or class.
+        pieces: How many times the function is called, each time with another `part`; or into how
+            many pieces the data set is cut.
+        variable: Fields whose first axis varies in length.
+        dtypes: Dtypes to store, by field.
+        inputs: Files that the code reads.
+        names: The names of the items of samples that are no dicts.
+    """
     args, dtypes = args or {}, dtypes or {}
     if pieces is not None and pieces < 1:
         raise ConfigError(f"--pieces {pieces}: at least 1")
     place, name = place_of(function)
-    files = [SourceFile.of(path) for path in (Path(file_of(place)), *inputs)]
+    files = tuple(SourceFile.of(path) for path in (Path(file_of(place)), *inputs))
     for dtype in dtypes.values():
         if dtype not in DTYPES:
             raise ConfigError(f"--dtype {dtype}: allowed are {', '.join(DTYPES)}")
@@ -151,38 +145,11 @@ def python(
     data = code.data()
     if pieces is not None and code.parts is None and data is None:
         raise ConfigError(f"--pieces: {place}: {name} has no parameters part and parts")
-    whole: Sequence[int | range] = (
-        [range(len(data))] if data is not None else range(code.parts or 1)
-    )
-    problems = Problems(options.on_error)
-    fields, split, nbytes = {}, "", 1
-    for record, values in chain.from_iterable(map(code.items, whole)):
-        try:
-            values, split = code.sample(values)
-            fields = fields_of(values, variable, dtypes)
-            first = fit_all(values, fields, frozenset(dtypes))
-            nbytes = max(1, sum(value.nbytes for value in first.values()))
-            break
-        except Unusable as error:
-            fields = {}
-            problems.bad(place, record, str(error))
-    if not fields:
-        why = f" that can be used: {problems.found[0]}" if problems.found else ""
-        raise DataError(f"{function} yields no sample{why}")
-    if data is not None:
-        check_same(code, len(data))
-        step = -(-len(data) // pieces) if pieces else max(1, options.shard_bytes // nbytes)
-        whole = [range(at, min(at + step, len(data))) for at in range(0, len(data), step)]
-    columns = [SPLIT] * bool(split) + [name for name, field in fields.items() if _is_name(field)]
-    return Python(
+    calls = [range(len(data))] if data is not None else range(code.parts or 1)
+    source = Python(
         name="python",
-        fields=fields,
-        pieces=[
-            Piece(what, tuple(files), len(what), len(what) * nbytes)
-            if isinstance(what, range)
-            else Piece(what, tuple(files))
-            for what in whole
-        ],
+        fields={},
+        pieces=[Piece(what, files) for what in calls],
         identity={
             "function": name,
             "args": dict(args),
@@ -190,22 +157,17 @@ def python(
             **({"names": list(names), "pieces": pieces} if data is not None or names else {}),
         },
         about={"from": f"{place}:{name}", "args": dict(args)},
-        columns=columns,
         code=code,
         rounded=frozenset(dtypes),
-        column=options.split.column if isinstance(options.split, ByColumn) else SPLIT * bool(split),
-    )
-
-
-def _is_name(field: Field) -> bool:
-    """Return whether the values of a field can be names of splits: text or whole numbers."""
-    if field.variable:
-        return field.dtype == "uint8" and not field.shape
-    return not field.shape and not field.dtype.startswith("float")
-
-
-def _text(value: Array) -> str:
-    return bytes(value).decode(errors="replace") if value.ndim else str(value.item())
+    ).with_fields(options, variable, f"{function} yields no sample", dtypes)
+    if data is None:
+        return source
+    check_same(code, len(data))
+    nbytes = source.sample_bytes
+    step = -(-len(data) // pieces) if pieces else max(1, options.shard_bytes // nbytes)
+    parts = [range(*ends) for ends in ranges(len(data), step)]
+    cut = [Piece(part, files, len(part), len(part) * nbytes) for part in parts]
+    return replace(source, pieces=cut)
 
 
 def _values(option: str, texts: Sequence[str]) -> dict[str, Any]:

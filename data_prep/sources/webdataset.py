@@ -14,7 +14,6 @@ as streams; nothing is extracted. For a split such as `train=0.9,val=0.1`, the k
 
 import argparse
 import io
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,13 +26,13 @@ import numpy as np
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
+from data_prep.formats.samples import Unusable, key_of
 from data_prep.formats.shards.tars import samples
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.source import BadRecords, Piece, Source, SourceFile
+from data_prep.sources.stream import Encoded, Stream
 from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import Field
 
 IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
 # Members that hold pickles or other code, which webdataset and torch run when they decode them.
@@ -76,25 +75,41 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WebDataset(Source):
+class WebDataset(Stream):
     """See `webdataset`."""
 
+    keyed = True
     members: Mapping[str, Member] = field(default_factory=dict)
-    pixels: Pixels = field(default_factory=Pixels)
 
-    def read(self, what: str, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
-        block = Samples(self.fields, what)
-        rest = (self.members, self.pixels, self.fields)
-        found = (
-            Encoded(
-                f"sample {key!r}",
-                partial(_values, parts, *rest),
-                key.encode("utf-8", "surrogateescape"),
-            )
-            for key, parts in samples(what, _extensions(self.members), reading)
-        )
-        return block.blocks(found, reading)
+    def encoded(self, what: str, reading: BadRecords) -> Iterator[Encoded]:
+        """See `Stream`."""
+        extensions = frozenset(e for m in self.members.values() for e in m.extensions)
+        for key, parts in samples(what, extensions, reading):
+            name = key.encode("utf-8", "surrogateescape")
+            yield Encoded(f"sample {key!r}", partial(self._values, parts), name)
+
+    def place(self, what: str) -> str:
+        """See `Stream`."""
+        return what
+
+    def _values(self, parts: Mapping[str, bytes]) -> tuple[dict[str, Any], str]:
+        """Decode the members of a sample."""
+        values = {}
+        for name, member in self.members.items():
+            found = [extension for extension in member.extensions if extension in parts]
+            if len(found) != 1:
+                some = "two members" if found else "no member"
+                listed = ", .".join(found or member.extensions)
+                raise Unusable(f"it has {some} .{listed} for {name!r}")
+            try:
+                content = parts[found[0]]
+                if member.kind == "image":
+                    values[name] = self.pixels.sample(content, self.fields.get(name))
+                else:
+                    values[name] = _decoded(content, member)
+            except Unusable as error:
+                raise Unusable(f".{found[0]}: {error}") from None
+        return values, ""
 
 
 def webdataset(
@@ -105,38 +120,34 @@ def webdataset(
     named: Sequence[str] = (),
     variable: Sequence[str] = (),
 ) -> Source:
-    """Make a source of tar files; each tar is a piece."""
-    pixels = pixels or Pixels()
-    tars = _tars(paths)
+    """Make a source of tar files; each tar is a piece.
+
+    Args:
+        paths: Tars, or folders of tars.
+        options: The options of the conversion; `on_error` is used.
+        pixels: How images become samples.
+        named: "NAME=EXT,…"; if empty, the first sample's extensions decide the fields.
+        variable: Fields whose first axis varies in length.
+    """
+    pixels, tars = pixels or Pixels(), _tars(paths)
     files = [SourceFile.of(tar) for tar in tars]
-    members = _members(named)
-    fields: dict[str, Field] = {}
-    problems = Problems(options.on_error)
-    for tar in tars:
-        for key, parts in samples(str(tar), _extensions(members), problems):
-            try:
-                chosen = members or _by_default(str(tar), parts)
-                values = _values(parts, chosen, pixels, {})
-                fields = _fields(values, chosen, pixels, variable)
-            except Unusable as error:
-                problems.bad(str(tar), f"sample {key!r}", str(error))
-                continue
-            members = chosen
-            break
-        if fields:
-            break
-    if not fields:
-        why = f": {problems.found[0]}" if problems.found else ""
-        raise DataError(f"{tars[0]}{' …' * (len(tars) > 1)}: there is no sample to use{why}")
-    return WebDataset(
+    members, problems = _members(named), Problems(options.on_error)
+    first = ((tar, parts) for tar in tars for _, parts in samples(str(tar), None, problems))
+    for tar, parts in () if members else first:
+        members = _by_default(str(tar), parts)
+        break
+    source = WebDataset(
         name="webdataset",
-        fields=fields,
+        fields={},
         pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
         identity={"members": members, "pixels": asdict(pixels)},
         about={"from": [str(tar.absolute()) for tar in tars]},
-        members=members,
         pixels=pixels,
+        images=frozenset(name for name, member in members.items() if member.kind == "image"),
+        members=members,
     )
+    none = f"{tars[0]}{' …' * (len(tars) > 1)}: there is no sample to use"
+    return source.with_fields(options, variable, none)
 
 
 def _tars(paths: Sequence[Path]) -> list[Path]:
@@ -221,34 +232,7 @@ def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
     return members
 
 
-def _extensions(members: Mapping[str, Member]) -> frozenset[str] | None:
-    """Return the extensions to read; None means all."""
-    return frozenset(e for m in members.values() for e in m.extensions) if members else None
-
-
-def _values(
-    parts: Mapping[str, bytes],
-    members: Mapping[str, Member],
-    pixels: Pixels,
-    fields: Mapping[str, Field],
-) -> dict[str, Any]:
-    """Decode the members of a sample."""
-    values = {}
-    for name, member in members.items():
-        found = [extension for extension in member.extensions if extension in parts]
-        if len(found) != 1:
-            some = "two members" if found else "no member"
-            raise Unusable(f"it has {some} .{', .'.join(found or member.extensions)} for {name!r}")
-        try:
-            values[name] = _decoded(parts[found[0]], member, pixels, fields.get(name))
-        except Unusable as error:
-            raise Unusable(f".{found[0]}: {error}") from None
-    return values
-
-
-def _decoded(content: bytes, member: Member, pixels: Pixels, spec: Field | None) -> Any:
-    if member.kind == "image":
-        return pixels.sample(content, spec)
+def _decoded(content: bytes, member: Member) -> Any:
     if member.kind == "array":
         try:
             return np.load(io.BytesIO(content), allow_pickle=False)
@@ -258,28 +242,10 @@ def _decoded(content: bytes, member: Member, pixels: Pixels, spec: Field | None)
         return content
     try:
         text = content.decode()
-        if member.kind == "number":
-            if not re.fullmatch(r"\s*[+-]?\d{1,19}\s*", text, re.ASCII):
-                raise Unusable(f"{text[:40]!r} is no whole number")
-            return int(text)
-        if member.kind == "json":
-            values = json.loads(text)
-            if not isinstance(values, dict) or member.key not in values:
-                raise Unusable(f"there is no key {member.key!r}")
-            return values[member.key]
     except UnicodeDecodeError as error:
         raise Unusable(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
-    except (ValueError, RecursionError) as error:
-        raise Unusable(f"it is not JSON: {error}") from None
-    return content
-
-
-def _fields(
-    values: Mapping[str, Any],
-    members: Mapping[str, Member],
-    pixels: Pixels,
-    variable: Sequence[str],
-) -> dict[str, Field]:
-    fields = fields_of(values, variable)
-    images = [name for name in values if members[name].kind == "image"]
-    return fields | {name: pixels.field_of(values[name]) for name in images}
+    if member.kind == "number":
+        if not re.fullmatch(r"\s*[+-]?\d{1,19}\s*", text, re.ASCII):
+            raise Unusable(f"{text[:40]!r} is no whole number")
+        return int(text)
+    return key_of(text, member.key) if member.kind == "json" else content

@@ -27,11 +27,12 @@ import numpy as np
 import xxhash
 
 from data_prep.formats.samples import Unusable
-from data_prep.formats.shards.split_folders import INDEX, unpacked_zstd
+from data_prep.libraries import library
 from data_prep.source import SourceFile
 from hpctrain.disk import parse_json
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
+INDEX = "index.json"
 SCALARS = frozenset(
     (
         *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -186,7 +187,12 @@ def _decompressed(content: bytes, shard: Shard) -> bytes:
                 raise ValueError("its end is not where it should be")
             return raw
         if kind == "zstd":
-            return unpacked_zstd(content, limit)
+            zstandard = library("zstandard", "zstd", error=ConfigError)
+            try:
+                found: bytes = zstandard.ZstdDecompressor().stream_reader(content).read(limit)
+            except zstandard.ZstdError as error:
+                raise ValueError(error) from None
+            return found
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{shard.file.path} is damaged: {error}") from None
     raise DataError(f"{shard.file.path} is compressed by {kind!r}; gz, bz2 and zstd are read")

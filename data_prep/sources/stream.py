@@ -1,0 +1,141 @@
+"""Sources whose samples come one by one. The first sample that can be used decides the schema."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self
+
+from data_prep.formats.images.pixels import Pixels
+from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.options import Options
+from data_prep.source import BadRecords, Block, Source
+from data_prep.writing.piece import Problems
+from data_prep.writing.split import ByColumn
+from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.types import Array
+
+
+class Encoded(NamedTuple):
+    """A sample that is not decoded yet.
+
+    Attributes:
+        record: Its name for messages.
+        decode: Returns its values by field, and the name of its split or "", or raises `Unusable`.
+        key: The key that decides its split, if the source is `keyed`.
+    """
+
+    record: str
+    decode: Callable[[], tuple[Mapping[str, Any], str]]
+    key: bytes = b""
+
+
+@dataclass(frozen=True)
+class Stream(Source):
+    """A source of samples that are decoded one by one.
+
+    Attributes:
+        pixels: How images become samples.
+        images: The fields that are images.
+        rounded: The fields whose floats may lose digits, because the user chose the dtype.
+        named: Whether the samples name their splits, as the column `own`.
+        column: The field whose values name the splits, or `own`, or "".
+        sample_bytes: The size of the first sample.
+    """
+
+    keyed: ClassVar[bool] = False  # whether samples have keys, or their content decides the split
+    own: ClassVar[str] = ""
+    pixels: Pixels = field(default_factory=Pixels)
+    images: frozenset[str] = frozenset()
+    rounded: frozenset[str] = frozenset()
+    named: bool = False
+    column: str = ""
+    sample_bytes: int = 1
+
+    @abstractmethod
+    def encoded(self, what: Any, reading: BadRecords) -> Iterator[Encoded]:
+        """Yield the samples of a piece; see `Source.read`."""
+
+    @abstractmethod
+    def place(self, what: Any) -> str:
+        """Return the file of a piece, for messages."""
+
+    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
+        """See `Source`."""
+        place, by_field = self.place(what), self.column in self.fields and not self._by_own
+        samples = Samples(self.fields, place, keyed=self.keyed, columned=bool(self.column))
+        for record, decode, key in self.encoded(what, reading):
+            try:
+                values, split = decode()
+                if bool(split) != self.named:
+                    raise Unusable(f"some samples have a {self.own!r}, some have none")
+                sample = fit_all(values, self.fields, self.rounded)
+            except Unusable as error:
+                reading.bad(place, record, str(error))
+                continue
+            if by_field:
+                split = _text(sample[self.column])
+            samples.add(sample, record, key, split)
+            if samples.full:
+                yield samples.take()
+        if len(samples):
+            yield samples.take()
+
+    @property
+    def _by_own(self) -> bool:
+        return self.named and self.column == self.own
+
+    def with_fields(
+        self,
+        options: Options,
+        variable: Sequence[str],
+        none: str,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Return the source with the schema of its first sample that can be used.
+
+        Args:
+            options: The options of the conversion; `on_error` and `split` are used.
+            variable: Fields whose first axis varies in length.
+            none: Begins the message if there is no such sample.
+            dtypes: Dtypes to store, by field.
+        """
+        problems = Problems(options.on_error)
+        for what in (piece.what for piece in self.pieces):
+            for record, decode, _ in self.encoded(what, problems):
+                try:
+                    values, split = decode()
+                    fields = fields_of(values, variable, dtypes)
+                    fields |= {name: self.pixels.field_of(values[name]) for name in self.images}
+                    first = fit_all(values, fields, self.rounded)
+                except Unusable as error:
+                    problems.bad(self.place(what), record, str(error))
+                    continue
+                names = [name for name, field in fields.items() if _is_name(field)]
+                by = options.split.column if isinstance(options.split, ByColumn) else ""
+                return replace(
+                    self,
+                    fields=fields,
+                    named=bool(split),
+                    columns=[self.own] * bool(split) + names,
+                    column=by or self.own * bool(split),
+                    sample_bytes=max(1, sum(value.nbytes for value in first.values())),
+                )
+        why = f": {problems.found[0]}" if problems.found else ""
+        raise DataError(f"{none}{why}")
+
+
+def by_own_split(source: Stream, options: Options, given: str) -> Options:
+    """Return the options with the splits that samples name, unless --split was given."""
+    return options if given or not source.named else replace(options, split=ByColumn(source.own))
+
+
+def _is_name(field: Field) -> bool:
+    """Return whether the values of a field can be names of splits: text or whole numbers."""
+    if field.variable:
+        return field.dtype == "uint8" and not field.shape
+    return not field.shape and not field.dtype.startswith("float")
+
+
+def _text(value: Array) -> str:
+    return bytes(value).decode(errors="replace") if value.ndim else str(value.item())

@@ -269,7 +269,7 @@ class Pixels:
             return pixels[None] if self.pages == "all" else pixels
 
     def of_pil(self, content: bytes) -> Array:
-        """Return the sample of an image as mosaicml-streaming and litdata store those of Pillow."""
+        """Return the sample of an image as mosaicml-streaming stores those of Pillow."""
         try:
             width, height, length = np.frombuffer(content[:12], "<u4").tolist()
             if width * height > self.max_pixels:

@@ -39,8 +39,8 @@ COMMANDS = {
 }
 # What was a command, and what takes its place.
 _GONE = {
-    "litdata": "convert what the library litdata reads: `python -m data_prep python FILE.py:NAME OUT` "
-    "(docs/data.md has the function)",
+    "litdata": "`python -m data_prep python FILE.py:NAME OUT` converts what the library litdata "
+    "reads (docs/data.md has the function)",
 }
 
 

@@ -29,7 +29,7 @@ says (Excel writes one for UTF-16), or what --encoding says. A row must fit in -
 """
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import csv_text, tables
 from data_prep.formats.tables.categories import categorical, names_of
 from data_prep.formats.tables.column_choice import ColumnChoice, listed
-from data_prep.formats.tables.columns import Column, plain
+from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.matrices import numbers_of
 from data_prep.formats.tables.tables import without
@@ -50,7 +50,6 @@ from data_prep.options import Options, add_arguments, add_repeated, pairs, parse
 from data_prep.source import BadRecords, Block, Names, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
-from hpctrain.shards.types import Array
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,61 +133,63 @@ class Table(Source):
 
     def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
+        return self.rows(what, reading)
+
+    def rows(self, parts: Sequence[Part], reading: BadRecords, split: str = "") -> Iterator[Block]:
+        """Yield the rows of some parts; `split` is the value of the split column, if it has one."""
         columns = [column for group in self.fields_of.values() for column in group]
         names = list(dict.fromkeys([column.name for column in columns]))
-        if self.column and self.column not in names:
+        if self.column and not split and self.column not in names:
             names.append(self.column)
         arrow = pyarrow()
-        for part in what:
+        for part in parts:
             try:
                 for rows in tables.rows_of(part, names, self.csv):
-                    numbers = numbers_of(rows.batch, columns)
-                    others = [column for column in columns if column.name not in numbers]
-                    bad = self._bad(rows, others, part.path, reading)
-                    if len(bad) < rows.batch.num_rows:
-                        yield self._block(rows, numbers, bad, part.path)
+                    yield from self._blocks(rows, columns, part.path, reading, split)
             except arrow.ArrowException as error:
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
-    def _bad(
-        self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords
-    ) -> Collection[int]:
-        """Return the rows of a batch that cannot be used; report them in their order."""
+    def _blocks(
+        self,
+        rows: Rows,
+        columns: Sequence[Column],
+        path: str,
+        reading: BadRecords,
+        split: str,
+    ) -> Iterator[Block]:
+        """Yield the rows of a batch that can be used; report the others in their order."""
         batch, bad = rows.batch, dict(rows.bad)
-        if batch.num_rows:
-            for column in columns:
-                for row, why in column.problems(batch.column(column.name)).items():
-                    bad.setdefault(row, why)
-            if self.column:
-                null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
-                for row in np.flatnonzero(null).tolist():
-                    bad.setdefault(
-                        row, f"column {self.column!r} is null; --split or --group goes by it"
-                    )
+        by_value = self.column and not split
+        numbers = numbers_of(batch, columns)
+        taken: dict[str, Taken] = {}
+        for column in columns if batch.num_rows else ():
+            if column.name not in numbers:
+                found, taken[column.name] = column.taken(batch.column(column.name))
+                bad = found | bad
+        if by_value and batch.num_rows:
+            null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
+            why = f"column {self.column!r} is null; --split or --group goes by it"
+            bad = dict.fromkeys(np.flatnonzero(null).tolist(), why) | bad
         problems = [*rows.missing, *((rows.number(row), why) for row, why in bad.items())]
         for number, why in sorted(problems):
             reading.bad(path, f"row {number}", why)
-        return bad
-
-    def _block(
-        self, rows: Rows, numbers: Mapping[str, Array], bad: Collection[int], path: str
-    ) -> Block:
-        batch = rows.batch
+        if len(bad) == batch.num_rows:
+            return
         kept = np.delete(np.arange(batch.num_rows), list(bad))
         values: dict[str, Any] = {}
         for name, group in self.fields_of.items():
             arrays: list[Any] = [
                 (numbers[column.name][kept] if bad else numbers[column.name])
                 if column.name in numbers
-                else column.values(without(batch.column(column.name), bad))
+                else taken[column.name](kept if bad else None)
                 for column in group
             ]
             values[name] = np.stack(arrays, axis=1) if self._stacked(name) else arrays[0]
-        texts: list[str] | None = None
-        if self.column:
+        texts: list[str] | None = [split] * len(kept) if self.column else None
+        if by_value:
             texts = list(map(str, without(batch.column(self.column), bad).to_pylist()))
         names = Names(len(kept), lambda sample: f"row {rows.number(int(kept[sample]))}")
-        return Block(values, column=texts, file=path, records=names)
+        yield Block(values, column=texts, file=path, records=names)
 
     def _stacked(self, name: str) -> bool:
         return self.fields[name].shape != self.fields_of[name][0].field.shape

@@ -4,6 +4,7 @@ All storage layouts of HDF5 are supported. Samples are read in ranges of a few M
 given fields. Each shard is compared with the index before samples are read from it.
 """
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,19 @@ from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index, Shard, Split
 from hpctrain.shards.sample_schema import row_bytes
 from hpctrain.shards.types import Array
+
+
+def add_arguments(parser: argparse.ArgumentParser, what: str = "show") -> None:
+    """Add DIR, --split and --field to the parser of a command that shows or writes samples."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
+    parser.add_argument("--split", metavar="NAME", help=f"{what} only this split")
+    parser.add_argument(
+        *("--field", "-f"),
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"{what} only this field (may be repeated)",
+    )
 
 
 class DataSet:

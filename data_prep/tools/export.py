@@ -1,14 +1,12 @@
-"""Export samples to common file formats: NumPy, images, or Parquet.
+"""Export samples to common file formats: images, or Parquet.
 
-npz      SPLIT.npz has a member for each field. A variable-length field has two, NAME.values and
-         NAME.offsets; sample i is values[offsets[i]:offsets[i + 1]]
 parquet  SPLIT.parquet has a column for each field. An array is a fixed_shape_tensor of Arrow, or a
          fixed-size list if it has one axis. A sequence is a list, or a string with --text NAME
 images   SPLIT/CLASS/0000012.png, named by the number of the sample. Encoded images are written as
          they are. CLASS is the name of the category; classes.txt lists the names by label
 
-Values never change: after an export and a new conversion (by `arrays`, `table` or `images`) the
-samples are the same. `arrays` cannot read variable-length fields; use Parquet for these.
+Values never change: after an export and a new conversion (by `table` or `images`) the samples are
+the same. For NumPy no export is needed: `h5py.File(SHARD)[FIELD][:]` is the array.
 """
 
 import argparse
@@ -18,9 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_prep.datasets.dataset import DataSet
+from data_prep.datasets.dataset import DataSet, add_arguments
 from data_prep.exports.images import Images
-from data_prep.exports.npz import Npz
 from data_prep.exports.parquet import Parquet
 from data_prep.options import positive
 from data_prep.show import console
@@ -29,26 +26,18 @@ from hpctrain.errors import ConfigError, DataError
 from hpctrain.progress_bar import Progress
 from hpctrain.shards.commit import storage_error
 
-KINDS = ("npz", "images", "parquet")
+_KINDS = ("images", "parquet")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
+    add_arguments(parser, "export")
     parser.add_argument(
         "out", type=Path, metavar="OUT", help="folder to write; it must be empty or new"
     )
-    parser.add_argument("--to", choices=KINDS, required=True, help="format of the files")
-    parser.add_argument("--split", metavar="NAME", help="export only this split")
+    parser.add_argument("--to", choices=_KINDS, required=True, help="format of the files")
     parser.add_argument(
         "--limit", type=positive, metavar="N", help="export only the first N samples of each split"
-    )
-    parser.add_argument(
-        *("--field", "-f"),
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="export only this field (may be repeated); with --to images: the field of images",
     )
     parser.add_argument("--label", metavar="NAME", help="with --to images: the field of classes")
     parser.add_argument(
@@ -74,7 +63,11 @@ def run(args: argparse.Namespace) -> None:
     counts = {split.name: min(args.limit or split.count, split.count) for split in splits}
     nbytes = sum(shard.bytes for split in splits for shard in split.shards)
     with _whole(out) as folder:
-        export = _export(data, args)
+        export = (
+            Images(data, args.field, args.label)
+            if args.to == "images"
+            else Parquet(data, data.fields(args.field), args.text)
+        )
         with Progress(sum(counts.values()), nbytes, quiet=args.quiet) as progress:
             for split in splits:
                 export.write(folder, split, counts[split.name], progress.advance)
@@ -83,13 +76,6 @@ def run(args: argparse.Namespace) -> None:
         left_out = ", ".join(name for name in data.index.fields if name not in export.fields)
         more = f"; without {left_out}" if left_out else ""
         console.say(f"{out}: {sum(counts.values()):,} samples ({splits_text}) as {args.to}{more}")
-
-
-def _export(data: DataSet, args: argparse.Namespace) -> Npz | Images | Parquet:
-    if args.to == "images":
-        return Images(data, args.field, args.label)
-    fields = data.fields(args.field)
-    return Npz(data, fields) if args.to == "npz" else Parquet(data, fields, args.text)
 
 
 @contextmanager

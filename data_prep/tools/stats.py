@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_prep.datasets.dataset import DataSet
+from data_prep.datasets.dataset import DataSet, add_arguments
 from data_prep.show import console
-from data_prep.show.summary import Summary, class_name, not_finite
+from data_prep.show.views import Summary, class_name
 from hpctrain.shards.index import Split
 from hpctrain.shards.moments import Moments
 
@@ -24,15 +24,7 @@ _BAR = 24  # the length of the longest bar, in characters
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument("--split", metavar="NAME", help="show only this split")
-    parser.add_argument(
-        *("--field", "-f"),
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="show only this field (may be repeated)",
-    )
+    add_arguments(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a .png or .html file")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -93,7 +85,7 @@ def _print(data: DataSet, summaries: Sequence[Summary]) -> None:
     rows: list[list[object]] = []
     for s in summaries:
         numbers = [console.number(value) for value in (s.mean, s.std, s.min, s.max)]
-        rows.append([s.name, s.field, *numbers, not_finite(s)])
+        rows.append([s.name, s.field, *numbers, s.not_finite])
     columns = ["field", "type", "mean", "std", "min", "max", "not finite"]
     console.show(columns, rows, numbers="mean std min max")
 

@@ -1,4 +1,4 @@
-"""`data_prep export` writes a data set as npz, Parquet or image files."""
+"""`data_prep export` writes a data set as Parquet or image files."""
 
 import io
 import json
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -68,41 +67,6 @@ def contents(samples):
     """Return the bytes of each image with its label."""
     labels = samples["label"].tolist()
     return [(x.tobytes(), label) for x, label in zip(samples["image"], labels, strict=True)]
-
-
-def test_npz_and_back(digits, tmp_path, data_prep):
-    code, out, err = data_prep("export", digits, tmp_path / "out", "--to", "npz")
-    assert (code, err) == (0, "")
-    assert out == f"{tmp_path}/out: 1,797 samples (train 1,415, val 382) as npz\n"
-    assert sorted(os.listdir(tmp_path / "out")) == ["train.npz", "val.npz"]
-    assert sorted(os.listdir(tmp_path)) == ["out"]
-    for split in ("train", "val"):
-        data_prep("arrays", tmp_path / "out" / f"{split}.npz", tmp_path / split, "--quiet")
-        same(read(tmp_path / split, "train"), read(digits, split))
-
-
-def test_npz_of_all_that_there_is(everything, tmp_path, data_prep):
-    assert data_prep("export", everything, tmp_path / "a", "--to", "npz")[0] == 0
-    with np.load(tmp_path / "a" / "val.npz") as file:
-        found = dict(file)
-    for name in ("text", "boxes"):
-        values, offsets = found.pop(f"{name}.values"), found.pop(f"{name}.offsets")
-        found[name] = [values[a:b] for a, b in pairwise(offsets)]
-    same(found, read(everything, "val"))
-    # A second export writes the same bytes.
-    assert data_prep("export", everything, tmp_path / "b", "--to", "npz")[0] == 0
-    for name in ("train.npz", "val.npz"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-def test_npz_in_part(everything, tmp_path, data_prep):
-    options = ["--split", "val", "--limit", 7, "--field", "text", "-f", "nan"]
-    code, out, _ = data_prep("export", everything, tmp_path / "out", "--to", "npz", *options)
-    assert code == 0
-    assert "7 samples (val 7) as npz; without uint8, uint16" in out
-    with np.load(tmp_path / "out" / "val.npz") as file:
-        assert set(file) == {"nan", "text.values", "text.offsets"}
-        assert file["text.offsets"].tolist() == [0, 0, 1, 4, 10, 10, 11, 14]
 
 
 def test_parquet_and_back(everything, tmp_path, data_prep):
@@ -263,12 +227,12 @@ def test_out_that_cannot_be(digits, tmp_path, data_prep):
         ("file/below", 3, "lies in one"),
         (digits / "out", 2, "lies in the data set's own folder"),
     ):
-        found, _, err = data_prep("export", digits, tmp_path / out, "--to", "npz")
+        found, _, err = data_prep("export", digits, tmp_path / out, "--to", "parquet")
         assert (found, why in err) == (code, True), err
-    assert data_prep("export", digits, tmp_path / "empty", "--to", "npz")[0] == 0
+    assert data_prep("export", digits, tmp_path / "empty", "--to", "parquet")[0] == 0
     assert sorted(os.listdir(tmp_path)) == ["empty", "file", "full"]
-    for options in (["--split", "test"], ["--field", "x"], ["--label", "label"], ["--text", "x"]):
-        assert data_prep("export", digits, tmp_path / "new", "--to", "npz", *options)[0] == 2
+    for options in (["--split", "test"], ["--field", "x"], ["--label", "label"], ["--to", "npz"]):
+        assert data_prep("export", digits, tmp_path / "new", "--to", "parquet", *options)[0] == 2
     assert data_prep("export", digits, tmp_path / "new")[0] == 2
     assert not (tmp_path / "new").exists()
 
@@ -299,7 +263,7 @@ def test_looking_needs_no_torch():
 
 def test_a_damaged_data_set_leaves_nothing(everything, tmp_path, data_prep):
     (everything / "val-00000.h5").write_bytes(b"")
-    code, _, err = data_prep("export", everything, tmp_path / "out", "--to", "npz")
+    code, _, err = data_prep("export", everything, tmp_path / "out", "--to", "parquet")
     assert (code, "val-00000.h5 is truncated" in err) == (3, True)
     assert os.listdir(tmp_path) == ["set"]
 
@@ -318,16 +282,17 @@ def test_names_come_back_from_parquet(tmp_path, data_prep):
 def test_what_a_killed_export_left_is_removed(digits, tmp_path, data_prep):
     program = f"""
 import os, signal
-from data_prep.exports.npz import Npz
-Npz.write = lambda self, folder, *_: ((folder / "x").touch(), os.kill(os.getpid(), signal.SIGKILL))
+from data_prep.exports.parquet import Parquet
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+Parquet.write = lambda self, folder, *_: ((folder / "x").touch(), die())
 from data_prep.cli import main
-main(["export", {str(digits)!r}, {str(tmp_path / "out")!r}, "--to", "npz"])
+main(["export", {str(digits)!r}, {str(tmp_path / "out")!r}, "--to", "parquet"])
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False)
     assert killed.returncode == -signal.SIGKILL
     (left,) = os.listdir(tmp_path)
     assert left.startswith(".out.")
-    assert data_prep("export", digits, tmp_path / "out", "--to", "npz")[0] == 0
+    assert data_prep("export", digits, tmp_path / "out", "--to", "parquet")[0] == 0
     assert os.listdir(tmp_path) == ["out"]
 
 

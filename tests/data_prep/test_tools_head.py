@@ -115,14 +115,6 @@ def test_head_of_what_is_not_there(folder, data_prep):
         assert data_prep("head", folder, *options)[0] == 2
 
 
-def test_images_on_a_terminal(folder):
-    code, out = on_a_terminal("head", folder, "-n", 1, "--images", "-f", "image", "--split", "val")
-    assert code == 0
-    assert out.count("▀") == 2 * 4
-    # The first pixel has the RGB values (0, 16, 32), and the pixel below it has (4, 20, 36).
-    assert "\x1b[38;2;0;16;32;48;2;4;20;36m▀" in out
-
-
 NUMBERS, BYTES = Field("int64"), Field("uint8", variable=True)
 ARRAY = "int64[100]  [0, 1, 2, 3, 4, 5, 6, 7, …]  0 to 99, mean 49.5"
 PNG = np.frombuffer(b"\x89PNG\r\n\x1a\n...", np.uint8)

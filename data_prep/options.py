@@ -37,43 +37,30 @@ VARIABLE = ("--variable", "FIELD", "the first axis of this field's arrays varies
 
 @dataclass(frozen=True)
 class Options:
-    """How to write a data set, whatever the source.
+    """How to write a data set, whatever the source."""
 
-    Attributes:
-        shard_bytes: The most bytes of data in one shard, before compression.
-        compression: The compression of the shards.
-        auto: Whether `data_prep.writing.codec` chooses the codec; `compression` has the chunk size.
-        split: The rule that assigns each sample to a split.
-        stratify: The field whose classes are all split in the same proportions, or "".
-        group: The field or column of which no value may be in two splits, or "".
-        dedup: "exact" leaves out samples that are equal to an earlier one; or "none".
-        on_error: What to do with records that cannot be used: "stop", "skip" or "collect".
-        nan: "refuse" if samples with values that are not finite cannot be used, or "allow".
-        max_output: The most bytes of samples; None: a limit that only a bomb exceeds.
-        workers: The number of worker processes.
-        part: (i, n) writes only the i-th of n parts, from 1; `finalize` puts them together.
-        overwrite: Whether another data set or unfinished command in OUT may be replaced.
-        quiet: Whether only errors are printed.
-        rename: New names of fields, by the old ones.
-        command: The command line, for the provenance.
-    """
-
-    shard_bytes: int
-    compression: Compression = field(default_factory=Compression)
+    shard_bytes: int  # the most bytes of data in one shard, before compression
+    compression: Compression = field(default_factory=Compression)  # the compression of the shards
+    # Whether `data_prep.writing.codec` chooses the codec; `compression` has the chunk size.
     auto: bool = False
+    # The rule that assigns each sample to a split.
     split: Split = field(default_factory=lambda: Fractions({"train": 1.0}))
-    stratify: str = ""
-    group: str = ""
-    dedup: str = "none"
+    stratify: str = ""  # the field whose classes are all split in the same proportions, or ""
+    group: str = ""  # the field or column of which no value may be in two splits, or ""
+    dedup: str = "none"  # "exact" leaves out samples that are equal to an earlier one; or "none"
+    # What to do with records that cannot be used: "stop", "skip" or "collect".
     on_error: str = "stop"
+    # "refuse" if samples with values that are not finite cannot be used, or "allow".
     nan: str = "allow"
+    # The most bytes of samples; None: a limit that only a bomb exceeds.
     max_output: int | None = None
-    workers: int = 1
+    workers: int = 1  # the number of worker processes
+    # (i, n) writes only the i-th of n parts, from 1; `finalize` puts them together.
     part: tuple[int, int] | None = None
-    overwrite: bool = False
-    quiet: bool = False
-    rename: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""
+    overwrite: bool = False  # whether another data set or unfinished command in OUT may be replaced
+    quiet: bool = False  # whether only errors are printed
+    rename: Mapping[str, str] = field(default_factory=dict)  # new names of fields, by the old ones
+    command: str = ""  # the command line, for the provenance
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:

@@ -27,21 +27,14 @@ SHOWN = 3  # lines of a traceback that a message has
 
 @dataclass(frozen=True)
 class Code:
-    """What the user names: an object in a file or module, and the arguments that it is called with.
+    """What the user names: an object in a file or module, and its arguments."""
 
-    Attributes:
-        place: Absolute path of the file, or the name of the module.
-        name: Name of the object.
-        args: Its arguments.
-        parts: How many times a function with the parameters `part` and `parts` is called, or None.
-        names: The names of the items of samples that are no dicts.
-    """
-
-    place: str
-    name: str
-    args: Mapping[str, Any]
+    place: str  # absolute path of the file, or the name of the module
+    name: str  # name of the object
+    args: Mapping[str, Any]  # its arguments
+    # How many times a function with the parameters `part` and `parts` is called, or None.
     parts: int | None = None
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # the names of the items of samples that are no dicts
 
     def data(self) -> Any:
         """Return the data set, made once in each process; None if samples are only iterated."""

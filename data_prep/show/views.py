@@ -24,27 +24,22 @@ SHOWN = 24  # the most samples that are drawn
 
 @dataclass(frozen=True)
 class Summary:
-    """The statistics of a field in a split.
-
-    Attributes:
-        mean: The mean of the finite values; None where there are none, as for the next three.
-        std: The population standard deviation of the finite values.
-        nonfinite: The number of values that are not finite, of which `nan` are NaN.
-        classes: How often each value occurs, for a field of whole numbers with few values.
-        lengths: The mean, std, min, max and total of the lengths of a variable-length field.
-    """
+    """The statistics of a field in a split."""
 
     split: str
     count: int
     name: str
     field: Field
+    # The mean of the finite values; None where there are none, as for the next three.
     mean: float | None = None
-    std: float | None = None
+    std: float | None = None  # the population standard deviation of the finite values
     min: float | None = None
     max: float | None = None
-    nonfinite: int = 0
+    nonfinite: int = 0  # the number of values that are not finite, of which `nan` are NaN
     nan: int = 0
+    # How often each value occurs, for a field of whole numbers with few values.
     classes: Mapping[int, int] | None = None
+    # The mean, std, min, max and total of the lengths of a variable-length field.
     lengths: Mapping[str, float | None] | None = None
 
     @property
@@ -58,26 +53,18 @@ class Summary:
 
 @dataclass
 class View:
-    """The data to draw for a field.
-
-    Attributes:
-        categories: The names of its values 0, 1, …; empty if there are none.
-        summaries: The summaries of the field by split.
-        label: The field that the captions come from; "": the captions are the samples' numbers.
-        captions: The caption of each sample.
-        samples: Samples of the first split; empty for a variable-length field.
-        pictures: The samples as uint8 (H, W, C) with C 1, 3 or 4; empty if they are no images.
-        values: Values of more samples by split, (n,); lengths for a variable-length field.
-    """
+    """The data to draw for a field."""
 
     name: str
     field: Field
-    categories: Sequence[str]
-    summaries: dict[str, Summary]
-    label: str
-    captions: list[str]
-    samples: list[Array]
+    categories: Sequence[str]  # the names of its values 0, 1, …; empty if there are none
+    summaries: dict[str, Summary]  # the summaries of the field by split
+    label: str  # the field that the captions come from; "": the captions are the samples' numbers
+    captions: list[str]  # the caption of each sample
+    samples: list[Array]  # samples of the first split; empty for a variable-length field
+    # The samples as uint8 (H, W, C) with C 1, 3 or 4; empty if they are no images.
     pictures: list[Array]
+    # Values of more samples by split, (n,); lengths for a variable-length field.
     values: dict[str, Array]
 
 

@@ -71,19 +71,13 @@ def run(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The contents of a folder.
+    """The contents of a folder."""
 
-    Attributes:
-        folder: Absolute path.
-        features: The library's features, by name. Those in a dict have the names DICT.KEY.
-        schema: The Arrow schema of the files, and of the members of structs.
-        splits: The files of each split; a Dataset has only the split "".
-    """
-
-    folder: str
+    folder: str  # absolute path
+    # The library's features, by name. Those in a dict have the names DICT.KEY.
     features: Mapping[str, Any]
-    schema: Any
-    splits: Mapping[str, Sequence[str]]
+    schema: Any  # the Arrow schema of the files, and of the members of structs
+    splits: Mapping[str, Sequence[str]]  # the files of each split; a Dataset has only the split ""
 
 
 def _load(folder: Path) -> _Saved:

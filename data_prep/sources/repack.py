@@ -82,28 +82,19 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Repack(Source):
-    """See `repack`.
-
-    Attributes:
-        folder: Folder of the data set.
-        stored: The fields of the source, with their places in its files.
-        shards: All shards, group after group.
-        files: The shards' files, as they were when the work was planned.
-        groups: Number of the first shard of each group, and the number of all shards.
-        seed: Seed of the random order; None keeps the order of the source.
-        whole: Whether all fields are read, so that digests are compared.
-        bytes_each: Approximate bytes of a sample.
-    """
+    """See `repack`."""
 
     unpacks = False
-    folder: str = ""
+    folder: str = ""  # folder of the data set
+    # The fields of the source, with their places in its files.
     stored: tuple[tuple[str, Field], ...] = ()
-    shards: tuple[Shard, ...] = ()
-    files: tuple[SourceFile, ...] = ()
+    shards: tuple[Shard, ...] = ()  # all shards, group after group
+    files: tuple[SourceFile, ...] = ()  # the shards' files, as they were when the work was planned
+    # Number of the first shard of each group, and the number of all shards.
     groups: tuple[int, ...] = ()
-    seed: int | None = None
-    whole: bool = True
-    bytes_each: int = 1
+    seed: int | None = None  # seed of the random order; None keeps the order of the source
+    whole: bool = True  # whether all fields are read, so that digests are compared
+    bytes_each: int = 1  # approximate bytes of a sample
 
     def read(self, what: _Part, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""

@@ -17,40 +17,27 @@ from hpctrain.shards.types import Array
 
 
 class Encoded(NamedTuple):
-    """A sample that is not decoded yet.
+    """A sample that is not decoded yet."""
 
-    Attributes:
-        record: Its name for messages.
-        decode: Returns its values by field, and the name of its split or "", or raises `Unusable`.
-        key: The key that decides its split, if the source is `keyed`.
-    """
-
-    record: str
+    record: str  # its name for messages
+    # Returns its values by field, and the name of its split or "", or raises `Unusable`.
     decode: Callable[[], tuple[Mapping[str, Any], str]]
-    key: bytes = b""
+    key: bytes = b""  # the key that decides its split, if the source is `keyed`
 
 
 @dataclass(frozen=True)
 class Stream(Source):
-    """A source of samples that are decoded one by one.
-
-    Attributes:
-        pixels: How images become samples.
-        images: The fields that are images.
-        rounded: The fields whose floats may lose digits, because the user chose the dtype.
-        named: Whether the samples name their splits, as the column `own`.
-        column: The field whose values name the splits, or `own`, or "".
-        sample_bytes: The size of the first sample.
-    """
+    """A source of samples that are decoded one by one."""
 
     keyed: ClassVar[bool] = False  # whether samples have keys, or their content decides the split
     own: ClassVar[str] = ""
-    pixels: Pixels = field(default_factory=Pixels)
-    images: frozenset[str] = frozenset()
+    pixels: Pixels = field(default_factory=Pixels)  # how images become samples
+    images: frozenset[str] = frozenset()  # the fields that are images
+    # The fields whose floats may lose digits, because the user chose the dtype.
     rounded: frozenset[str] = frozenset()
-    named: bool = False
-    column: str = ""
-    sample_bytes: int = 1
+    named: bool = False  # whether the samples name their splits, as the column `own`
+    column: str = ""  # the field whose values name the splits, or `own`, or ""
+    sample_bytes: int = 1  # the size of the first sample
 
     @abstractmethod
     def encoded(self, what: Any, reading: BadRecords) -> Iterator[Encoded]:

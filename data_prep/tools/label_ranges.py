@@ -53,15 +53,10 @@ def label_counts(index: Index, given: Sequence[str]) -> dict[str, int]:
 
 @dataclass
 class LabelRanges:
-    """Finds the labels of a shard that are outside their range.
+    """Finds the labels of a shard that are outside their range."""
 
-    Attributes:
-        counts: The number of classes of each field that has labels.
-        ignore: Labels that do not count.
-    """
-
-    counts: Mapping[str, int]
-    ignore: Sequence[int] = ()
+    counts: Mapping[str, int]  # the number of classes of each field that has labels
+    ignore: Sequence[int] = ()  # labels that do not count
     _first: dict[str, tuple[int, float]] = field(default_factory=dict)
     _found: dict[str, int] = field(default_factory=dict)
 

@@ -73,15 +73,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `verify`.
+    """The result of `verify`."""
 
-    Attributes:
-        problems: All problems.
-        unlisted: Files in the folders of the data set that are not in the index, but look like
-            shards or like an unfinished conversion.
-    """
-
-    problems: list[Problem]
+    problems: list[Problem]  # all problems
+    # Files in the folders of the data set that are not in the index, but look like shards or like
+    # an unfinished conversion.
     unlisted: list[str]
 
 

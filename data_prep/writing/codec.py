@@ -44,17 +44,11 @@ _REPEATS = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of trying a codec.
+    """The result of trying a codec."""
 
-    Attributes:
-        compression: The codec.
-        size: The bytes in the file per byte of samples.
-        mb_s: The speed at which one core reads samples, in MB/s.
-    """
-
-    compression: Compression
-    size: float
-    mb_s: float
+    compression: Compression  # the codec
+    size: float  # the bytes in the file per byte of samples
+    mb_s: float  # the speed at which one core reads samples, in MB/s
 
 
 def recorded(out: Path, fingerprint: str) -> dict[str, Any] | None:

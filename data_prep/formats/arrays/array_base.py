@@ -42,16 +42,11 @@ SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The address of an array: a file, and the array in it.
+    """The address of an array: a file, and the array in it."""
 
-    Attributes:
-        path: Path of the file, or of the folder of a Zarr store.
-        key: The text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP".
-        matched: Names the sample if the key comes from a pattern; see `groups.Match`.
-    """
-
-    path: str
-    key: str = ""
+    path: str  # path of the file, or of the folder of a Zarr store
+    key: str = ""  # the text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP"
+    # Names the sample if the key comes from a pattern; see `groups.Match`.
     matched: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:

@@ -32,31 +32,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Column:
-    """The arrays of a field, one after the other.
+    """The arrays of a field, one after the other."""
 
-    Attributes:
-        name: Name of the field.
-        parts: The arrays.
-        axis: The axis that counts the samples; None: each array is a sample.
-        cast: The dtype to cast to, or "".
-        external: Whether HDF5 files may lead to other files.
-        text: Whether the values are text, which is stored as UTF-8.
-        varies: The axis of a sample whose length varies, or None.
-        nbytes: Roughly the bytes of all samples.
-        note: What the user should know; or "".
-        ends: Where each part ends.
-    """
-
-    name: str
-    parts: tuple[Part, ...]
-    axis: int | None = 0
-    cast: str = ""
-    external: bool = False
-    text: bool = False
-    varies: int | None = None
-    nbytes: int = 0
-    note: str = ""
-    ends: list[int] = field(init=False)
+    name: str  # name of the field
+    parts: tuple[Part, ...]  # the arrays
+    axis: int | None = 0  # the axis that counts the samples; None: each array is a sample
+    cast: str = ""  # the dtype to cast to, or ""
+    external: bool = False  # whether HDF5 files may lead to other files
+    text: bool = False  # whether the values are text, which is stored as UTF-8
+    varies: int | None = None  # the axis of a sample whose length varies, or None
+    nbytes: int = 0  # roughly the bytes of all samples
+    note: str = ""  # what the user should know; or ""
+    ends: list[int] = field(init=False)  # where each part ends
 
     def __post_init__(self) -> None:
         """Compute where each part ends."""

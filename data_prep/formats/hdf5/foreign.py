@@ -24,19 +24,12 @@ _CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"
 
 @dataclass(frozen=True)
 class FieldSource:
-    """The datasets that shall be a field.
+    """The datasets that shall be a field."""
 
-    Attributes:
-        dataset: Path of the values in the file.
-        offsets: Path of the offsets of a variable-length field, or "".
-        axis: The axis that counts the samples; negative ones count from the end.
-        chosen: Whether the user has chosen this axis.
-    """
-
-    dataset: str
-    offsets: str = ""
-    axis: int = 0
-    chosen: bool = False
+    dataset: str  # path of the values in the file
+    offsets: str = ""  # path of the offsets of a variable-length field, or ""
+    axis: int = 0  # the axis that counts the samples; negative ones count from the end
+    chosen: bool = False  # whether the user has chosen this axis
 
 
 def open_file(path: Path | str) -> h5py.File:

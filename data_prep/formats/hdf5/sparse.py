@@ -19,16 +19,11 @@ _PARTS = ("data", "indices", "indptr")
 
 
 class Form(NamedTuple):
-    """How a group holds a sparse matrix.
+    """How a group holds a sparse matrix."""
 
-    Attributes:
-        axis: The axis whose rows can be read.
-        shape: The shape of the matrix.
-        parts: The names of the values, of their columns, and of the beginnings of the rows.
-    """
-
-    axis: int
-    shape: tuple[int, int]
+    axis: int  # the axis whose rows can be read
+    shape: tuple[int, int]  # the shape of the matrix
+    # The names of the values, of their columns, and of the beginnings of the rows.
     parts: tuple[str, str, str]
 
 

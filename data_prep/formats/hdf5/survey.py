@@ -32,40 +32,25 @@ LARGE, SMALL = 8 * 2**20, 16 * 2**10
 
 @dataclass(frozen=True)
 class Found:
-    """The result of reading a file.
+    """The result of reading a file."""
 
-    Attributes:
-        shard: The file's entry in the index.
-        moments: The state of the `Moments` of each field.
-        notes: For each field, how a loader reads it, and whether other storage would be faster.
-    """
-
-    shard: Shard
-    moments: Mapping[str, Mapping[str, Any]]
+    shard: Shard  # the file's entry in the index
+    moments: Mapping[str, Mapping[str, Any]]  # the state of the `Moments` of each field
+    # For each field, how a loader reads it, and whether other storage would be faster.
     notes: Mapping[str, tuple[str, bool]]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The task of a worker process: read one file.
+    """The task of a worker process: read one file."""
 
-    Attributes:
-        folder: The folder of the index.
-        paths: Paths of the files in the folder.
-        sources: Sizes and times of the files when they were first opened.
-        counts: Number of samples of each file.
-        splits: Split of each file.
-        schema: The fields, the same in all files.
-        statistics: Whether the values are read, for the running statistics.
-    """
-
-    folder: Path
-    paths: Sequence[str]
-    sources: Sequence[SourceFile]
-    counts: Sequence[int]
-    splits: Sequence[str]
-    schema: Mapping[str, Field]
-    statistics: bool
+    folder: Path  # the folder of the index
+    paths: Sequence[str]  # paths of the files in the folder
+    sources: Sequence[SourceFile]  # sizes and times of the files when they were first opened
+    counts: Sequence[int]  # number of samples of each file
+    splits: Sequence[str]  # split of each file
+    schema: Mapping[str, Field]  # the fields, the same in all files
+    statistics: bool  # whether the values are read, for the running statistics
 
     def look(self, number: int, progress: Progress) -> Found:
         """Compute the digest of the file, and check that all of it can be read."""

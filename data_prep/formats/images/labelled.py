@@ -25,22 +25,18 @@ WHOLE = range(-(2**63), 2**63)
 
 @dataclass(slots=True)
 class Labelled:
-    """Files with their labels, splits and problems; each piece has a part of them.
+    """Files with their labels, splits and problems; each piece has a part of them."""
 
-    Attributes:
-        files: The files, in their order.
-        texts: The label of each file as it was found; a piece needs only the number.
-        labels: The label of each file as a number; empty without labels.
-        column: The value of each file for `--split column:…` or `--group`; empty without them.
-        records: The line of each file in the list; empty without a list.
-        problems: The files that cannot be used: (file, record, reason).
-    """
-
-    files: Files
+    files: Files  # the files, in their order
+    # The label of each file as it was found; a piece needs only the number.
     texts: list[Any] = field(default_factory=list)
+    # The label of each file as a number; empty without labels.
     labels: "array[int]" = field(default_factory=lambda: array("q"))
+    # The value of each file for `--split column:…` or `--group`; empty without them.
     column: list[str] = field(default_factory=list)
+    # The line of each file in the list; empty without a list.
     records: list[str] = field(default_factory=list)
+    # The files that cannot be used: (file, record, reason).
     problems: list[tuple[str, str, str]] = field(default_factory=list)
 
     def part(self, start: int, stop: int) -> "Labelled":

@@ -25,18 +25,12 @@ _LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 @dataclass(slots=True)
 class Files(Sequence[SourceFile]):
-    """A compact sequence of files with their sizes and times.
+    """A compact sequence of files with their sizes and times."""
 
-    Attributes:
-        root: The folder that the names are relative to.
-        names: Paths below the root, or absolute paths.
-        sizes: Sizes in bytes.
-        times: Times of the last change, in ns.
-    """
-
-    root: str
-    names: list[str] = field(default_factory=list)
-    sizes: "array[int]" = field(default_factory=lambda: array("q"))
+    root: str  # the folder that the names are relative to
+    names: list[str] = field(default_factory=list)  # paths below the root, or absolute paths
+    sizes: "array[int]" = field(default_factory=lambda: array("q"))  # sizes in bytes
+    # Times of the last change, in ns.
     times: "array[int]" = field(default_factory=lambda: array("q"))
 
     def add(self, name: str, found: os.stat_result) -> None:

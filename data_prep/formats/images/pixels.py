@@ -124,30 +124,18 @@ def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
 
 @dataclass(frozen=True)
 class Pixels:
-    """How image files become samples; see the module.
+    """How image files become samples; see the module."""
 
-    Attributes:
-        size: Height and width; None keeps the size of each file.
-        resize: One of _RESIZE.
-        filter: One of FILTERS.
-        mode: One of MODES; "" is L for grey images and RGB for all others.
-        background: The name of a colour that Pillow knows, or "".
-        encoded: Whether a sample is the bytes of the file.
-        quality: Quality of JPEGs that are encoded again, 1 to 95.
-        max_pixels: Images with more pixels cannot be used.
-        draft: Whether JPEGs may be decoded at a fraction of their size.
-        pages: One of PAGES: what is read of an animation, or of a file with several pages.
-    """
-
-    size: tuple[int, int] | None = None
-    resize: str = "crop"
-    filter: str = "bilinear"
-    mode: str = "RGB"
-    background: str = ""
-    encoded: bool = False
-    quality: int = 95
-    max_pixels: int = MAX_PIXELS
-    draft: bool = False
+    size: tuple[int, int] | None = None  # height and width; None keeps the size of each file
+    resize: str = "crop"  # one of _RESIZE
+    filter: str = "bilinear"  # one of FILTERS
+    mode: str = "RGB"  # one of MODES; "" is L for grey images and RGB for all others
+    background: str = ""  # the name of a colour that Pillow knows, or ""
+    encoded: bool = False  # whether a sample is the bytes of the file
+    quality: int = 95  # quality of JPEGs that are encoded again, 1 to 95
+    max_pixels: int = MAX_PIXELS  # images with more pixels cannot be used
+    draft: bool = False  # whether JPEGs may be decoded at a fraction of their size
+    # One of PAGES: what is read of an animation, or of a file with several pages.
     pages: str = "refuse"
 
     @classmethod

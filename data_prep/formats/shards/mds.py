@@ -66,23 +66,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Shard:
-    """An .mds file.
+    """An .mds file."""
 
-    Attributes:
-        file: The file, raw or compressed.
-        compression: "" for a raw file, otherwise the name in the index, such as "zstd:3".
-        samples: Number of samples.
-        bytes: Size of the raw file.
-        folder: Name of its folder if each folder is a split, otherwise "".
-        digests: The digests that the index has, as hexadecimal text by the algorithm's name, of
-            the content of `file`, and then of the raw file.
-    """
-
-    file: SourceFile
-    compression: str
-    samples: int
-    bytes: int
-    folder: str
+    file: SourceFile  # the file, raw or compressed
+    compression: str  # "" for a raw file, otherwise the name in the index, such as "zstd:3"
+    samples: int  # number of samples
+    bytes: int  # size of the raw file
+    folder: str  # name of its folder if each folder is a split, otherwise ""
+    # The digests that the index has, as hexadecimal text by the algorithm's name, of the content of
+    # `file`, and then of the raw file.
     digests: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
 

@@ -35,23 +35,15 @@ Taken = Callable[[Int64s | None], Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A column and the field that it becomes; picklable.
+    """A column and the field that it becomes; picklable."""
 
-    Attributes:
-        name: Name in the source.
-        type: Arrow type.
-        field: The field that stores it.
-        cast: The dtype of --cast, or "".
-        null: The value that replaces nulls, of `type`; None if rows with nulls cannot be used.
-        categories: The values, if the field stores their codes.
-    """
-
-    name: str
-    type: Any
-    field: Field
-    cast: str = ""
+    name: str  # name in the source
+    type: Any  # arrow type
+    field: Field  # the field that stores it
+    cast: str = ""  # the dtype of --cast, or ""
+    # The value that replaces nulls, of `type`; None if rows with nulls cannot be used.
     null: Any = None
-    categories: Sequence[Any] | None = None
+    categories: Sequence[Any] | None = None  # the values, if the field stores their codes
 
     @classmethod
     def of(

@@ -30,17 +30,11 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads documents.
+    """Reads documents."""
 
-    Attributes:
-        lines: Whether each line of a text file is a document; otherwise the file is one.
-        key: The column with the text, in JSON Lines and Parquet.
-        column: The column that decides the split, or "".
-    """
-
-    lines: bool = False
-    key: str = "text"
-    column: str = ""
+    lines: bool = False  # whether each line of a text file is a document; otherwise the file is one
+    key: str = "text"  # the column with the text, in JSON Lines and Parquet
+    column: str = ""  # the column that decides the split, or ""
 
     def parts(self, file: SourceFile, nbytes: int) -> Iterator[tuple[Part, int]]:
         """Cut a file into parts; yield each with the approximate bytes of its text."""

@@ -29,19 +29,12 @@ _SMALLEST = BYTES + 1  # the least vocabulary: all bytes, and the end-of-documen
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How documents become tokens.
+    """How documents become tokens."""
 
-    Attributes:
-        name: A name for messages and the provenance.
-        vocabulary: The ids are 0 to vocabulary - 1.
-        eod: The id that ends each document, or None.
-        content: The text of tokenizer.json; "" if the tokens are the bytes.
-    """
-
-    name: str
-    vocabulary: int
-    eod: int | None
-    content: str = ""
+    name: str  # a name for messages and the provenance
+    vocabulary: int  # the ids are 0 to vocabulary - 1
+    eod: int | None  # the id that ends each document, or None
+    content: str = ""  # the text of tokenizer.json; "" if the tokens are the bytes
 
     @property
     def dtype(self) -> str:

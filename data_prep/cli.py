@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from hpctrain.errors import DataError, HpctrainError
 from hpctrain.terminal import indented
 
-# Each is a module with `arguments(parser)` and `run(args)`.
+# Each is a module with `arguments(parser)`, and `run(args)` or, if it writes a data set,
+# `source(args, options)`; `prepare(args)` may change the arguments before.
 COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
@@ -68,6 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _write(command: Any, args: argparse.Namespace) -> None:
+    """Write a data set: convert the source that a command makes."""
+    from data_prep.options import Options
+    from data_prep.writing.convert import convert
+
+    if hasattr(command, "prepare"):
+        command.prepare(args)
+    options = Options.of(args)
+    convert(command.source(args, options), args.out, options)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line; argparse would print a page of usage first."""
 
@@ -116,6 +128,6 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         if name == chosen:
             found = import_module(f"data_prep.{module}")
             command.description = found.__doc__
-            command.set_defaults(run=found.run)
+            command.set_defaults(run=getattr(found, "run", partial(_write, found)))
             found.arguments(command)
     return parser

@@ -61,6 +61,7 @@ class Options:
     quiet: bool = False  # whether only errors are printed
     rename: Mapping[str, str] = field(default_factory=dict)  # new names of fields, by the old ones
     command: str = ""  # the command line, for the provenance
+    by_own: bool = False  # whether `Source.own` decides the splits, because --split is not given
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
@@ -81,7 +82,8 @@ class Options:
             shard_bytes=parse_size(args.shard_size),
             compression=_compression(args),
             auto=args.codec == "auto",
-            split=parse_split(args.split),
+            split=parse_split(args.split or "train=1"),
+            by_own=not args.split,
             stratify=args.stratify,
             group=args.group or "",
             dedup=args.dedup,

@@ -138,6 +138,7 @@ class Source(ABC):
         beside: File name to content of text files that are written beside the shards because a
             reader of the data needs them, such as a tokenizer.
         group: The field of which no value is in two splits, if that is known beforehand.
+        own: The column that names the splits unless --split is given, or "".
         unpacks: Whether all samples come out of the pieces' files, whose sizes then bound them.
     """
 
@@ -152,6 +153,7 @@ class Source(ABC):
     folders: Sequence[str] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
     group: str = ""
+    own: str = ""
 
     def split_files(self) -> Iterable[str]:
         """Return all possible values of `Block.file`, to check `--split file:…` early."""

@@ -95,25 +95,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    source = arrays(
-        args.files,
-        args.field,
-        options,
-        axes=args.axis,
-        casts=args.cast,
-        packed=args.packed,
-        external=args.external,
-    )
-    convert(source, args.out, options)
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the arrays that the command line names."""
+    more = {"axes": args.axis, "casts": args.cast, "packed": args.packed}
+    return arrays(args.files, args.field, options, **more, external=args.external)
 
 
 @dataclass(frozen=True)
-class Arrays(Source):
+class _Arrays(Source):
     """See `arrays`."""
 
     unpacks = False
@@ -224,7 +213,7 @@ def arrays(
     row_bytes = max(1, sum(column.nbytes for column in columns) // total)
     in_piece = max(1, options.shard_bytes // row_bytes)
     ends = [(start, min(start + in_piece, total)) for start in range(0, total, in_piece)]
-    return Arrays(
+    return _Arrays(
         name="arrays",
         fields=fields,
         pieces=[

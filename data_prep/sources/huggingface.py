@@ -57,18 +57,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, split="")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    saved = _load(args.folder)
-    args.split = args.split or ("train=1" if "" in saved.splits else f"column:{SPLIT}")
-    options = Options.of(args)
-    choice = ColumnChoice(listed(args.columns), listed(args.drop), cast=pairs("--cast", args.cast))
-    source = _huggingface(saved, choice, Pixels.of(args, mode=""), options)
-    convert(source, args.out, options)
-
-
 @dataclass(frozen=True)
 class _Saved:
     """The contents of a folder."""
@@ -224,8 +212,12 @@ class _HuggingFace(Table):
         return self.rows([Part(path)], reading, split if self.column == SPLIT else "")
 
 
-def _huggingface(saved: _Saved, choice: ColumnChoice, images: Pixels, options: Options) -> Source:
-    """Make a source of the rows of a saved data set."""
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the rows of a saved data set."""
+    saved, images = _load(args.folder), Pixels.of(args, mode="")
+    choice = ColumnChoice(listed(args.columns), listed(args.drop), cast=pairs("--cast", args.cast))
+    own = "" if "" in saved.splits else SPLIT
+    column = own if options.by_own else options.column
     with naming([saved.folder]):
         chosen = choice.choose(list(saved.features))
         columns = {name: _column(name, saved, choice.cast.get(name, ""), images) for name in chosen}
@@ -255,7 +247,8 @@ def _huggingface(saved: _Saved, choice: ColumnChoice, images: Pixels, options: O
         categories=categories,
         columns=[*saved.features, *extra],
         fields_of={name: (column,) for name, column in columns.items()},
-        column=options.column if options.column in (*saved.features, SPLIT) else "",
+        own=own,
+        column=column if column in (*saved.features, SPLIT) else "",
     )
 
 

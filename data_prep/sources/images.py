@@ -63,30 +63,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    source = images(
-        args.source,
-        options,
-        Pixels.of(args),
-        labels=not args.no_labels,
-        classes=args.classes,
-        columns=(args.path_column, args.label_column),
-        outside=args.allow_outside,
-    )
-    ignored = source.about["ignored"]
-    if ignored and not options.quiet:
-        first = source.about["first_ignored"]
-        print(f"{ignored} files are no images and are ignored, such as {first!r}", file=sys.stderr)
-    convert(source, args.out, options)
-
-
 @dataclass(frozen=True)
 class _ImageSource(Source):
-    """See `images`."""
+    """See the module."""
 
     pixels: Pixels = field(default_factory=Pixels)
     root: str = ""
@@ -120,21 +99,12 @@ class _ImageSource(Source):
             yield samples.take()
 
 
-def images(
-    path: Path,
-    options: Options,
-    pixels: Pixels | None = None,
-    *,
-    labels: bool = True,
-    classes: Path | None = None,
-    columns: tuple[str, str] = ("path", "label"),
-    outside: bool = False,
-) -> Source:
-    """Make a source of image files."""
-    pixels = pixels or Pixels()
-    if classes and not labels:
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return image files with their labels."""
+    path, labels, pixels = args.source, not args.no_labels, Pixels.of(args)
+    if args.classes and not labels:
         raise ConfigError("--classes and --no-labels: one of them")
-    fixed = read_classes(classes) if classes else None
+    fixed = read_classes(args.classes) if args.classes else None
     split, by_column = options.column, isinstance(options.split, ByColumn)
     problems, ignored = Problems(options.on_error), Ignored()
     if not path.exists():
@@ -147,12 +117,16 @@ def images(
             *(path, SUFFIXES, problems, ignored, fixed),
             labels=labels,
             split=bool(split),
-            outside=outside,
+            outside=args.allow_outside,
         )
     else:
-        list_columns = [columns[0], *([columns[1]] if labels else []), *([split] if split else [])]
         found = by_list(
-            path, list_columns, problems, fixed, labels=labels, split=bool(split), outside=outside
+            path,
+            [args.path_column, *[args.label_column] * labels, *[split] * bool(split)],
+            *(problems, fixed),
+            labels=labels,
+            split=bool(split),
+            outside=args.allow_outside,
         )
     if not found.files:
         why = f": {problems.found[0]}" if problems.found else ""
@@ -164,6 +138,11 @@ def images(
         check_name(name, "split")
     spec = pixels.field or _first(pixels, found, Problems(options.on_error), path)
     fields = {"image": spec} | ({"label": Field("int64")} if labels else {})
+    if ignored.count and not options.quiet:
+        print(
+            f"{ignored.count} files are no images and are ignored, such as {ignored.first!r}",
+            file=sys.stderr,
+        )
     found.problems = [(p.file, p.record, p.reason) for p in problems.found]
     return _ImageSource(
         name="images",

@@ -30,8 +30,8 @@ from data_prep.formats.shards.mds import (
     shards_of,
 )
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
-from data_prep.source import BadRecords, Piece
-from data_prep.sources.stream import Encoded, Stream, by_own_split
+from data_prep.source import BadRecords, Piece, Source
+from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import check_name
 
@@ -50,21 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, split="")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    given, args.split = args.split, args.split or "train=1"
-    options = Options.of(args)
-    source = mds(args.folder, options, Pixels.of(args), named=args.column, variable=args.variable)
-    convert(source, args.out, by_own_split(source, options, given))
-
-
 @dataclass(frozen=True)
 class _Mds(Stream):
-    """See `mds`."""
+    """See the module."""
 
-    own = "folder"
     layout: tuple[Column, ...] = ()
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # (column, key) by field
 
@@ -95,24 +84,9 @@ class _Mds(Stream):
         return values, folder
 
 
-def mds(
-    folder: Path,
-    options: Options,
-    pixels: Pixels | None = None,
-    *,
-    named: Sequence[str] = (),
-    variable: Sequence[str] = (),
-) -> Stream:
-    """Make a source of MDS shards; each shard is a piece.
-
-    Args:
-        folder: A folder with an index.json, or with folders that have one each.
-        options: The options of the conversion; `on_error` is used.
-        pixels: How images become samples.
-        named: "COLUMN" or "COLUMN:KEY"; empty takes all columns.
-        variable: Fields whose first axis varies in length.
-    """
-    pixels, shards = pixels or Pixels(), list[Shard]()
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the samples of MDS shards; each shard is a piece."""
+    folder, pixels, shards = args.folder, Pixels.of(args), list[Shard]()
     layout: tuple[Column, ...] = ()
     for name, path in _folders(folder).items():
         for shard, columns in shards_of(path, name):
@@ -123,9 +97,9 @@ def mds(
     shards = [shard for shard in shards if shard.samples]
     if not shards:
         raise DataError(f"{folder} has no samples")
-    chosen = _chosen(folder, layout, named)
+    chosen = _chosen(folder, layout, args.column)
     kinds = {column.name: column.kind for column in layout}
-    source = _Mds(
+    found = _Mds(
         name="mds",
         fields={},
         pieces=[Piece(s, (s.file,), samples=s.samples, bytes=s.bytes) for s in shards],
@@ -136,12 +110,13 @@ def mds(
             "folders": [shard.folder for shard in shards],
         },
         about={"from": str(folder.absolute()), "columns": {c.name: c.encoding for c in layout}},
+        own="folder",
         pixels=pixels,
         images=frozenset(name for name, (column, _) in chosen.items() if kinds[column] in IMAGES),
         layout=layout,
         chosen=chosen,
     )
-    return source.with_fields(options, variable, f"{folder}: no sample can be used")
+    return found.with_fields(options, args.variable, f"{folder}: no sample can be used")
 
 
 def _folders(folder: Path) -> dict[str, Path]:

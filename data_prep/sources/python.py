@@ -30,7 +30,7 @@ NumPy's BLAS uses one thread in each process, unless OPENBLAS_NUM_THREADS is set
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,8 @@ from data_prep.formats.files import ranges
 from data_prep.formats.tables.column_choice import listed
 from data_prep.formats.user_code import SPLIT, Code, check_same, file_of, parts_of, place_of
 from data_prep.options import VARIABLE, Options, add_arguments, add_repeated, pairs
-from data_prep.source import BadRecords, Piece, SourceFile
-from data_prep.sources.stream import Encoded, Stream, by_own_split
+from data_prep.source import BadRecords, Piece, Source, SourceFile
+from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError
 from hpctrain.shards.field import DTYPES
 
@@ -73,30 +73,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, split="")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    given, args.split = args.split, args.split or "train=1"
-    options = Options.of(args)
-    source = python(
-        args.function,
-        options,
-        args=_values("--arg", args.arg),
-        pieces=args.pieces,
-        variable=args.variable,
-        dtypes={name: str(value) for name, value in _values("--dtype", args.dtype).items()},
-        inputs=args.input,
-        names=listed([args.fields or ""]),
-    )
-    convert(source, args.out, by_own_split(source, options, given))
-
-
 @dataclass(frozen=True)
-class Python(Stream):
-    """See `python`."""
+class _Python(Stream):
+    """See the module."""
 
-    unpacks, own = False, SPLIT
+    unpacks = False
     code: Code = field(default_factory=lambda: Code("", "", {}))
 
     def encoded(self, what: int | range, reading: BadRecords) -> Iterator[Encoded]:
@@ -109,65 +90,46 @@ class Python(Stream):
         return self.code.place
 
 
-def python(
-    function: str,
-    options: Options,
-    *,
-    args: Mapping[str, Any] | None = None,
-    pieces: int | None = None,
-    variable: Sequence[str] = (),
-    dtypes: Mapping[str, str] | None = None,
-    inputs: Sequence[Path] = (),
-    names: Sequence[str] = (),
-) -> Python:
-    """Make a source of the samples that Python code gives; see the command's options.
-
-    Args:
-        function: "FILE.py:NAME" or "MODULE:NAME"; see the module.
-        options: The options of the conversion; `on_error`, `split` and `shard_bytes` are used.
-        args: Arguments of the function or class.
-        pieces: How many times the function is called, each time with another `part`; or into how
-            many pieces the data set is cut.
-        variable: Fields whose first axis varies in length.
-        dtypes: Dtypes to store, by field.
-        inputs: Files that the code reads.
-        names: The names of the items of samples that are no dicts.
-    """
-    args, dtypes = args or {}, dtypes or {}
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the samples that Python code gives."""
+    given, pieces = _values("--arg", args.arg), args.pieces
+    dtypes = {name: str(value) for name, value in _values("--dtype", args.dtype).items()}
     if pieces is not None and pieces < 1:
         raise ConfigError(f"--pieces {pieces}: at least 1")
-    place, name = place_of(function)
-    files = tuple(SourceFile.of(path) for path in (Path(file_of(place)), *inputs))
+    place, name = place_of(args.function)
+    files = tuple(SourceFile.of(path) for path in (Path(file_of(place)), *args.input))
     for dtype in dtypes.values():
         if dtype not in DTYPES:
             raise ConfigError(f"--dtype {dtype}: allowed are {', '.join(DTYPES)}")
-    code = Code(place, name, dict(args), parts_of(place, name, args, pieces), tuple(names))
+    names = tuple(listed([args.fields or ""]))
+    code = Code(place, name, given, parts_of(place, name, given, pieces), names)
     data = code.data()
     if pieces is not None and code.parts is None and data is None:
         raise ConfigError(f"--pieces: {place}: {name} has no parameters part and parts")
     calls = [range(len(data))] if data is not None else range(code.parts or 1)
-    source = Python(
+    found = _Python(
         name="python",
         fields={},
         pieces=[Piece(what, files) for what in calls],
         identity={
             "function": name,
-            "args": dict(args),
+            "args": given,
             "parts": code.parts,
             **({"names": list(names), "pieces": pieces} if data is not None or names else {}),
         },
-        about={"from": f"{place}:{name}", "args": dict(args)},
+        about={"from": f"{place}:{name}", "args": given},
+        own=SPLIT,
         code=code,
         rounded=frozenset(dtypes),
-    ).with_fields(options, variable, f"{function} yields no sample", dtypes)
+    ).with_fields(options, args.variable, f"{args.function} yields no sample", dtypes)
     if data is None:
-        return source
+        return found
     check_same(code, len(data))
-    nbytes = source.sample_bytes
+    nbytes = found.sample_bytes
     step = -(-len(data) // pieces) if pieces else max(1, options.shard_bytes // nbytes)
     parts = [range(*ends) for ends in ranges(len(data), step)]
     cut = [Piece(part, files, len(part), len(part) * nbytes) for part in parts]
-    return replace(source, pieces=cut)
+    return replace(found, pieces=cut)
 
 
 def _values(option: str, texts: Sequence[str]) -> dict[str, Any]:

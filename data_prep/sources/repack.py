@@ -54,21 +54,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, split=_KEEP)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
+def prepare(args: argparse.Namespace) -> None:
+    """Without --split the splits stay; with it, groups stay whole unless `--group ''` is given."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the workers inherit it
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    keep = args.split == _KEEP
-    if keep:
+    args.keep = args.split == _KEEP
+    if args.keep:
         args.split = "column:split"
-    elif args.group is None:  # `--group ''` divides the groups all the same
+    elif args.group is None:
         args.group = Index.load(args.src).group
-    options = Options.of(args)
-    names = args.fields.split(",") if args.fields is not None else None
-    source = repack(args.src, args.out, options, fields=names, seed=args.shuffle, keep=keep)
-    convert(source, args.out, options)
 
 
 class _Part(NamedTuple):
@@ -82,7 +76,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Repack(Source):
-    """See `repack`."""
+    """See the module."""
 
     unpacks = False
     folder: str = ""  # folder of the data set
@@ -185,20 +179,13 @@ class _Repack(Source):
             )
 
 
-def repack(
-    src: Path,
-    out: Path,
-    options: Options,
-    *,
-    fields: Sequence[str] | None = None,
-    seed: int | None = None,
-    keep: bool = True,
-) -> Source:
-    """Make a source of the samples of a data set."""
-    _check_apart(src, out)
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the samples of a data set."""
+    src, seed, keep = args.src, args.shuffle, args.keep
+    _check_apart(src, args.out)
     index = Index.load(src)
     index.check(src)
-    stored = _stored(src, index, fields)
+    stored = _stored(src, index, args.fields.split(",") if args.fields is not None else None)
     if seed is not None and str(options.split).startswith("file:"):
         raise ConfigError(f"--split {options.split} goes by the shards, which --shuffle mixes")
     kept = [index.split(name).shards for name in index.splits]

@@ -68,27 +68,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(option, type=int, metavar="N", help=f"{text} (default: {default})")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
+def prepare(args: argparse.Namespace) -> None:
+    """Without --split each of the data sets has its own splits."""
     args.split = args.split or SPLITS[args.name]
-    options = Options.of(args)
+
+
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the data set that the command line names."""
     numbers = {option[2:]: vars(args)[option[2:]] for option, *_ in _FLOW}
     given = {name: number for name, number in numbers.items() if number is not None}
     if given and args.name != "flow":
         raise ConfigError(f"--{next(iter(given))} is of `sample flow`, not of `sample {args.name}`")
     if args.train_bpe is not None and args.name != "stdlib":
         raise ConfigError(f"--train-bpe is of `sample stdlib`, not of `sample {args.name}`")
-    if args.name == "flow":
-        source = flow.flow(options, **given)
-    elif args.name == "stdlib":
-        if args.train_bpe is not None and not args.quiet:
-            print(f"training a tokenizer of {args.train_bpe} tokens", file=sys.stderr, flush=True)
-        source = stdlib(options, vocabulary=args.train_bpe)
-    else:
-        source = digits(options)
-    convert(source, args.out, options)
+    if args.train_bpe is not None and not args.quiet:
+        print(f"training a tokenizer of {args.train_bpe} tokens", file=sys.stderr, flush=True)
+    match args.name:
+        case "flow":
+            return flow.flow(options, **given)
+        case "stdlib":
+            return stdlib(options, vocabulary=args.train_bpe)
+    return digits(options)
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,10 @@ class Stream(Source):
     """A source of samples that are decoded one by one."""
 
     keyed: ClassVar[bool] = False  # whether samples have keys, or their content decides the split
-    own: ClassVar[str] = ""
     pixels: Pixels = field(default_factory=Pixels)  # how images become samples
     images: frozenset[str] = frozenset()  # the fields that are images
     # The fields whose floats may lose digits, because the user chose the dtype.
     rounded: frozenset[str] = frozenset()
-    named: bool = False  # whether the samples name their splits, as the column `own`
     column: str = ""  # the field whose values name the splits, or `own`, or ""
     sample_bytes: int = 1  # the size of the first sample
 
@@ -49,13 +47,13 @@ class Stream(Source):
 
     def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        place, by_field = self.place(what), self.column in self.fields and not self._by_own
+        place, by_field = self.place(what), self.column in self.fields and self.column != self.own
         samples = Samples(self.fields, place, keyed=self.keyed, columned=bool(self.column))
         for record, decode, key in self.encoded(what, reading):
             try:
                 values, split = decode()
-                if bool(split) != self.named:
-                    raise Unusable(f"some samples have a {self.own!r}, some have none")
+                if bool(split) != bool(self.own):
+                    raise Unusable("some samples have a 'split', some have none")
                 sample = fit_all(values, self.fields, self.rounded)
             except Unusable as error:
                 reading.bad(place, record, str(error))
@@ -67,10 +65,6 @@ class Stream(Source):
                 yield samples.take()
         if len(samples):
             yield samples.take()
-
-    @property
-    def _by_own(self) -> bool:
-        return self.named and self.column == self.own
 
     def with_fields(
         self,
@@ -98,23 +92,19 @@ class Stream(Source):
                 except Unusable as error:
                     problems.bad(self.place(what), record, str(error))
                     continue
+                own = self.own if split else ""
                 names = [name for name, field in fields.items() if _is_name(field)]
                 by = options.split.column if isinstance(options.split, ByColumn) else ""
                 return replace(
                     self,
                     fields=fields,
-                    named=bool(split),
-                    columns=[self.own] * bool(split) + names,
-                    column=by or self.own * bool(split),
+                    own=own,
+                    columns=[own, *names] if own else names,
+                    column=by or own,
                     sample_bytes=max(1, sum(value.nbytes for value in first.values())),
                 )
         why = f": {problems.found[0]}" if problems.found else ""
         raise DataError(f"{none}{why}")
-
-
-def by_own_split(source: Stream, options: Options, given: str) -> Options:
-    """Return the options with the splits that samples name, unless --split was given."""
-    return options if given or not source.named else replace(options, split=ByColumn(source.own))
 
 
 def _is_name(field: Field) -> bool:

@@ -90,32 +90,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    if len(args.delimiter.encode()) > 1:
-        raise ConfigError(f"--delimiter {args.delimiter!r}: it is one ASCII character")
-    choice = ColumnChoice(
-        columns=listed(args.columns),
-        drop=listed(args.drop),
-        categorical=listed(args.categorical),
-        cast=pairs("--cast", args.cast),
-        null=pairs("--null", args.null, empty=True),
-        stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
-    )
-    names = tuple(listed([args.header] if args.header else []))
-    csv = Csv(
-        delimiter=args.delimiter,
-        names=names,
-        quotes=not args.no_quotes,
-        encoding=csv_text.check_encoding(args.encoding),
-        block=_block_size(args.block) if args.block else 0,
-    )
-    convert(table(args.sources, choice, options, csv, args.allow_outside), args.out, options)
-
-
 def _block_size(text: str) -> int:
     found = parse_size(text, "--block")
     if not 2**20 <= found <= 2**30:
@@ -125,7 +99,7 @@ def _block_size(text: str) -> int:
 
 @dataclass(frozen=True)
 class Table(Source):
-    """See `table`."""
+    """See the module."""
 
     fields_of: Mapping[str, Sequence[Column]] = field(default_factory=dict)
     csv: Csv = field(default_factory=Csv)
@@ -195,18 +169,29 @@ class Table(Source):
         return self.fields[name].shape != self.fields_of[name][0].field.shape
 
 
-def table(
-    sources: Sequence[Path],
-    choice: ColumnChoice,
-    options: Options,
-    csv: Csv | None = None,
-    allow_outside: bool = False,
-) -> Source:
-    """Make a source of the rows of tables."""
-    found = files.find(sources, tables.PATTERNS, allow_outside)
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the rows of tables."""
+    if len(args.delimiter.encode()) > 1:
+        raise ConfigError(f"--delimiter {args.delimiter!r}: it is one ASCII character")
+    choice = ColumnChoice(
+        columns=listed(args.columns),
+        drop=listed(args.drop),
+        categorical=listed(args.categorical),
+        cast=pairs("--cast", args.cast),
+        null=pairs("--null", args.null, empty=True),
+        stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
+    )
+    csv = Csv(
+        delimiter=args.delimiter,
+        names=tuple(listed([args.header or ""])),
+        quotes=not args.no_quotes,
+        encoding=csv_text.check_encoding(args.encoding),
+        block=_block_size(args.block) if args.block else 0,
+    )
+    found = files.find(args.sources, tables.PATTERNS, args.allow_outside)
     first, *others = paths = [file.path for file in found.files]
     with naming(paths):
-        schema, csv = _schema(first, choice, csv or Csv())
+        schema, csv = _schema(first, choice, csv)
         column = options.column if options.column in schema.names else ""
         chosen = choice.choose(schema.names)
         outputs = choice.outputs(chosen)
@@ -251,9 +236,9 @@ def table(
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
             "csv": [csv.delimiter, csv.names, csv.quotes, csv.encoding],
         },
-        folders=[str(source) for source in sources],
+        folders=[str(source) for source in args.sources],
         about={
-            "from": [str(source.absolute()) for source in sources],
+            "from": [str(source.absolute()) for source in args.sources],
             "ignored": found.ignored,
             "types": {name: str(schema.field(name).type) for name in chosen},
         },

@@ -25,6 +25,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, parse_size
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
@@ -99,29 +101,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    if args.eod and (args.train_bpe is not None or args.tokenizer == "bytes"):
-        raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
-    corpus = Corpus.of(
-        args.sources,
-        args.glob or documents.PATTERNS,
-        documents.Reader(args.documents == "lines", args.text_column, options.column),
-        args.allow_outside,
-    )
-    if args.train_bpe is not None:
-        limit = parse_size(args.train_bytes, "--train-bytes")
-        tokenizer = trained(corpus, args.train_bpe, limit, not args.no_eod, args.out, args.quiet)
-    elif args.tokenizer == "bytes":
-        tokenizer = tokens.of_bytes(not args.no_eod)
-    else:
-        tokenizer = tokens.of_file(Path(args.tokenizer), not args.no_eod, args.eod)
-    convert(text(corpus, tokenizer, options), args.out, options)
-
-
 @dataclass(frozen=True)
 class Corpus:
     """The files with documents, and how they are read."""
@@ -160,26 +139,16 @@ class Corpus:
             share = limit * min(1.0, passed / total)  # bytes of the parts so far
             if used >= share and total > limit:
                 continue
-            for document in self.reader.read(part, _Anything()):
+            for document in self.reader.read(part, Problems("skip")):
                 yield document.text
                 used += len(document.text.encode())
                 if used >= (share if total > limit else limit):
                     break
 
 
-class _Anything:
-    """Ignores records that cannot be used: the conversion reports them later."""
-
-    def bad(self, file: str, record: str, reason: str) -> None:
-        """See `BadRecords`."""
-
-    def skip(self, reason: str) -> None:
-        """See `BadRecords`."""
-
-
 @dataclass(frozen=True)
-class Text(Source):
-    """See `text`."""
+class _Text(Source):
+    """See the module."""
 
     reader: documents.Reader = field(default_factory=documents.Reader)
     tokenizer: Tokenizer = field(default_factory=lambda: tokens.of_bytes(True))
@@ -212,8 +181,22 @@ class Text(Source):
         )
 
 
-def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
-    """Make a source of documents as tokens."""
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return documents as tokens."""
+    if args.eod and (args.train_bpe is not None or args.tokenizer == "bytes"):
+        raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
+    corpus = Corpus.of(
+        args.sources,
+        args.glob or documents.PATTERNS,
+        documents.Reader(args.documents == "lines", args.text_column, options.column),
+        args.allow_outside,
+    )
+    if args.train_bpe is not None:
+        tokenizer = _trained(corpus, args)
+    elif args.tokenizer == "bytes":
+        tokenizer = tokens.of_bytes(not args.no_eod)
+    else:
+        tokenizer = tokens.of_file(Path(args.tokenizer), not args.no_eod, args.eod)
     width = 2 if tokenizer.dtype == "uint16" else 4
     growth = width / (_BYTES_PER_TOKEN if tokenizer.content else 1)
     # A little less than a shard; otherwise most pieces would write a small second shard.
@@ -221,7 +204,7 @@ def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
     parts = ((part, file, int(size * growth)) for part, file, size in corpus.parts(room))
     pieces: list[Piece] = files.pieces(parts, int(room * growth))
     by_file = isinstance(options.split, ByFile)
-    return Text(
+    return _Text(
         name="text",
         fields={"tokens": Field(tokenizer.dtype, variable=True)},
         pieces=pieces,
@@ -248,35 +231,29 @@ def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
     )
 
 
-def trained(
-    corpus: Corpus, vocabulary: int, limit: int, eod: bool, out: Path, quiet: bool = False
-) -> Tokenizer:
-    """Train a BPE on the corpus, or return the one that an earlier run has trained for `out`."""
+def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
+    """Train a BPE on the corpus, or return the one that an earlier run has trained for OUT."""
+    vocabulary, limit = args.train_bpe, parse_size(args.train_bytes, "--train-bytes")
     tokens.check_vocabulary(vocabulary)
     read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.files]])
     of = tokens.digest_of(read)
     name = f"BPE of {vocabulary} tokens, trained on {limit} bytes of {of}"
-    content = _earlier(out, name)
+    content = _earlier(args.out, name)
     if not content:
         texts = corpus.sample(limit)
         first = next(texts, None)
         if first is None:
             raise DataError(f"{', '.join(corpus.sources)}: no text to train a tokenizer on")
-        if not quiet:
+        if not args.quiet:
             print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
-        content = tokens.trained(_chain(first, texts), vocabulary)
-    tokenizer = tokens.of_content(content, name, eod, tokens.EOD)
-    if tokenizer.vocabulary < vocabulary and not quiet:
+        content = tokens.trained(chain([first], texts), vocabulary)
+    tokenizer = tokens.of_content(content, name, not args.no_eod, tokens.EOD)
+    if tokenizer.vocabulary < vocabulary and not args.quiet:
         print(
             f"the text gives {tokenizer.vocabulary} tokens, less than --train-bpe {vocabulary}",
             file=sys.stderr,
         )
     return tokenizer
-
-
-def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest
 
 
 def _earlier(out: Path, name: str) -> str:

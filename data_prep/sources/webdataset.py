@@ -55,18 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    source = webdataset(
-        args.tars, options, Pixels.of(args), named=args.field, variable=args.variable
-    )
-    convert(source, args.out, options)
-
-
-class Member(NamedTuple):
+class _Member(NamedTuple):
     """The members of samples that become a field."""
 
     extensions: tuple[str, ...]
@@ -75,11 +64,11 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WebDataset(Stream):
-    """See `webdataset`."""
+class _WebDataset(Stream):
+    """See the module."""
 
     keyed = True
-    members: Mapping[str, Member] = field(default_factory=dict)
+    members: Mapping[str, _Member] = field(default_factory=dict)
 
     def encoded(self, what: str, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
@@ -112,31 +101,16 @@ class WebDataset(Stream):
         return values, ""
 
 
-def webdataset(
-    paths: Sequence[Path],
-    options: Options,
-    pixels: Pixels | None = None,
-    *,
-    named: Sequence[str] = (),
-    variable: Sequence[str] = (),
-) -> Source:
-    """Make a source of tar files; each tar is a piece.
-
-    Args:
-        paths: Tars, or folders of tars.
-        options: The options of the conversion; `on_error` is used.
-        pixels: How images become samples.
-        named: "NAME=EXT,…"; if empty, the first sample's extensions decide the fields.
-        variable: Fields whose first axis varies in length.
-    """
-    pixels, tars = pixels or Pixels(), _tars(paths)
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the samples of tar files; each tar is a piece."""
+    pixels, tars = Pixels.of(args), _tars(args.tars)
     files = [SourceFile.of(tar) for tar in tars]
-    members, problems = _members(named), Problems(options.on_error)
+    members, problems = _members(args.field), Problems(options.on_error)
     first = ((tar, parts) for tar in tars for _, parts in samples(str(tar), None, problems))
     for tar, parts in () if members else first:
         members = _by_default(str(tar), parts)
         break
-    source = WebDataset(
+    found = _WebDataset(
         name="webdataset",
         fields={},
         pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
@@ -147,7 +121,7 @@ def webdataset(
         members=members,
     )
     none = f"{tars[0]}{' …' * (len(tars) > 1)}: there is no sample to use"
-    return source.with_fields(options, variable, none)
+    return found.with_fields(options, args.variable, none)
 
 
 def _tars(paths: Sequence[Path]) -> list[Path]:
@@ -166,15 +140,15 @@ def _tars(paths: Sequence[Path]) -> list[Path]:
     return tars
 
 
-def _members(named: Sequence[str]) -> dict[str, Member]:
+def _members(named: Sequence[str]) -> dict[str, _Member]:
     """Parse the values NAME=EXT,… of --field."""
-    members: dict[str, Member] = {}
+    members: dict[str, _Member] = {}
     for text in named:
         name, _, extensions = text.partition("=")
         if name in members:
             raise ConfigError(f"--field {name} is there twice")
         if extensions.startswith("json:") and extensions != "json:bytes":
-            members[name] = Member(("json",), "json", extensions[5:])
+            members[name] = _Member(("json",), "json", extensions[5:])
             continue
         parts = [part.partition(":") for part in extensions.lower().split(",")]
         _check_no_code(f"--field {text}", (ext for ext, _, how in parts if how != "bytes"))
@@ -183,7 +157,7 @@ def _members(named: Sequence[str]) -> dict[str, Member]:
             raise ConfigError(
                 f"--field {text!r}: it is NAME=EXT,… with extensions of one kind: {KINDS}"
             )
-        members[name] = Member(tuple(ext for ext, _, _ in parts), kinds.pop())
+        members[name] = _Member(tuple(ext for ext, _, _ in parts), kinds.pop())
     return members
 
 
@@ -206,10 +180,10 @@ def _check_no_code(where: str, extensions: Iterable[str]) -> None:
             )
 
 
-def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
+def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, _Member]:
     """Return the fields for samples with these extensions."""
     names = {"image": "image", "number": "label", "text": "text"}
-    members: dict[str, Member] = {}
+    members: dict[str, _Member] = {}
     _check_no_code(tar, parts)
     for extension in parts:
         kind = _kind(extension)
@@ -226,13 +200,13 @@ def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
                 f"{tar}: the members .{members[name].extensions[0]} and .{extension} would both be "
                 f"the field {name!r}: give every field, such as --field {name}={extension}"
             )
-        members[name] = Member((extension,), kind)
+        members[name] = _Member((extension,), kind)
         if kind == "image":  # other samples may have another image format
-            members[name] = Member((extension, *sorted(IMAGES - {extension})), kind)
+            members[name] = _Member((extension, *sorted(IMAGES - {extension})), kind)
     return members
 
 
-def _decoded(content: bytes, member: Member) -> Any:
+def _decoded(content: bytes, member: _Member) -> Any:
     if member.kind == "array":
         try:
             return np.load(io.BytesIO(content), allow_pickle=False)

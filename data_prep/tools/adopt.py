@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +33,7 @@ from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_o
 from data_prep.formats.hdf5.survey import Found, Survey
 from data_prep.options import add_repeated
 from data_prep.source import SourceFile
-from data_prep.writing.finalize import SHOWN, summary
-from data_prep.writing.provenance import made_by
+from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress
@@ -42,7 +41,6 @@ from hpctrain.shards import index as index_file
 from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index
-from hpctrain.shards.moments import Moments
 from hpctrain.shards.sample_schema import check_fields
 
 SUFFIXES = (".h5", ".hdf5")
@@ -95,49 +93,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command; see `adopt`."""
-    adopt(
-        args.files,
-        _parse_fields(args.field, args.axis, args.files),
-        args.split,
-        args.out,
-        group=args.group,
-        statistics=not args.no_statistics,
-        workers=len(os.sched_getaffinity(0)) if args.workers is None else args.workers,
-        overwrite=args.overwrite,
-        quiet=args.quiet,
-        command=args.command_line,
-    )
-
-
-def adopt(
-    files: Sequence[Path],
-    fields: Mapping[str, FieldSource],
-    split: str,
-    out: Path | None = None,
-    *,
-    group: str = "",
-    statistics: bool = True,
-    workers: int = 1,
-    overwrite: bool = False,
-    quiet: bool = False,
-    command: str = "",
-) -> Index:
     """Write the index of HDF5 files into their folder, unless the same index is there already."""
+    fields = _parse_fields(args.field, args.axis, args.files)
+    workers = len(os.sched_getaffinity(0)) if args.workers is None else args.workers
+    group, statistics, quiet = args.group, not args.no_statistics, args.quiet
     if workers < 1:
         raise ConfigError(f"--workers {workers}: it is 1 or more")
     if group and group not in fields:
         raise ConfigError(f"--group {group}: it is one of the fields, {', '.join(fields)}")
-    folder, paths = _located(files, out)
-    splits = _splits(split, paths)
+    folder, paths = _located(args.files, args.out)
+    splits = _splits(args.split, paths)
     schema, counts = _schema(folder, paths, fields)
     notes = notes_on(folder / paths[0], fields, counts[0])
     sources = [SourceFile.of(folder / path) for path in paths]
     fingerprint = _fingerprint(paths, sources, splits, schema, statistics, group)
-    if existing := _existing(folder, fingerprint, overwrite=overwrite):
+    if existing := _existing(folder, fingerprint, overwrite=args.overwrite):
         if not quiet:
             print(f"{folder} already holds this index: {existing.digest}")
-        return existing
+        return
     for note in () if quiet else notes:
         print(f"note: {note}", file=sys.stderr)
     if not os.access(folder, os.W_OK, effective_ids=True):
@@ -147,7 +120,8 @@ def adopt(
         )
     work = Survey(folder, paths, sources, counts, splits, schema, statistics)
     found = _read(work, workers, quiet=quiet)
-    index = replace(_index(found, schema, splits, statistics, command, fingerprint), group=group)
+    index = _index(found, schema, splits, statistics, args.command_line, fingerprint)
+    index = replace(index, group=group)
     if group:
         _check_groups(folder, index)
     try:
@@ -157,7 +131,6 @@ def adopt(
     if not quiet:
         print(f"{folder}: {summary(index)}")
         print(_advice(folder, schema, found))
-    return index
 
 
 def _parse_fields(
@@ -343,11 +316,6 @@ def _index(
     command: str,
     fingerprint: str,
 ) -> Index:
-    moments: dict[str, dict[str, Moments]] = defaultdict(dict)
-    for each in found:
-        for name, state in each.moments.items():
-            into = moments[each.shard.split].setdefault(name, Moments(len(schema)))
-            into.merge(Moments.from_state(state))
     return Index(
         fields=schema,
         shards=tuple(
@@ -356,10 +324,7 @@ def _index(
             for each in found
             if each.shard.split == name
         ),
-        statistics={
-            split: {name: values.result() for name, values in fields.items()}
-            for split, fields in moments.items()
-        },
+        statistics=statistics_of({each.shard.split: each.moments} for each in found),
         provenance={
             **made_by(command),
             "options": {"statistics": statistics},

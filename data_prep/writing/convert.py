@@ -25,13 +25,12 @@ from data_prep.formats.opening import naming
 from data_prep.options import Options
 from data_prep.show.console import size
 from data_prep.source import Source, SourceFile
-from data_prep.writing.finalize import BESIDE, REPORT, finalize, summary
+from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Job, Plan
 from data_prep.writing.limit import OutputLimit
 from data_prep.writing.names import renamed
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
-from data_prep.writing.provenance import made_by
 from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress as ProgressBar
@@ -50,6 +49,8 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
     """
     with naming(source.folders):
         source = renamed(source, options.rename)
+    if options.by_own and source.own:
+        options = replace(options, split=ByColumn(source.own))
     _check(source, options, out)
     plan = _plan(source, options)
     parts = options.part is not None

@@ -63,7 +63,7 @@ def renamed(source: Source, names: Mapping[str, str]) -> Source:
         return source
     return _Renamed(
         **{key: getattr(source, key) for key in ("name", "pieces", "identity", "columns")},
-        **{key: getattr(source, key) for key in ("folders", "beside")},
+        **{key: getattr(source, key) for key in ("folders", "beside", "own")},
         group=names.get(source.group, source.group),
         fields=fields,
         categories=_with(names, source.categories),

@@ -30,9 +30,58 @@ from hpctrain.errors import ConfigError
 from hpctrain.shards.compression import CHUNK_BYTES, LEVELS, Compression
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SHARD_SIZE = "256MiB"
-_ON_ERROR = ("stop", "skip", "collect")
-VARIABLE = ("--variable", "FIELD", "the first axis of this field's arrays varies in length")
+VARIABLE = """
+--variable FIELD ...
+    the first axis of this field's arrays varies in length
+"""
+_OPTION = re.compile(
+    r"(?P<flags>-\S+(, -\S+)*)( (?P<value>[^ =.]\S*))?(?P<many> \.\.\.)?"
+    r"( =(?P<default>.*?))?( : (?P<type>\w+))?"
+)
+_LEVELS = ", ".join(f"{name} {levels[1]}" for name, levels in LEVELS.items() if levels)
+_WRITING = f"""
+--shard-size SIZE = 256MiB
+    the most data in one shard, before compression, such as 64MB or 1GiB
+--codec {{{",".join([*LEVELS, "auto"])}}} = none
+    how shards are compressed: shards with none can be mapped into memory, every HDF5 reads gzip,
+    lz4 is the fastest, zstd and blosc2 are small and fast; auto tries all of them on a few samples
+--level N : int
+    level of the codec: gzip 1-9, zstd 1-22, blosc2 0-9; a higher level is smaller and slower
+    (default: {_LEVELS})
+--chunk SIZE
+    size of the samples that are compressed, read and decoded together; a chunk holds at least one
+    sample (default: {CHUNK_BYTES // 2**20}MiB)
+--split SPLIT =
+    train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its split when data
+    is added; column:NAME takes the split from a column or field; file:train=PATTERN,val=PATTERN
+    takes it from the file name
+--stratify FIELD =
+    split each class of this field in the same proportions (reads the source twice)
+--group FIELD
+    keep samples with the same value of this field or column, such as a patient, in one split, with
+    the fractions met as well as possible (reads the source twice)
+--dedup {{none,exact}} = none
+    exact: leave out samples that are equal to an earlier one (reads the source twice)
+--on-error {{stop,skip,collect}} = stop
+    for records that cannot be used. stop: end at the first one; skip: leave them out; collect: read
+    everything, report all of them, and write nothing if there are any
+--nan {{allow,refuse}} = allow
+    refuse: treat samples with values that are not finite as records that cannot be used
+--max-output SIZE
+    the most bytes of samples, before compression, such as 100GB (default: 1GiB or 1000 times the
+    size of the source files, whichever is more; no limit for arrays, python, sample and repack)
+--workers N : positive
+    number of worker processes (default: the number of cores); the result does not depend on it
+--part I/N
+    write the I-th of N parts, from 1, as one task of a job array; the part that ends last puts all
+    parts together, and so does python -m data_prep finalize OUT
+--rename OLD=NEW ...
+    another name for a field
+--overwrite
+    replace what OUT holds
+--quiet
+    print errors only
+"""
 
 
 @dataclass(frozen=True)
@@ -140,111 +189,39 @@ class Options:
         return asdict(compression)
 
 
-def add_repeated(
-    parser: Any, option: str, metavar: str, text: str, type: Callable[[str], Any] = str
-) -> None:
-    """Add an option that may be repeated to a parser, or to a group of it; its value is a list."""
-    text = f"{text} (may be repeated)"
-    parser.add_argument(option, action="append", default=[], metavar=metavar, type=type, help=text)
+def add_options(parser: Any, text: str) -> None:
+    """Add options to a parser, or to a group of it.
+
+    The text lists them as --help does: a line such as `--level N = 3 : int` for each, and its help
+    below. `{a,b}` in place of N are the choices, nothing is a switch. `= 3` is the default, which
+    the help then names. An option with `...` may be repeated, and its value is a list.
+    """
+    types: dict[str, Callable[[str], Any]] = {"int": int, "path": Path, "positive": positive}
+    for entry in re.split(r"\n(?=-)", text.strip()):
+        head, *lines = entry.split("\n")
+        found = _OPTION.fullmatch(head)
+        assert found is not None, head
+        about, value, default = " ".join(map(str.strip, lines)), found["value"], found["default"]
+        if value is None:
+            more: dict[str, Any] = {"action": "store_true"}
+        elif value.startswith("{"):
+            more = {"choices": value[1:-1].split(",")}
+        else:
+            more = {"metavar": value, "type": types.get(found["type"], str)}
+        if default is not None:
+            more["default"] = default.strip()
+            about += f" (default: {default.strip()})" * bool(default.strip())
+        if found["many"]:
+            more |= {"action": "append", "default": []}
+            about += " (may be repeated)"
+        parser.add_argument(*found["flags"].split(", "), help=about.replace("%", "%%"), **more)
 
 
 def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> None:
     """Add the common options to the parser of a command; `split` is the default of `--split`."""
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
     group = parser.add_argument_group("writing")
-    group.add_argument(
-        "--shard-size",
-        default=_SHARD_SIZE,
-        metavar="SIZE",
-        help="the most data in one shard, before compression, such as 64MB or 1GiB (default: "
-        "%(default)s)",
-    )
-    group.add_argument(
-        "--codec",
-        choices=(*LEVELS, "auto"),
-        default="none",
-        help="how shards are compressed: shards with none can be mapped into memory, every HDF5 "
-        "reads gzip, lz4 is the fastest, zstd and blosc2 are small and fast; auto tries all of "
-        "them on a few samples (default: %(default)s)",
-    )
-    group.add_argument(
-        "--level",
-        type=int,
-        metavar="N",
-        help="level of the codec: gzip 1-9, zstd 1-22, blosc2 0-9; a higher level is smaller and "
-        "slower (default: "
-        + ", ".join(f"{name} {levels[1]}" for name, levels in LEVELS.items() if levels)
-        + ")",
-    )
-    group.add_argument(
-        "--chunk",
-        metavar="SIZE",
-        help="size of the samples that are compressed, read and decoded together; a chunk holds "
-        f"at least one sample (default: {CHUNK_BYTES // 2**20}MiB)",
-    )
-    group.add_argument(
-        "--split",
-        default=split,
-        metavar="SPLIT",
-        help="train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its "
-        "split when data is added; column:NAME takes the split from a column or field; "
-        "file:train=PATTERN,val=PATTERN takes it from the file name (default: %(default)s)",
-    )
-    group.add_argument(
-        "--stratify",
-        default="",
-        metavar="FIELD",
-        help="split each class of this field in the same proportions (reads the source twice)",
-    )
-    group.add_argument(
-        "--group",
-        metavar="FIELD",
-        help="keep samples with the same value of this field or column, such as a patient, in one "
-        "split, with the fractions met as well as possible (reads the source twice)",
-    )
-    group.add_argument(
-        "--dedup",
-        choices=("none", "exact"),
-        default="none",
-        help="exact: leave out samples that are equal to an earlier one (reads the source twice)",
-    )
-    group.add_argument(
-        "--on-error",
-        choices=_ON_ERROR,
-        default="stop",
-        help="for records that cannot be used. stop: end at the first one; skip: leave them out; "
-        "collect: read everything, report all of them, and write nothing if there are any "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--nan",
-        choices=("allow", "refuse"),
-        default="allow",
-        help="refuse: treat samples with values that are not finite as records that cannot be used",
-    )
-    group.add_argument(
-        "--max-output",
-        metavar="SIZE",
-        help="the most bytes of samples, before compression, such as 100GB (default: 1GiB or 1000 "
-        "times the size of the source files, whichever is more; no limit for arrays, python, "
-        "sample and repack)",
-    )
-    group.add_argument(
-        "--workers",
-        type=positive,
-        metavar="N",
-        help="number of worker processes (default: the number of cores); the result does not "
-        "depend on it",
-    )
-    group.add_argument(
-        "--part",
-        metavar="I/N",
-        help="write the I-th of N parts, from 1, as one task of a job array; the part that ends "
-        "last puts all parts together, and so does python -m data_prep finalize OUT",
-    )
-    add_repeated(group, "--rename", "OLD=NEW", "another name for a field")
-    group.add_argument("--overwrite", action="store_true", help="replace what OUT holds")
-    group.add_argument("--quiet", action="store_true", help="print errors only")
+    add_options(group, _WRITING.replace("SPLIT =", f"SPLIT = {split}".rstrip()))
 
 
 def parse_size(text: str, option: str = "--shard-size") -> int:

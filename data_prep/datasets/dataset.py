@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.datasets.shards import OpenShard, Rows
+from data_prep.options import add_options
 from data_prep.show import console
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards import index as index_file
@@ -23,14 +24,13 @@ from hpctrain.shards.types import Array
 def add_arguments(parser: argparse.ArgumentParser, what: str = "show") -> None:
     """Add DIR, --split and --field to the parser of a command that shows or writes samples."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument("--split", metavar="NAME", help=f"{what} only this split")
-    parser.add_argument(
-        *("--field", "-f"),
-        action="append",
-        default=[],
-        metavar="NAME",
-        help=f"{what} only this field (may be repeated)",
-    )
+    options = f"""
+--split NAME
+    {what} only this split
+--field, -f NAME ...
+    {what} only this field
+"""
+    add_options(parser, options)
 
 
 class DataSet:

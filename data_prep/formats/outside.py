@@ -9,11 +9,11 @@ from functools import lru_cache
 
 from hpctrain.errors import DataError
 
-OPTION = "--allow-outside"
-HELP = (
-    "follow symbolic links in SRC that lead out of it, such as those of a Hugging Face cache; "
-    "without this option they are refused"
-)
+OPTIONS = """
+--allow-outside
+    follow symbolic links in SRC that lead out of it, such as those of a Hugging Face cache; without
+    this option they are refused
+"""
 
 
 class Inside:
@@ -37,7 +37,9 @@ class Inside:
             return ""
         if os.path.commonpath([self._root, real]) == self._root:
             return ""
-        return f"is a link that leads out of the folder, to {real}; {OPTION} follows such links"
+        return (
+            f"is a link that leads out of the folder, to {real}; --allow-outside follows such links"
+        )
 
     def check(self, path: str) -> None:
         """Check one path."""

@@ -56,42 +56,31 @@ from data_prep.formats.arrays.array_addresses import addresses
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.arrays.array_files import among_others
-from data_prep.options import Options, add_arguments, add_repeated, pairs
+from data_prep.options import Options, add_arguments, add_options, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import DTYPES, Field
 from hpctrain.shards.types import Array
 
+_OPTIONS = """
+--field NAME=FILE[:KEY] ...
+    an array as the field NAME; the arrays of a repeated NAME are joined
+--axis NAME=K ...
+    the axis that counts the samples, from 0; -1: the last; none: each array is a sample
+--cast NAME=DTYPE ...
+    store the field in another dtype; values that change cannot be used
+--packed NAME ...
+    store the numbers of the file; ignore scale_factor, add_offset, _FillValue and valid_range
+--external
+    follow links and virtual datasets of HDF5 and NetCDF4 files into other files
+"""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
-    for option, form, what in (
-        (
-            *("--field", "NAME=FILE[:KEY]"),
-            "an array as the field NAME; the arrays of a repeated NAME are joined",
-        ),
-        (
-            *("--axis", "NAME=K"),
-            "the axis that counts the samples, from 0; -1: the last; none: each array is a sample",
-        ),
-        (
-            *("--cast", "NAME=DTYPE"),
-            "store the field in another dtype; values that change cannot be used",
-        ),
-        (
-            *("--packed", "NAME"),
-            "store the numbers of the file; ignore scale_factor, add_offset, _FillValue and "
-            "valid_range",
-        ),
-    ):
-        add_repeated(parser, option, form, what)
-    parser.add_argument(
-        "--external",
-        action="store_true",
-        help="follow links and virtual datasets of HDF5 and NetCDF4 files into other files",
-    )
+    add_options(parser, _OPTIONS)
     add_arguments(parser)
 
 

@@ -29,7 +29,7 @@ from data_prep.formats.images.labelled import classes as read_classes
 from data_prep.formats.images.listing import Ignored
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
-from data_prep.options import Options, add_arguments
+from data_prep.options import Options, add_arguments, add_options
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByColumn, ByFile
@@ -39,26 +39,25 @@ from hpctrain.shards.field import Field, check_name
 _MAX_FILE = 2**31  # bytes
 
 
+_OPTIONS = """
+--no-labels
+    write no labels
+--classes FILE : path
+    class names, one per line, in their order
+--path-column NAME = path
+    the list's column of paths
+--label-column NAME = label
+    the list's column of labels
+--allow-outside
+    allow paths in a list, and symbolic links, that lead out of its folder or of SRC
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("source", type=Path, metavar="SRC", help="a folder, or a list of paths")
-    group = parser.add_argument_group("labels")
-    group.add_argument("--no-labels", action="store_true", help="write no labels")
-    group.add_argument(
-        "--classes", type=Path, metavar="FILE", help="class names, one per line, in their order"
-    )
-    group.add_argument(
-        "--path-column", default="path", metavar="NAME", help="the list's column of paths"
-    )
-    group.add_argument(
-        "--label-column", default="label", metavar="NAME", help="the list's column of labels"
-    )
-    group.add_argument(
-        "--allow-outside",
-        action="store_true",
-        help="allow paths in a list, and symbolic links, that lead out of its folder or of SRC",
-    )
+    add_options(parser.add_argument_group("labels"), _OPTIONS)
     pixels.add_arguments(parser)
     add_arguments(parser)
 

@@ -29,7 +29,7 @@ from data_prep.formats.shards.mds import (
     samples,
     shards_of,
 )
-from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
+from data_prep.options import VARIABLE, Options, add_arguments, add_options
 from data_prep.source import BadRecords, Piece, Source
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError, DataError
@@ -39,13 +39,17 @@ IMAGES = ("jpeg", "png", "pil")
 TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAGES)
 
 
+_OPTIONS = """
+--column COLUMN[:KEY] ...
+    take only this column; COLUMN:KEY takes a key of a json column
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    what = "take only this column; COLUMN:KEY takes a key of a json column"
-    add_repeated(parser, "--column", "COLUMN[:KEY]", what)
-    add_repeated(parser, *VARIABLE)
+    add_options(parser, _OPTIONS + VARIABLE)
     pixels.add_arguments(parser)
     add_arguments(parser, split="")
 

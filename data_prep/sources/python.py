@@ -39,37 +39,32 @@ from typing import Any
 from data_prep.formats.files import ranges
 from data_prep.formats.tables.column_choice import listed
 from data_prep.formats.user_code import SPLIT, Code, check_same, file_of, parts_of, place_of
-from data_prep.options import VARIABLE, Options, add_arguments, add_repeated, pairs
+from data_prep.options import VARIABLE, Options, add_arguments, add_options, pairs
 from data_prep.source import BadRecords, Piece, Source, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError
 from hpctrain.shards.field import DTYPES
 
+_OPTIONS = """
+--fields NAME,…
+    names of the items of samples that are no dicts
+--arg KEY=VALUE ...
+    an argument of the function; VALUE is JSON (10, 0.5, true, [1, 2]) or else text
+--pieces N : int
+    call the function N times, with part=0 … N-1 and parts=N, or cut the data set into N pieces
+    (default: 1, or pieces of a shard)
+--dtype FIELD=DTYPE ...
+    store a field as this dtype; values that do not fit cannot be used
+--input FILE ... : path
+    a file that the function reads; a change in it makes another data set
+"""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument(
-        "function",
-        metavar="CODE",
-        help="FILE.py:NAME or MODULE:NAME, a function, or a data set with __len__ and __getitem__",
-    )
-    parser.add_argument(
-        "--fields", metavar="NAME,…", help="names of the items of samples that are no dicts"
-    )
-    what = "an argument of the function; VALUE is JSON (10, 0.5, true, [1, 2]) or else text"
-    add_repeated(parser, "--arg", "KEY=VALUE", what)
-    parser.add_argument(
-        "--pieces",
-        type=int,
-        metavar="N",
-        help="call the function N times, with part=0 … N-1 and parts=N, or cut the data set into N "
-        "pieces (default: 1, or pieces of a shard)",
-    )
-    add_repeated(parser, *VARIABLE)
-    what = "store a field as this dtype; values that do not fit cannot be used"
-    add_repeated(parser, "--dtype", "FIELD=DTYPE", what)
-    what = "a file that the function reads; a change in it makes another data set"
-    add_repeated(parser, "--input", "FILE", what, Path)
+    what = "FILE.py:NAME or MODULE:NAME, a function, or a data set with __len__ and __getitem__"
+    parser.add_argument("function", metavar="CODE", help=what)
+    add_options(parser, _OPTIONS + VARIABLE)
     add_arguments(parser, split="")
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.datasets.rows import blocks, some
-from data_prep.options import Options, add_arguments
+from data_prep.options import Options, add_arguments, add_options
 from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
@@ -42,15 +42,18 @@ OPEN = 4096  # shards that are open at a time, at most
 FULL = 15 / 16  # part of a shard that a piece fills, if only the average length is known
 
 
+_OPTIONS = """
+--shuffle SEED : int
+    put the samples in a random order
+--fields A,B
+    write only these fields, in this order (default: all)
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("src", type=Path, metavar="SRC", help="folder of a data set")
-    parser.add_argument(
-        "--shuffle", type=int, metavar="SEED", help="put the samples in a random order"
-    )
-    parser.add_argument(
-        "--fields", metavar="A,B", help="write only these fields, in this order (default: all)"
-    )
+    add_options(parser, _OPTIONS)
     add_arguments(parser, split=_KEEP)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
-from data_prep.options import Options, add_arguments
+from data_prep.options import Options, add_arguments, add_options
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, in_groups
 from data_prep.sources import flow
 from data_prep.writing.split import ByColumn, ByFile
@@ -44,28 +44,28 @@ SPLITS = {
     "stdlib": "train=0.9,val=0.1",
     "flow": "train=0.9,val=0.1",
 }
-_FLOW = (
-    ("--size", flow.SIZE, "number of points along each side of the grid"),
-    ("--steps", flow.STEPS, "number of snapshots in a trajectory"),
-    ("--trajectories", flow.TRAJECTORIES, "number of trajectories, which are the samples"),
-    ("--seed", 0, "seed of the random initial fields"),
-)
+_STDLIB = """
+--train-bpe VOCABULARY : int
+    also write tokens, of a byte-level BPE with this number of tokens
+"""
+_FLOW = f"""
+--size N : int
+    number of points along each side of the grid (default: {flow.SIZE})
+--steps N : int
+    number of snapshots in a trajectory (default: {flow.STEPS})
+--trajectories N : int
+    number of trajectories, which are the samples (default: {flow.TRAJECTORIES})
+--seed N : int
+    seed of the random initial fields (default: 0)
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("name", choices=tuple(SPLITS))
     add_arguments(parser, split="")
-    group = parser.add_argument_group("stdlib")
-    group.add_argument(
-        "--train-bpe",
-        type=int,
-        metavar="VOCABULARY",
-        help="also write tokens, of a byte-level BPE with this number of tokens",
-    )
-    group = parser.add_argument_group("flow")
-    for option, default, text in _FLOW:
-        group.add_argument(option, type=int, metavar="N", help=f"{text} (default: {default})")
+    add_options(parser.add_argument_group("stdlib"), _STDLIB)
+    add_options(parser.add_argument_group("flow"), _FLOW)
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -75,7 +75,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the data set that the command line names."""
-    numbers = {option[2:]: vars(args)[option[2:]] for option, *_ in _FLOW}
+    numbers = {name: vars(args)[name] for name in ("size", "steps", "trajectories", "seed")}
     given = {name: number for name, number in numbers.items() if number is not None}
     if given and args.name != "flow":
         raise ConfigError(f"--{next(iter(given))} is of `sample flow`, not of `sample {args.name}`")

@@ -46,47 +46,42 @@ from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.matrices import numbers_of
 from data_prep.formats.tables.tables import without
-from data_prep.options import Options, add_arguments, add_repeated, pairs, parse_size
+from data_prep.options import Options, add_arguments, add_options, pairs, parse_size
 from data_prep.source import BadRecords, Block, Names, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
+
+_OPTIONS = """
+--columns NAME,… ...
+    take only these columns, in this order
+--drop NAME,… ...
+    take all columns except these
+--categorical NAME,… ...
+    store int32 codes; reads these columns twice
+--cast NAME=DTYPE ...
+    the dtype to store, such as x=float32; for CSV also x=text
+--null NAME=VALUE ...
+    the value that replaces nulls
+--stack FIELD=NAME,… ...
+    store several columns (or patterns) as one field (n, k)
+--delimiter DELIMITER =
+    CSV: what separates values (default: a comma; .tsv: a tab)
+--header NAME,…
+    CSV: the column names, if the first line has none
+--encoding NAME =
+    CSV: encoding of files without a byte order mark, such as cp1252 (default: utf-8)
+--block SIZE
+    CSV: how much text is read at once; a row must fit in it, and the first such block decides the
+    types (default: 4MiB, 1MiB for the types; more if there are many columns)
+--no-quotes
+    CSV: treat " as an ordinary character
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
-    group = parser.add_argument_group("table")
-    for option, form, what in (
-        ("--columns", "NAME,…", "take only these columns, in this order"),
-        ("--drop", "NAME,…", "take all columns except these"),
-        ("--categorical", "NAME,…", "store int32 codes; reads these columns twice"),
-        ("--cast", "NAME=DTYPE", "the dtype to store, such as x=float32; for CSV also x=text"),
-        ("--null", "NAME=VALUE", "the value that replaces nulls"),
-        ("--stack", "FIELD=NAME,…", "store several columns (or patterns) as one field (n, k)"),
-    ):
-        add_repeated(group, option, form, what)
-    group.add_argument(
-        "--delimiter", default="", help="CSV: what separates values (default: a comma; .tsv: a tab)"
-    )
-    group.add_argument(
-        "--header", metavar="NAME,…", help="CSV: the column names, if the first line has none"
-    )
-    group.add_argument(
-        "--encoding",
-        default="",
-        metavar="NAME",
-        help="CSV: encoding of files without a byte order mark, such as cp1252 (default: utf-8)",
-    )
-    group.add_argument(
-        "--block",
-        metavar="SIZE",
-        help="CSV: how much text is read at once; a row must fit in it, and the first such block "
-        "decides the types (default: 4MiB, 1MiB for the types; more if there are many columns)",
-    )
-    group.add_argument(outside.OPTION, action="store_true", help=outside.HELP)
-    group.add_argument(
-        "--no-quotes", action="store_true", help='CSV: treat " as an ordinary character'
-    )
+    add_options(parser.add_argument_group("table"), _OPTIONS + outside.OPTIONS)
     add_arguments(parser)
 
 

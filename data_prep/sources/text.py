@@ -34,7 +34,7 @@ from data_prep.formats.files import Part
 from data_prep.formats.text import documents, tokens
 from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
-from data_prep.options import Options, add_arguments, parse_size
+from data_prep.options import Options, add_arguments, add_options, parse_size
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByFile
@@ -45,59 +45,40 @@ from hpctrain.shards.index import FILE as INDEX
 
 _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
 _BLOCK_DOCUMENTS = 4096
-_TRAIN_BYTES = "100MB"
 _BYTES_PER_TOKEN = 4  # an estimate for a trained tokenizer; only used for the size of the shards
+
+
+_OPTIONS = f"""
+--glob PATTERN ...
+    file names to take from folders (default: {" ".join(documents.PATTERNS)})
+--documents {{files,lines}} = files
+    whether a text file or each of its lines is a document
+--text-column NAME = text
+    the column with the text, in JSON Lines and Parquet
+--train-bytes SIZE = 100MB
+    maximum amount of text for --train-bpe, taken from all parts of the source
+"""
+_TOKENIZER = """
+--tokenizer bytes|FILE.json = bytes
+    the bytes of UTF-8, or a tokenizer.json of Hugging Face
+--train-bpe VOCABULARY : int
+    train a byte-level BPE with this number of tokens on the source
+"""
+_END = """
+--eod TOKEN
+    the tokenizer's token that ends a document
+--no-eod
+    write no token at the end of a document
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
     group = parser.add_argument_group("text")
-    group.add_argument(
-        "--glob",
-        action="append",
-        metavar="PATTERN",
-        help="file names to take from folders (may be repeated; default: "
-        f"{' '.join(documents.PATTERNS)})".replace("%", "%%"),
-    )
-    group.add_argument(
-        "--documents",
-        choices=("files", "lines"),
-        default="files",
-        help="whether a text file or each of its lines is a document (default: %(default)s)",
-    )
-    group.add_argument(
-        "--text-column",
-        default="text",
-        metavar="NAME",
-        help="the column with the text, in JSON Lines and Parquet (default: %(default)s)",
-    )
-    group.add_argument(outside.OPTION, action="store_true", help=outside.HELP)
-    which = group.add_mutually_exclusive_group()
-    which.add_argument(
-        "--tokenizer",
-        default="bytes",
-        metavar="bytes|FILE.json",
-        help="the bytes of UTF-8, or a tokenizer.json of Hugging Face (default: %(default)s)",
-    )
-    which.add_argument(
-        "--train-bpe",
-        type=int,
-        metavar="VOCABULARY",
-        help="train a byte-level BPE with this number of tokens on the source",
-    )
-    group.add_argument(
-        "--train-bytes",
-        default=_TRAIN_BYTES,
-        metavar="SIZE",
-        help="maximum amount of text for --train-bpe, taken from all parts of the source (default: "
-        "%(default)s)",
-    )
-    end = group.add_mutually_exclusive_group()
-    end.add_argument("--eod", metavar="TOKEN", help="the tokenizer's token that ends a document")
-    end.add_argument(
-        "--no-eod", action="store_true", help="write no token at the end of a document"
-    )
+    add_options(group, _OPTIONS + outside.OPTIONS)
+    add_options(group.add_mutually_exclusive_group(), _TOKENIZER)
+    add_options(group.add_mutually_exclusive_group(), _END)
     add_arguments(parser)
 
 

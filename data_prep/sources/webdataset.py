@@ -28,7 +28,7 @@ from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, key_of
 from data_prep.formats.shards.tars import samples
-from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
+from data_prep.options import VARIABLE, Options, add_arguments, add_options
 from data_prep.source import BadRecords, Piece, Source, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from data_prep.writing.piece import Problems
@@ -41,16 +41,18 @@ NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
 KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
 
 
+_OPTIONS = """
+--field NAME=EXT,… ...
+    the field NAME is the member with one of these extensions; json:KEY takes a key of a JSON
+    object, EXT:bytes takes the bytes of any member
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("tars", nargs="+", type=Path, metavar="TAR", help="a tar, or a folder")
-    what = (
-        "the field NAME is the member with one of these extensions; json:KEY takes a key of a JSON "
-        "object, EXT:bytes takes the bytes of any member"
-    )
-    add_repeated(parser, "--field", "NAME=EXT,…", what)
-    add_repeated(parser, *VARIABLE)
+    add_options(parser, _OPTIONS + VARIABLE)
     pixels.add_arguments(parser)
     add_arguments(parser)
 

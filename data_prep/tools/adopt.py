@@ -31,7 +31,7 @@ from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_on, same
 from data_prep.formats.hdf5.survey import Found, Survey
-from data_prep.options import add_repeated
+from data_prep.options import add_options
 from data_prep.source import SourceFile
 from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
@@ -46,59 +46,41 @@ from hpctrain.shards.sample_schema import check_fields
 SUFFIXES = (".h5", ".hdf5")
 
 
+_OPTIONS = """
+--field NAME=DATASET ...
+    a field and its dataset in the files, or NAME=VALUES:OFFSETS if its samples have different
+    lengths
+--axis NAME=K ...
+    the axis of the samples in the dataset of a field, from 0; -1 is the last
+--split SPLIT = train
+    one split for all files, or NAME=PATTERN,… by the names of the files
+--group FIELD =
+    no value of this field, such as a patient, may be in two splits; the index notes it
+--out FOLDER : path
+    folder of index.json (default: the files' folder)
+--no-statistics
+    do not decode values; read only the bytes for the digests
+--workers N : positive
+    number of worker processes (default: the number of cores)
+--overwrite
+    replace another index.json
+--quiet
+    print errors only
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="HDF5 file, or a folder of them"
-    )
-    what = (
-        "a field and its dataset in the files, or NAME=VALUES:OFFSETS if its samples have "
-        "different lengths"
-    )
-    add_repeated(parser, "--field", "NAME=DATASET", what)
-    what = "the axis of the samples in the dataset of a field, from 0; -1 is the last"
-    add_repeated(parser, "--axis", "NAME=K", what)
-    parser.add_argument(
-        "--split",
-        default="train",
-        metavar="SPLIT",
-        help="one split for all files, or NAME=PATTERN,… by the names of the files "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--group",
-        default="",
-        metavar="FIELD",
-        help="no value of this field, such as a patient, may be in two splits; the index notes it",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of index.json (default: the files' folder)",
-    )
-    parser.add_argument(
-        "--no-statistics",
-        action="store_true",
-        help="do not decode values; read only the bytes for the digests",
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="number of worker processes (default: the number of cores)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace another index.json")
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    what = "HDF5 file, or a folder of them"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=what)
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the index of HDF5 files into their folder, unless the same index is there already."""
     fields = _parse_fields(args.field, args.axis, args.files)
-    workers = len(os.sched_getaffinity(0)) if args.workers is None else args.workers
+    workers = args.workers or len(os.sched_getaffinity(0))
     group, statistics, quiet = args.group, not args.no_statistics, args.quiet
-    if workers < 1:
-        raise ConfigError(f"--workers {workers}: it is 1 or more")
     if group and group not in fields:
         raise ConfigError(f"--group {group}: it is one of the fields, {', '.join(fields)}")
     folder, paths = _located(args.files, args.out)

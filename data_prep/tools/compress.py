@@ -15,20 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.dataset import DataSet
+from data_prep.options import add_options
 from data_prep.show import console
 from hpctrain.shards.ragged import Ragged
+
+_OPTIONS = """
+--field, -f NAME = text
+    the field
+--split NAME = val
+    the split
+--json
+    print JSON
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument(
-        *("--field", "-f"), default="text", metavar="NAME", help="the field (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--split", default="val", metavar="NAME", help="the split (default: %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:

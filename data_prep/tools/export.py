@@ -19,7 +19,7 @@ from pathlib import Path
 from data_prep.datasets.dataset import DataSet, add_arguments
 from data_prep.exports.images import Images
 from data_prep.exports.parquet import Parquet
-from data_prep.options import positive
+from data_prep.options import add_options
 from data_prep.show import console
 from hpctrain.disk import TEMPORARY, temporary
 from hpctrain.errors import ConfigError, DataError
@@ -29,25 +29,25 @@ from hpctrain.shards.commit import storage_error
 _KINDS = ("images", "parquet")
 
 
+_OPTIONS = """
+--limit N : positive
+    export only the first N samples of each split
+--label NAME
+    with --to images: the field of classes
+--text NAME ...
+    with --to parquet: write this field of UTF-8 bytes as strings
+--quiet
+    print errors only
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_arguments(parser, "export")
-    parser.add_argument(
-        "out", type=Path, metavar="OUT", help="folder to write; it must be empty or new"
-    )
+    what = "folder to write; it must be empty or new"
+    parser.add_argument("out", type=Path, metavar="OUT", help=what)
     parser.add_argument("--to", choices=_KINDS, required=True, help="format of the files")
-    parser.add_argument(
-        "--limit", type=positive, metavar="N", help="export only the first N samples of each split"
-    )
-    parser.add_argument("--label", metavar="NAME", help="with --to images: the field of classes")
-    parser.add_argument(
-        "--text",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="with --to parquet: write this field of UTF-8 bytes as strings (may be repeated)",
-    )
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:

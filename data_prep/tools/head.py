@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.datasets.dataset import DataSet, add_arguments
 from data_prep.formats.text.tokens import FILE as TOKENIZER
-from data_prep.options import positive
+from data_prep.options import add_options
 from data_prep.show import console
 from data_prep.show.images import SIGNATURES, is_text
 from hpctrain.shards.field import Field
@@ -19,17 +19,18 @@ _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text
 
 
+_OPTIONS = """
+-n, --samples N = 5 : positive
+    number of samples of each split
+--json
+    print JSON, one sample in each line
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_arguments(parser)
-    parser.add_argument(
-        *("-n", "--samples"),
-        type=positive,
-        default=5,
-        metavar="N",
-        help="number of samples of each split (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, one sample in each line")
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:

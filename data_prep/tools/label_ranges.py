@@ -5,7 +5,6 @@ categories of the index     label: ["cat", "dog"]           labels are 0 and 1
 --ignore VALUE              --ignore 255                     what `task.ignore` leaves out
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,25 +15,13 @@ from hpctrain.shards.index import Index
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--labels` and `--ignore` to a parser."""
-    parser.add_argument(
-        "--labels",
-        action="append",
-        default=[],
-        metavar="FIELD=CLASSES",
-        help="the values of this field are 0 to CLASSES - 1, such as label=10; a field with "
-        "categories has as many classes as these",
-    )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        type=int,
-        default=[],
-        metavar="VALUE",
-        help="a label that does not count, as task.ignore, such as -100 or 255",
-    )
+OPTIONS = """
+--labels FIELD=CLASSES ...
+    the values of this field are 0 to CLASSES - 1, such as label=10; a field with categories has as
+    many classes as these
+--ignore VALUE ... : int
+    a label that does not count, as task.ignore, such as -100 or 255
+"""
 
 
 def label_counts(index: Index, given: Sequence[str]) -> dict[str, int]:

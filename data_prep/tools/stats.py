@@ -9,10 +9,10 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.dataset import DataSet, add_arguments
+from data_prep.options import add_options
 from data_prep.show import console
 from data_prep.show.views import Summary, class_name
 from hpctrain.shards.index import Split
@@ -22,11 +22,18 @@ MOST = 30  # the most classes that are listed
 _BAR = 24  # the length of the longest bar, in characters
 
 
+_OPTIONS = """
+--plot FILE : path
+    draw a .png or .html file
+--json
+    print JSON
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_arguments(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a .png or .html file")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
-from data_prep.options import positive
+from data_prep.options import add_options
 from data_prep.show import console
 from data_prep.tools import label_ranges
 from data_prep.tools.label_ranges import LabelRanges
@@ -43,24 +43,30 @@ HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 
 
+_DEPTH = """
+--quick
+    open each file, read no samples
+--full
+    read everything (the default)
+"""
+_OPTIONS = """
+--workers N : positive
+    number of threads (default: the cores)
+--group FIELD
+    no value of this field may be in two splits (default: the field that the data set was split by,
+    if it has one)
+--json
+    print JSON
+--quiet
+    print problems only
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    depth = parser.add_mutually_exclusive_group()
-    depth.add_argument("--quick", action="store_true", help="open each file, read no samples")
-    depth.add_argument("--full", action="store_true", help="read everything (the default)")
-    label_ranges.arguments(parser)
-    parser.add_argument(
-        "--workers", type=positive, metavar="N", help="number of threads (default: the cores)"
-    )
-    parser.add_argument(
-        "--group",
-        metavar="FIELD",
-        help="no value of this field may be in two splits (default: the field that the data set "
-        "was split by, if it has one)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--quiet", action="store_true", help="print problems only")
+    add_options(parser.add_mutually_exclusive_group(), _DEPTH)
+    add_options(parser, label_ranges.OPTIONS + _OPTIONS)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from data_prep.formats.images.image_files import (
     reasons,
 )
 from data_prep.formats.samples import Unusable
+from data_prep.options import add_options
 from hpctrain.data.sources.images import FORMATS as LOADED
 from hpctrain.data.sources.images import MAX_PIXELS, orientation, planes, upright
 from hpctrain.errors import ConfigError
@@ -51,75 +52,42 @@ from hpctrain.shards.types import Array
 
 MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1, "RGB16": 3}
 DEEP = ("L16", "RGB16")
-_RESIZE = ("crop", "pad", "stretch", "none")
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 _DRAFT = 2  # a JPEG decoded with --draft has at least this many times the target size
+
+
+_OPTIONS = f"""
+--size HxW
+    height and width of the samples; 64 means 64x64
+--resize {{crop,pad,stretch,none}} = crop
+    how images are resized to --size. crop: scale the shorter side, keep the middle; pad: scale the
+    longer side, fill the rest; stretch: scale both sides; none: images of another size cannot be
+    used
+--filter {{{",".join(FILTERS)}}} = bilinear
+    the filter for resizing
+--mode {{{",".join(MODES)}}}
+    mode of the pixels (default: MODE)
+--pages {{{",".join(PAGES)}}} = refuse
+    images with several pages. first: take the first page; all: the pages of an image are one sample
+    of any length; refuse: they cannot be used
+--background COLOR =
+    the colour under transparent pixels and around images resized by `pad`
+--encoded
+    keep the bytes of the files; the loader decodes them
+--quality 1-95 = 95 : int
+    quality of JPEGs that are encoded again
+--max-pixels N = {MAX_PIXELS} : int
+    images with more pixels cannot be used: a file of a few KB can need many GB of memory
+--draft
+    decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is at least {_DRAFT} times --size: faster,
+    but the pixels differ a little
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
     """Add the options for images; `mode` is the default of --mode, see `Pixels`."""
     group = parser.add_argument_group("images")
-    group.add_argument(
-        "--size", metavar="HxW", help="height and width of the samples; 64 means 64x64"
-    )
-    group.add_argument(
-        "--resize",
-        choices=_RESIZE,
-        default="crop",
-        help="how images are resized to --size. crop: scale the shorter side, keep the middle; "
-        "pad: scale the longer side, fill the rest; stretch: scale both sides; none: images of "
-        "another size cannot be used (default: %(default)s)",
-    )
-    group.add_argument(
-        "--filter",
-        choices=FILTERS,
-        default="bilinear",
-        help="the filter for resizing (default: %(default)s)",
-    )
-    group.add_argument(
-        "--mode",
-        choices=MODES,
-        help=f"mode of the pixels (default: {mode or 'that of the first image'})",
-    )
-    group.add_argument(
-        "--pages",
-        choices=PAGES,
-        default="refuse",
-        help="images with several pages. first: take the first page; all: the pages of an image "
-        "are one sample of any length; refuse: they cannot be used (default: %(default)s)",
-    )
-    group.add_argument(
-        "--background",
-        default="",
-        metavar="COLOR",
-        help="the colour under transparent pixels and around images resized by `pad`",
-    )
-    group.add_argument(
-        "--encoded",
-        action="store_true",
-        help="keep the bytes of the files; the loader decodes them",
-    )
-    group.add_argument(
-        "--quality",
-        type=int,
-        default=95,
-        metavar="1-95",
-        help="quality of JPEGs that are encoded again (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-pixels",
-        type=int,
-        default=MAX_PIXELS,
-        metavar="N",
-        help="images with more pixels cannot be used: a file of a few KB can need many GB of "
-        "memory (default: %(default)s)",
-    )
-    group.add_argument(
-        "--draft",
-        action="store_true",
-        help=f"decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is at least {_DRAFT} times "
-        "--size: faster, but the pixels differ a little",
-    )
+    add_options(group, _OPTIONS.replace("MODE)", f"{mode or 'that of the first image'})"))
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,10 @@
 """The options of every command that writes a data set.
 
-The default shard size, 256 MiB, is a compromise.
-
-Small shards are many. Each rank opens each shard that it reads, sends a few requests to the
-metadata server, and reads a line of the index. 10 TB are 40,000 shards of 256 MiB, or 160,000 of
-64 MiB, with which directories and servers become slow. Opening a shard of four datasets takes 1 ms
-on a local disk (measured): 0.4 % of the time to read it at 1 GB/s. Where an open takes 20 ms, as
-on a busy shared file system, it is 7 %, and 30 % for a shard of 64 MiB.
-
-Large shards are few. Ranks that divide the shards among themselves need several shards each: with
-64 ranks and 4 shards 60 ranks have nothing to read. A piece, which becomes a shard, is the unit
-that one process converts, holds in memory and repeats after a crash. A shard is the unit of
-staging, of verification and of the loader's block shuffle.
-
-256 MiB also are many stripes of a parallel file system (1 to 4 MiB on Lustre, blocks of 4 to
-16 MiB on GPFS), so that several servers take part in reading one shard.
+The default shard size, 256 MiB, is a compromise. Small shards are many: each rank opens each shard
+that it reads (1 ms on a local disk, 20 ms on a busy shared file system: 0.4 % or 7 % of the time to
+read 256 MiB at 1 GB/s), and directories and servers become slow with many files. Large shards are
+few: ranks that divide them need several each, and a shard is the unit that one process converts,
+holds in memory and repeats after a crash, and the unit of staging and verification.
 """
 
 import argparse

@@ -170,17 +170,3 @@ class Source(ABC):
         Raises:
             DataError: A file cannot be read at all.
         """
-
-
-def in_groups(files: Iterable[SourceFile], nbytes: int) -> Iterator[list[SourceFile]]:
-    """Yield groups of consecutive files of about `nbytes` bytes; at least one file in each."""
-    group: list[SourceFile] = []
-    size = 0
-    for file in files:
-        if group and size + file.size > nbytes:
-            yield group
-            group, size = [], 0
-        group.append(file)
-        size += file.size
-    if group:
-        yield group

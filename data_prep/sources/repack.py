@@ -185,7 +185,6 @@ class _Repack(Source):
 def source(args: argparse.Namespace, options: Options) -> Source:
     """Return the samples of a data set."""
     src, seed, keep = args.src, args.shuffle, args.keep
-    _check_apart(src, args.out)
     index = Index.load(src)
     index.check(src)
     stored = _stored(src, index, args.fields.split(",") if args.fields is not None else None)
@@ -222,6 +221,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         },
         categories={n: names for n, names in index.categories.items() if n in stored},
         columns=("split",),
+        folders=(str(src),),
         group=index.group if keep and index.group in stored else "",
         folder=str(src),
         stored=tuple(stored.items()),
@@ -232,15 +232,6 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         whole=set(stored) == set(index.fields),
         bytes_each=bytes_each,
     )
-
-
-def _check_apart(src: Path, out: Path) -> None:
-    source, target = src.resolve(), out.resolve()
-    if source == target:
-        raise ConfigError(f"SRC and OUT are both {source}; a data set cannot be read and replaced")
-    for inner, outer in ((source, target), (target, source)):
-        if inner.is_relative_to(outer):
-            raise ConfigError(f"{inner} lies in {outer}; give an OUT beside SRC")
 
 
 def _stored(src: Path, index: Index, names: Sequence[str] | None) -> dict[str, Field]:

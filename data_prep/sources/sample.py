@@ -23,10 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.formats import files
+from data_prep.formats.files import Part
 from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, add_options
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, in_groups
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.sources import flow
 from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
@@ -133,10 +135,10 @@ class _Stdlib(Source):
     folder: str = ""
     tokenizer: Tokenizer | None = None
 
-    def read(self, what: list[str], reading: BadRecords) -> Iterator[Block]:
+    def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         documents: list[tuple[str, bytes]] = []
-        for path in what:
+        for path, *_ in what:
             text = Path(self.folder, path).read_bytes()
             if text and _is_utf8(text):
                 documents.append((path, text))
@@ -164,10 +166,9 @@ def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None 
     paths = [path for path in paths if not SKIPPED & set(path.split("/"))]
     if not paths:
         raise DataError(f"there are no .py files under {folder}: this Python has no source")
-    pieces = []
-    for group in in_groups([SourceFile.of(folder / path) for path in paths], options.shard_bytes):
-        names = [Path(file.path).relative_to(folder).as_posix() for file in group]
-        pieces.append(Piece(names, tuple(group), bytes=sum(file.size for file in group)))
+    found = [SourceFile.of(folder / path) for path in paths]
+    parts = [(Part(path), file, file.size) for path, file in zip(paths, found, strict=True)]
+    pieces = files.pieces(parts, options.shard_bytes)
     fields = {"text": Field("uint8", variable=True), "path": Field("uint8", variable=True)}
     identity: dict[str, Any] = {"paths": paths}
     about: dict[str, Any] = {"from": "the Python standard library"}

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
                 values = {name: _value(sample[name], field) for name, field in fields.items()}
                 print(json.dumps({"split": split.name, "sample": number, **values}))
                 continue
-            console.say(f"{split.name} {number}", style="bold")
+            console.say(f"{split.name} {number}")
             for name, field in fields.items():
                 text = describe(sample[name], field, data.categories(name))
                 console.say(f"  {name:{width}}  {text}")

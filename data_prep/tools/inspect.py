@@ -71,7 +71,7 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     index = data.index
     counts = {name: index.split(name).count for name in index.splits}
     size = console.size(sum(shard.bytes for shard in index.shards))
-    console.say(str(data.folder), style="bold")
+    console.say(str(data.folder))
     console.say(f"{sum(counts.values()):,} samples, {len(index.shards):,} shards, {size}")
     console.say(index.digest)
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from data_prep.datasets.rows import blocks, ends, span
+from data_prep.source import BLOCK_BYTES
 from hpctrain.errors import DataError
 from hpctrain.shards import shard as shard_format
 from hpctrain.shards.field import Field
@@ -23,7 +23,107 @@ from hpctrain.shards.storage.chunks import undecodable
 from hpctrain.shards.storage.codecs import codec
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.layout import INTEGERS, Layout, disagreement
-from hpctrain.shards.types import Array
+from hpctrain.shards.storage.plain import Plain
+from hpctrain.shards.types import Array, Int64s
+
+_GAP_BYTES = 2**15  # rows that are closer to each other are read together
+
+
+def blocks(
+    layout: Layout, fields: Mapping[str, Field], start: int, stop: int
+) -> Iterator[tuple[int, dict[str, Array | Ragged]]]:
+    """Yield (first row, samples) for the rows `start` to `stop`, in blocks of a few MB."""
+    fixed = sum(field.nbytes for field in fields.values() if not field.variable)
+    step = max(1, BLOCK_BYTES // max(8, fixed))
+    while start < stop:
+        end = min(start + step, stop)
+        size = np.arange(1, end - start + 1) * fixed
+        for name, field in fields.items():
+            if field.variable:
+                offsets = ends(layout, name, start, end)
+                size = size + (offsets[1:] - offsets[0]) * field.nbytes
+        count = max(1, int(np.searchsorted(size, BLOCK_BYTES, side="right")))
+        yield (
+            start,
+            {
+                name: span(layout, name, field, start, start + count)
+                for name, field in fields.items()
+            },
+        )
+        start += count
+
+
+def span(layout: Layout, name: str, field: Field, start: int, stop: int) -> Array | Ragged:
+    """Return the samples `start` to `stop` of a field.
+
+    Returns:
+        An array (n, *shape), or a `Ragged` for a variable-length field.
+    """
+    if field.variable:
+        offsets = ends(layout, name, start, stop)
+        values = _values(layout, name, field, int(offsets[0]), int(offsets[-1]))
+        return Ragged(values, offsets - offsets[0])
+    rows = np.empty((stop - start, *field.shape), field.dtype)
+    layout.rows[name].copy(start, stop, rows)
+    return rows
+
+
+def ends(layout: Layout, name: str, start: int, stop: int) -> Int64s:
+    """Return where sample `start` begins and where the samples to `stop` end, (n + 1,)."""
+    offsets = np.empty(stop - start + 1, np.int64)
+    layout.rows[f"{name}/offsets"].copy(start, stop + 1, offsets)
+    _check_offsets(layout, name, offsets)
+    return offsets
+
+
+def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[Array]:
+    """Return one field's samples in the order of `rows`.
+
+    Returns:
+        An array (n, *shape), or n arrays (length, *shape) for a variable-length field.
+    """
+    if not field.variable:
+        return _rows(layout, name, field, rows)
+    places = np.stack([rows, rows + 1], axis=1).reshape(-1)
+    pairs = _rows(layout, f"{name}/offsets", Field("int64"), places).reshape(-1, 2)
+    found: list[Any] = [None] * len(rows)
+    for i in np.argsort(rows, kind="stable").tolist():
+        _check_offsets(layout, name, pairs[i])
+        found[i] = _values(layout, name, field, *pairs[i].tolist())
+    return found
+
+
+def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
+    stored, size = layout.rows[dataset], field.nbytes
+    if not isinstance(stored, Plain):
+        return stored.rows(rows).astype(field.dtype, copy=False)
+    found = np.empty((len(rows), *field.shape), field.dtype)
+    order = np.argsort(rows, kind="stable")
+    ascending = rows[order]
+    # Rows in between are read as well where that is cheaper than another read.
+    apart = np.diff(ascending) * size > _GAP_BYTES
+    apart |= np.diff(ascending * size // BLOCK_BYTES) != 0
+    for part in np.split(order, np.flatnonzero(apart) + 1):
+        first, stop = int(rows[part[0]]), int(rows[part[-1]]) + 1
+        span = np.empty((stop - first, *field.shape), field.dtype)
+        stored.copy(first, stop, span)
+        found[part] = span[rows[part] - first]
+    return found
+
+
+def _check_offsets(layout: Layout, name: str, offsets: Int64s) -> None:
+    """Check that offsets never decrease and do not go beyond the values."""
+    inside = offsets[0] >= 0 and offsets[-1] <= layout.totals[f"{name}/values"]
+    if not inside or (np.diff(offsets) < 0).any():
+        raise DataError(f"shard {layout.path} is damaged: the offsets of {name!r} go back")
+
+
+def _values(layout: Layout, name: str, field: Field, start: int, stop: int) -> Array:
+    values = np.empty((stop - start, *field.shape), field.dtype)
+    if stop > start:
+        layout.rows[f"{name}/values"].copy(start, stop, values)
+    return values
+
 
 _BLOCK_SAMPLES = 2**16
 

@@ -9,12 +9,50 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.formats.outside import Inside
 from data_prep.source import Piece, SourceFile
 from hpctrain.errors import ConfigError, DataError
+
+OUTSIDE = """
+--allow-outside
+    follow symbolic links in SRC that lead out of it, such as those of a Hugging Face cache; without
+    this option they are refused
+"""
+
+
+class Inside:
+    """Checks that paths in a folder also lie in it when their links are followed."""
+
+    def __init__(self, folder: str, outside: bool) -> None:
+        self._outside = outside
+        self._root = os.path.realpath(folder)
+        self._folder = lru_cache(maxsize=1024)(os.path.realpath)  # many files are in each folder
+
+    def problem(self, path: str) -> str:
+        """Return why a path must not be read, "" if it may be; the message follows the path."""
+        if self._outside:
+            return ""
+        above, name = os.path.split(path)
+        try:
+            real = os.path.join(self._folder(above), name)
+            if os.path.islink(real):
+                real = os.path.realpath(real)
+        except ValueError:  # a zero byte: whoever opens the path reports it
+            return ""
+        if os.path.commonpath([self._root, real]) == self._root:
+            return ""
+        return (
+            f"is a link that leads out of the folder, to {real}; --allow-outside follows such links"
+        )
+
+    def check(self, path: str) -> None:
+        """Check one path."""
+        if problem := self.problem(path):
+            raise DataError(f"{path} {problem}")
+
 
 COUNTED = 2**20  # bytes that are read at once to count lines
 

@@ -52,10 +52,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.arrays.array_addresses import addresses
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.arrays.array_files import among_others
+from data_prep.formats.arrays.array_files import addresses, among_others
 from data_prep.options import Options, add_arguments, add_options, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.datasets.rows import blocks, some
+from data_prep.datasets.shards import blocks, some
 from data_prep.options import Options, add_arguments, add_options
 from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
 from hpctrain.data.samplers import permutation

@@ -36,12 +36,11 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats import files, outside
+from data_prep.formats import files
 from data_prep.formats.files import Part
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import csv_text, tables
-from data_prep.formats.tables.categories import categorical, names_of
-from data_prep.formats.tables.column_choice import ColumnChoice, listed
+from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed, names_of
 from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.matrices import numbers_of
@@ -81,7 +80,7 @@ _OPTIONS = """
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
-    add_options(parser.add_argument_group("table"), _OPTIONS + outside.OPTIONS)
+    add_options(parser.add_argument_group("table"), _OPTIONS + files.OUTSIDE)
     add_arguments(parser)
 
 

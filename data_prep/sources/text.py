@@ -29,7 +29,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats import files, outside
+from data_prep.formats import files
 from data_prep.formats.files import Part
 from data_prep.formats.text import documents, tokens
 from data_prep.formats.text.documents import Document
@@ -76,7 +76,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
     group = parser.add_argument_group("text")
-    add_options(group, _OPTIONS + outside.OPTIONS)
+    add_options(group, _OPTIONS + files.OUTSIDE)
     add_options(group.add_mutually_exclusive_group(), _TOKENIZER)
     add_options(group.add_mutually_exclusive_group(), _END)
     add_arguments(parser)

@@ -27,8 +27,7 @@ from data_prep.show.console import size
 from data_prep.source import Source, SourceFile
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Job, Plan
-from data_prep.writing.limit import OutputLimit
-from data_prep.writing.names import renamed
+from data_prep.writing.limit import OutputLimit, renamed
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.split import ByColumn, ByFile, Fractions

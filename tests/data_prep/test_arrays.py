@@ -787,7 +787,7 @@ def test_reading_goes_on_in_a_compressed_npz(here):
 @pytest.mark.parametrize("kinds", [("i1",), ("i2",), ("f8", "i1"), ("i1", "f4", "i2"), ("S1",)])
 @pytest.mark.parametrize("records", [0, 1, 3])
 def test_the_length_of_a_classic_file_is_known(tmp_path, form, kinds, records):
-    from data_prep.formats.arrays.netcdf_classic import check_whole
+    from data_prep.formats.arrays.array_netcdf import check_whole
 
     path = tmp_path / "c.nc"
     with netCDF4.Dataset(path, "w", format=form) as file:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.hdf5.groups import looks_like_groups
-from data_prep.formats.unread import matlab_5
+from data_prep.formats.opening import matlab_5
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import MAX_AXES
 from hpctrain.shards.types import Array

@@ -23,7 +23,7 @@ from data_prep.formats.arrays.array_base import (
     unreadable,
 )
 from data_prep.formats.arrays.mapped import Mapped
-from data_prep.formats.unread import way
+from data_prep.formats.opening import way
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.storage.scratch import Undecodable, load
 from hpctrain.shards.types import Array

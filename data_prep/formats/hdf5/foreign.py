@@ -12,7 +12,7 @@ from data_prep.formats.arrays.array_hdf5 import names_of
 from data_prep.formats.hdf5 import matlab
 from data_prep.formats.hdf5.groups import has_wildcard, looks_like_groups, one_of_many
 from data_prep.formats.hdf5.sparse import form_of, part_of
-from data_prep.formats.unread import matlab_5
+from data_prep.formats.opening import matlab_5
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.storage.inside import Elsewhere, find

@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.datasets.rows import blocks
+from data_prep.datasets.shards import blocks
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import BLOCK_BYTES, SourceFile

@@ -10,8 +10,8 @@ from typing import Any
 
 import xxhash
 
+from data_prep.formats.files import Inside
 from data_prep.formats.images.listing import Files, Ignored, look, rows, scan
-from data_prep.formats.outside import Inside
 from data_prep.formats.samples import Unusable
 from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError

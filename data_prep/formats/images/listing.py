@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-from data_prep.formats.opening import open_parquet, parquet_batches
-from data_prep.formats.outside import Inside
-from data_prep.formats.unread import way
+from data_prep.formats.files import Inside
+from data_prep.formats.opening import open_parquet, parquet_batches, way
 from data_prep.show import console
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.files import Part, ranges
-from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow
+from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow, way
 from data_prep.formats.tables import nested
 from data_prep.formats.tables.columns import plain
 from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
-from data_prep.formats.unread import way
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError
 

@@ -41,7 +41,7 @@ COMMANDS = {
 # What was a command, and what takes its place.
 _GONE = {
     "litdata": "`python -m data_prep python FILE.py:NAME OUT` converts what the library litdata "
-    "reads (docs/data.md has the function)",
+    "reads (docs/data.md has the function)"
 }
 
 

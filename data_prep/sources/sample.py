@@ -41,11 +41,7 @@ SKIPPED = {
     *("__pycache__", "lib2to3"),
 }
 _DOCUMENTS = 256  # documents in a block
-SPLITS = {
-    "digits": "train=0.8,val=0.2",
-    "stdlib": "train=0.9,val=0.1",
-    "flow": "train=0.9,val=0.1",
-}
+SPLITS = {"digits": "train=0.8,val=0.2", "stdlib": "train=0.9,val=0.1", "flow": "train=0.9,val=0.1"}
 _STDLIB = """
 --train-bpe VOCABULARY : int
     also write tokens, of a byte-level BPE with this number of tokens

@@ -118,12 +118,7 @@ class Table(Source):
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
     def _blocks(
-        self,
-        rows: Rows,
-        columns: Sequence[Column],
-        path: str,
-        reading: BadRecords,
-        split: str,
+        self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords, split: str
     ) -> Iterator[Block]:
         """Yield the rows of a batch that can be used; report the others in their order."""
         batch, bad = rows.batch, dict(rows.bad)

@@ -239,10 +239,7 @@ def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
 
 def _earlier(out: Path, name: str) -> str:
     """Return the tokenizer of this name in `out` or in its interrupted conversion, or ""."""
-    for index, content in (
-        (out / PARTIAL / "job.json", None),
-        (out / INDEX, out / tokens.FILE),
-    ):
+    for index, content in ((out / PARTIAL / "job.json", None), (out / INDEX, out / tokens.FILE)):
         try:
             found: dict[str, Any] = json.loads(index.read_bytes())
             about = found["provenance"]["source"]["tokenizer"]

@@ -66,10 +66,7 @@ def finalize(job: Job) -> Index:
         statistics=statistics_of(result.moments for result in results),
         provenance={
             **plan.provenance,
-            "source": {
-                **plan.provenance["source"],
-                "digest": f"xxh3_128:{digest}",
-            },
+            "source": {**plan.provenance["source"], "digest": f"xxh3_128:{digest}"},
             "left_out": {
                 "unusable": len(problems),
                 "duplicates": sum(result.duplicates for result in results),

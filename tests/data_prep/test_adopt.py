@@ -44,19 +44,9 @@ LAYOUTS = {
     "contiguous": (0, "<", {}, "image uint8[5, 4]: contiguous: mapped as it lies"),
     "big-endian": (0, ">", {}, "label int64: contiguous, but other byte order: read by HDF5"),
     "axis": (2, "<", {}, "contiguous, but samples along axis 2: read by HDF5, one thread"),
-    "one sample": (
-        0,
-        "<",
-        {"chunks": (1, 5, 4), "compression": "gzip"},
-        "chunks of 1 sample",
-    ),
+    "one sample": (0, "<", {"chunks": (1, 5, 4), "compression": "gzip"}, "chunks of 1 sample"),
     "tiles": (0, "<", {"chunks": (8, 2, 4)}, "not compressed: each sample lies in 3 of them"),
-    "lzf": (
-        1,
-        "<",
-        {"chunks": (5, 8, 4), "compression": "lzf"},
-        "decoded by HDF5, one thread",
-    ),
+    "lzf": (1, "<", {"chunks": (5, 8, 4), "compression": "lzf"}, "decoded by HDF5, one thread"),
 }
 
 
@@ -254,10 +244,7 @@ ODD = {
     "none": (np.zeros((5, 0)), "shape [0] has no elements"),
     "soft": (h5py.SoftLink("/nowhere"), "is a link to /nowhere, where nothing is"),
     "external": (h5py.ExternalLink("other.h5", "/x"), "is a link into other.h5"),
-    "broken": (
-        h5py.ExternalLink("gone.h5", "/x"),
-        "a link into gone.h5; the samples",
-    ),
+    "broken": (h5py.ExternalLink("gone.h5", "/x"), "a link into gone.h5; the samples"),
 }
 
 

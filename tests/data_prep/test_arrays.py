@@ -595,10 +595,7 @@ def test_files_that_cannot_be_read(here, data_prep, where, words):
         (["--field", "x=x.h5"], "For example: --field big=x.h5:/big"),
         (["--field", "x=x.h5:/nope"], "x.h5 has no array '/nope'; there are: /big"),
         (["--field", "x=plain.npz"], "plain.npz holds several arrays; there are: a; label."),
-        (
-            ["--field", "x=x.nc:../x"],
-            "x.nc has no array '../x'; there are: x float32 (100, 3, 4)",
-        ),
+        (["--field", "x=x.nc:../x"], "x.nc has no array '../x'; there are: x float32 (100, 3, 4)"),
         (["--field", "x=x.zarr"], "there are: group/x float32 (100, 3, 4); sharded"),
         (["--field", "x=x.zarr:../root.zarr"], "x.zarr has no array '../root.zarr'"),
         (["--field", "x=nope*.npy"], "no file matches 'nope*.npy'"),

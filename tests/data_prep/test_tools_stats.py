@@ -194,5 +194,5 @@ def test_evenly():
 def test_words():
     assert printable("a\x1b[31m\udcff") == "a\\x1b[31m\\udcff"
     assert [size(n) for n in (0, 999, 1000, 2_500_000, 10**18)] == [
-        *("0 bytes", "999 bytes", "1.0 kB", "2.5 MB", "1000.0 PB"),
+        *("0 bytes", "999 bytes", "1.0 kB", "2.5 MB", "1000.0 PB")
     ]

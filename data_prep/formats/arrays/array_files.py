@@ -12,14 +12,7 @@ from typing import Any
 import h5py
 
 from data_prep.formats.arrays import array_hdf5, array_netcdf, array_numpy, array_zarr
-from data_prep.formats.arrays.array_base import (
-    FORMS,
-    READING,
-    ArrayFile,
-    Where,
-    Whole,
-    unreadable,
-)
+from data_prep.formats.arrays.array_base import FORMS, READING, ArrayFile, Where, Whole, unreadable
 from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.groups import has_wildcard, shortened
 from hpctrain.errors import ConfigError, DataError

@@ -90,10 +90,7 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
                     f"{entry['version']}; mds of version 2 is read"
                 )
             columns = zip(
-                entry["column_names"],
-                entry["column_encodings"],
-                entry["column_sizes"],
-                strict=True,
+                entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True
             )
             raw, packed = entry["raw_data"], entry["zip_data"]
             names = [str(info["basename"]) for info in (raw, packed) if info]

@@ -161,11 +161,7 @@ def _rows_before(part: Part, headers: int) -> int:
 
 @contextmanager
 def _csv(
-    part: Part,
-    csv: Csv,
-    types: Mapping[str, Any],
-    invalid: "_Invalid | None",
-    block: int = 0,
+    part: Part, csv: Csv, types: Mapping[str, Any], invalid: "_Invalid | None", block: int = 0
 ) -> Iterator[Any]:
     """Open a part, and yield Arrow's reader."""
     pa = pyarrow()

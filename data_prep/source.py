@@ -8,6 +8,7 @@ the piece alone. A piece is best about as large as a shard.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -17,6 +18,15 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.sample_schema import ArrayBatch
 
 BLOCK_BYTES = 8 * 2**20  # roughly, of data that is read, checked and passed on at once
+
+
+@contextmanager
+def readable(path: Path | str) -> Iterator[None]:
+    """Turn the system's errors into one that names the file that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +44,8 @@ class SourceFile:
         Raises:
             DataError: The file does not exist or is not accessible.
         """
-        try:
+        with readable(path):
             found = os.stat(path)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
         return cls(str(path), found.st_size, found.st_mtime_ns)
 
     def check(self) -> None:

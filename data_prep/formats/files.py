@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.source import Piece, SourceFile
+from data_prep.source import Piece, SourceFile, readable
 from hpctrain.errors import ConfigError, DataError
 
 OUTSIDE = """
@@ -109,11 +109,8 @@ def _regular(path: str) -> SourceFile:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
+    with readable(folder), os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
     for entry in entries:
         if entry.name.startswith("."):
             continue

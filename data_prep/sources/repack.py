@@ -26,7 +26,7 @@ import numpy as np
 
 from data_prep.datasets.shards import blocks, some
 from data_prep.options import Options, add_arguments, add_options
-from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
+from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile, readable
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
 from hpctrain.errors import ConfigError, DataError
@@ -171,10 +171,8 @@ class _Repack(Source):
 
     def _verify(self, number: int) -> None:
         shard = self.shards[number]
-        try:
+        with readable(self._path(shard)):
             found = digest_file(Path(self._path(shard)))
-        except OSError as error:
-            raise DataError(f"{self._path(shard)} cannot be read: {error.strerror}") from None
         if found != shard.digest:
             raise DataError(
                 f"shard {self._path(shard)} is damaged: its digest is {found}, index.json lists "

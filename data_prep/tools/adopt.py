@@ -32,7 +32,7 @@ from data_prep.datasets.shards import OpenShard
 from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_on, same
 from data_prep.formats.hdf5.survey import Found, Survey
 from data_prep.options import add_options
-from data_prep.source import SourceFile
+from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.errors import ConfigError, DataError, StorageError
@@ -154,11 +154,9 @@ def _parse_fields(
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Yield the files, and the files in the folders."""
     for path in given:
-        try:
+        with readable(path):
             is_file = not path.is_dir()
             inside = [] if is_file else sorted(path.iterdir())
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
         if is_file:
             yield path
             continue

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.dataset import DataSet
-from data_prep.datasets.shards import place
 from data_prep.show import console
 from hpctrain.errors import DataError
-from hpctrain.shards.index import Index
 
 MOST = 20  # shards and categories listed
 
@@ -106,10 +104,6 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
         console.title("how it was made")
         console.show([], [[key, value] for key, value in _flat(index.provenance)])
 
-    console.title("to read it")
-    for line in _snippet(index, data.folder, layout):
-        console.say(f"  {line}")
-
 
 def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the entries of nested mappings as ("source.name", "digits")."""
@@ -118,25 +112,3 @@ def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _flat(value, f"{name}.{key}" if name else str(key))
     else:
         yield name, content if isinstance(content, str) else json.dumps(content)
-
-
-def _snippet(index: Index, folder: Path, layout: Mapping[str, str]) -> Iterator[str]:
-    shard = index.shards[0]
-    name, field = next(iter(index.fields.items()))
-    values, offsets, axis = place(name, field)
-    plain = all(text == "contiguous" for text in layout.values())
-    yield "import h5py" + ("" if plain else ", hdf5plugin")
-    yield f"with h5py.File({str(folder / shard.path)!r}) as file:"
-    if offsets:
-        yield f"    start, stop = file[{offsets!r}][0:2]"
-        yield f"    {_variable(name)} = file[{values!r}][start:stop]"
-    else:
-        yield f"    {_variable(name)} = file[{values!r}][{':, ' * axis}0]"
-    yield ""
-    yield "from hpctrain.data.sources.reader import Reader"
-    yield f"reader = Reader({str(folder)!r}, {shard.split!r})"
-    yield f"batch = reader.read(range({min(8, shard.count)}))"
-
-
-def _variable(name: str) -> str:
-    return name if name.isidentifier() else "sample"

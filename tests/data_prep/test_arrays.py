@@ -861,12 +861,3 @@ def test_a_chunk_that_was_written_again_is_noticed(here, data_prep):
     assert "already holds" in data_prep("arrays", "OUT", "--field", "x=mine.zarr")[1]
     array[50] = 0
     assert "holds another data set" in data_prep("arrays", "OUT", "--field", "x=mine.zarr")[2]
-
-
-def test_in_parts(here, data_prep):
-    command = ("--field", "x=x.h5:chunked", "--field", "y=x.nc:y", "--shard-size", "2KB")
-    data_prep("arrays", "whole", *command)
-    for i in (3, 1, 2):
-        assert data_prep("arrays", "parts", *command, "--part", f"{i}/3")[0] == 0
-    assert data_prep("finalize", "parts")[0] == 0
-    assert Index.load(here / "parts").digest == Index.load(here / "whole").digest

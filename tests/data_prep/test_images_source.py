@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import struct
-import sys
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -621,23 +620,6 @@ def test_no_permission(two, data_prep):
     Path("src/b").chmod(0)
     assert "src/b cannot be read: Permission denied" in data_prep("images", "src", "O")[2]
     Path("src/b").chmod(0o700)
-
-
-def test_without_pillow(two, data_prep, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    code, _, err = data_prep("images", "src", "OUT")
-    assert code == 2
-    assert "pip install 'hpctrain[prep]'" in err
-
-
-def test_dedup_and_stratify(digits, data_prep):
-    Path("digits/0/again.png").write_bytes(Path("digits/0/000.png").read_bytes())
-    options = ("--mode", "L", "--dedup", "exact", "--stratify", "label", "--workers", 1)
-    code, out, _ = data_prep("images", "digits", "OUT", *options, "--split", "train=0.5,val=0.5")
-    assert code == 0
-    assert "100 samples" in out
-    assert "1 duplicate sample left out" in out
-    assert set(read_back.rows("OUT", "val")["label"]) == set(range(10))
 
 
 @pytest.mark.parametrize(

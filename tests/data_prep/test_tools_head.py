@@ -153,22 +153,6 @@ def test_inspect(folder, data_prep):
     assert found["problem"] is None
 
 
-@pytest.mark.parametrize("first", ["image", "text"])
-def test_the_way_to_read_it_works(tmp_path, data_prep, first):
-    """The code that `inspect` prints runs unchanged."""
-    folder = tmp_path / "it's"
-    batch = {"image": np.ones((3, 2)), "text": [np.uint8([1, 2]), np.uint8([3]), np.uint8([])]}
-    ordered = {first: batch[first], **batch}
-    write_shards(folder, [("train", ordered)])
-    out = data_prep("inspect", folder)[1]
-    lines = out[out.index("to read it") :].splitlines()[1:]
-    scope = {}
-    exec("\n".join(line[2:] for line in lines), scope)
-    expected = batch[first][0]
-    assert np.array_equal(scope[first], expected)
-    assert len(scope["batch"]["image"]) == 3
-
-
 def test_inspect_of_compressed_shards(folder, data_prep):
     path = folder / Index.load(folder).shards[0].path
     with h5py.File(path, "r+") as file:

@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.formats.arrays.array_base import ArrayFile, Where
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
-from data_prep.formats.casts import cast
+from data_prep.formats.samples import cast
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array

@@ -14,7 +14,7 @@ import numpy as np
 from data_prep.datasets.shards import blocks
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
-from data_prep.source import BLOCK_BYTES, SourceFile
+from data_prep.source import BLOCK_BYTES, SourceFile, readable
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard
@@ -56,10 +56,8 @@ class Survey:
         """Compute the digest of the file, and check that all of it can be read."""
         source, path = self.sources[number], self.folder / self.paths[number]
         source.check()
-        try:
+        with readable(path):
             digest = digest_file(path, progress)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
         shard = Shard(
             *(self.paths[number], self.splits[number], self.counts[number], source.size, digest)
         )

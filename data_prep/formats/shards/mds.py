@@ -28,7 +28,7 @@ import xxhash
 
 from data_prep.formats.samples import Unusable
 from data_prep.libraries import library
-from data_prep.source import SourceFile
+from data_prep.source import SourceFile, readable
 from hpctrain.disk import parse_json
 from hpctrain.errors import ConfigError, DataError
 
@@ -120,17 +120,14 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
 def samples(shard: Shard) -> Iterator[bytes]:
     """Yield the encoded samples of a shard."""
     path = shard.file.path
-    try:
-        with open(path, "rb") as file:
-            content: Any = b""
-            if shard.compression:
-                content = file.read()
-                _check_digests(path, content, shard.digests[0])
-                content = _decompressed(content, shard)
-            elif shard.file.size:
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    with readable(path), open(path, "rb") as file:
+        content: Any = b""
+        if shard.compression:
+            content = file.read()
+            _check_digests(path, content, shard.digests[0])
+            content = _decompressed(content, shard)
+        elif shard.file.size:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     head = 4 * (shard.samples + 2)  # bytes of the count and of all byte offsets
     ends = np.frombuffer(content[:head], "<u4", count=min(head, len(content)) // 4).astype(int)
     if (

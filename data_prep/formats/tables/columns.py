@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.formats.casts import lost
+from data_prep.formats.samples import lost
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import DTYPES, Field
 from hpctrain.shards.ragged import Ragged, offsets_of

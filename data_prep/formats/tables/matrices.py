@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.casts import lost
+from data_prep.formats.samples import lost
 from data_prep.formats.tables.columns import Column
 from hpctrain.shards.types import Array
 

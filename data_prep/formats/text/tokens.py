@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from data_prep.libraries import library
+from data_prep.source import readable
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array
@@ -95,9 +96,8 @@ def of_bytes(eod: bool) -> Tokenizer:
 def of_file(path: Path, eod: bool, token: str | None = None) -> Tokenizer:
     """Read a tokenizer.json."""
     try:
-        content = path.read_bytes().decode()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        with readable(path):
+            content = path.read_bytes().decode()
     except UnicodeDecodeError:
         raise DataError(f"{path} is no {FILE}: it is not UTF-8") from None
     return of_content(content, str(path), eod, token)

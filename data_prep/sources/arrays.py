@@ -55,7 +55,6 @@ import numpy as np
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.arrays.array_files import addresses, among_others
-from data_prep.formats.arrays.packing import Packing
 from data_prep.options import Options, add_arguments, add_options, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
@@ -287,8 +286,12 @@ def _about(column: Column) -> dict[str, Any]:
         about["axis"] = column.axis
     if any(part.packing != packing for part in column.parts):
         about["packing"] = "each file's own"
-    elif packing != Packing(packing.stored, packing.dtype):
-        about["packing"] = asdict(packing)
+    elif packing.scale is not None:
+        about |= {"scale_factor": packing.scale, "add_offset": packing.offset}
+    if packing.missing:
+        about["missing"] = list(packing.missing)
+    if (packing.lowest, packing.highest) != (None, None):
+        about["valid_range"] = [packing.lowest, packing.highest]
     if column.cast:
         about["cast"] = column.cast
     return about

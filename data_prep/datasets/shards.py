@@ -76,6 +76,12 @@ def ends(layout: Layout, name: str, start: int, stop: int) -> Int64s:
     return offsets
 
 
+def check_offsets(layout: Layout, name: str, count: int) -> None:
+    """Check that the offsets of a variable-length field never go back."""
+    for start in range(0, count, _BLOCK_SAMPLES):
+        ends(layout, name, start, min(start + _BLOCK_SAMPLES, count))
+
+
 def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[Array]:
     """Return one field's samples in the order of `rows`.
 
@@ -161,28 +167,17 @@ class OpenShard:
                     shape.insert(axis, count)
                     yield from self._wrong(values, (field.dtype,), shape)
 
-    def wrong_offsets(self) -> Iterator[str]:
-        """Read the offsets of the variable-length fields; yield what is wrong with them."""
+    def check_offsets(self) -> None:
+        """Read the offsets of the variable-length fields, and check them."""
         for name, field in self.fields.items():
-            values, offsets, _ = place(name, field)
-            if not offsets:
+            if not field.variable:
                 continue
             with self._damage():
-                total, last = len(self._file[values]), 0
-                for start in range(0, self.shard.count + 1, _BLOCK_SAMPLES):
-                    found = self._file[offsets][start : start + _BLOCK_SAMPLES].astype(np.int64)
-                    steps = np.diff(found, prepend=last)
-                    if (start == 0 and found[0] != 0) or (steps < 0).any():
-                        at = start + int(np.argmax(steps < 0)) if (steps < 0).any() else 0
-                        yield f"field {name!r}: its offsets do not ascend from 0 (at {at})"
-                        break
-                    last = int(found[-1])
-                else:
-                    if last != total:
-                        yield f"field {name!r} has {total} values, its offsets end at {last}"
+                check_offsets(self._layout, name, self.shard.count)
+            total = self._layout.totals[f"{name}/values"]
             listed = self.shard.elements.get(name, total)
             if listed != total:
-                yield f"field {name!r} has {total} values, the index lists {listed}"
+                raise DataError(f"field {name!r} has {total} values, the index lists {listed}")
 
     def rows(self, name: str, start: int, stop: int) -> Array | Ragged:
         """Return the samples `start` to `stop` of a field, in native byte order.

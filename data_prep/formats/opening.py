@@ -135,3 +135,12 @@ def matlab_5(path: str) -> str:
         "is a MATLAB file of version 5 to 7, which is not HDF5. Save it with `save -v7.3` in "
         f"MATLAB, or {way('x.mat')}"
     )
+
+
+def is_utf8(content: bytes) -> bool:
+    """Return whether bytes are text."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -218,6 +218,18 @@ class Samples:
         return block
 
 
+def is_name(field: Field) -> bool:
+    """Return whether the values of a field can be names of splits: text or whole numbers."""
+    if field.variable:
+        return field.dtype == "uint8" and not field.shape
+    return not field.shape and not field.dtype.startswith("float")
+
+
+def text_of(value: Array) -> str:
+    """Return such a value as text."""
+    return bytes(value).decode(errors="replace") if value.ndim else str(value.item())
+
+
 def key_of(content: str | bytes, key: str) -> Any:
     """Return the value of a key of a JSON object."""
     try:

@@ -55,11 +55,12 @@ import numpy as np
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.arrays.array_files import addresses, among_others
+from data_prep.formats.samples import is_name, text_of
 from data_prep.options import Options, add_arguments, add_options, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import DTYPES, Field
+from hpctrain.shards.field import DTYPES
 from hpctrain.shards.types import Array
 
 _OPTIONS = """
@@ -151,9 +152,7 @@ class _Arrays(Source):
         """Return the text of each value of the field that names the splits."""
         if not self.column:
             return None
-        found = values[self.column]
-        is_text = isinstance(found, list)
-        return [bytes(v).decode(errors="replace") if is_text else str(v) for v in found]
+        return [text_of(np.asarray(value)) for value in values[self.column]]
 
 
 def arrays(
@@ -196,7 +195,7 @@ def arrays(
         for note in filter(None, [*notes, among]):
             print(f"note: {note}", file=sys.stderr)
     total = _count(columns)
-    by_value = [column.name for column in columns if column.text or _is_whole(fields[column.name])]
+    by_value = [column.name for column in columns if is_name(fields[column.name])]
     split = options.split.column if isinstance(options.split, ByColumn) else ""
     row_bytes = max(1, sum(column.nbytes for column in columns) // total)
     in_piece = max(1, options.shard_bytes // row_bytes)
@@ -236,10 +235,6 @@ def _by_field(
                 f"{option}: there is no field {name!r}; there are {', '.join(fields)}"
             )
     return values
-
-
-def _is_whole(field: Field) -> bool:
-    return not (field.shape or field.variable or field.dtype.startswith("float"))
 
 
 def _axis(text: str) -> int | None:

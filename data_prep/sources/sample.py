@@ -25,6 +25,7 @@ import numpy as np
 
 from data_prep.formats import files
 from data_prep.formats.files import Part
+from data_prep.formats.opening import is_utf8
 from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, add_options
@@ -136,7 +137,7 @@ class _Stdlib(Source):
         documents: list[tuple[str, bytes]] = []
         for path, *_ in what:
             text = Path(self.folder, path).read_bytes()
-            if text and _is_utf8(text):
+            if text and is_utf8(text):
                 documents.append((path, text))
             if len(documents) == _DOCUMENTS:
                 yield self._block(documents)
@@ -198,7 +199,7 @@ def _trained(folder: Path, paths: Sequence[str], vocabulary: int, options: Optio
     texts = (
         text.decode()
         for path, name in zip(paths, names, strict=True)
-        if name == first and _is_utf8(text := (folder / path).read_bytes())
+        if name == first and is_utf8(text := (folder / path).read_bytes())
     )
     content = tokens.trained(texts, vocabulary)
     name = f"BPE of {vocabulary} tokens, trained on the {first} split"
@@ -207,11 +208,3 @@ def _trained(folder: Path, paths: Sequence[str], vocabulary: int, options: Optio
 
 def _bytes(text: bytes) -> Array:
     return np.frombuffer(text, np.uint8)
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all
+from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all, is_name, text_of
 from data_prep.options import Options
 from data_prep.source import BadRecords, Block, Source
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import DataError
-from hpctrain.shards.field import Field
-from hpctrain.shards.types import Array
 
 
 class Encoded(NamedTuple):
@@ -59,7 +57,7 @@ class Stream(Source):
                 reading.bad(place, record, str(error))
                 continue
             if by_field:
-                split = _text(sample[self.column])
+                split = text_of(sample[self.column])
             samples.add(sample, record, key, split)
             if samples.full:
                 yield samples.take()
@@ -93,7 +91,7 @@ class Stream(Source):
                     problems.bad(self.place(what), record, str(error))
                     continue
                 own = self.own if split else ""
-                names = [name for name, field in fields.items() if _is_name(field)]
+                names = [name for name, field in fields.items() if is_name(field)]
                 by = options.split.column if isinstance(options.split, ByColumn) else ""
                 return replace(
                     self,
@@ -105,14 +103,3 @@ class Stream(Source):
                 )
         why = f": {problems.found[0]}" if problems.found else ""
         raise DataError(f"{none}{why}")
-
-
-def _is_name(field: Field) -> bool:
-    """Return whether the values of a field can be names of splits: text or whole numbers."""
-    if field.variable:
-        return field.dtype == "uint8" and not field.shape
-    return not field.shape and not field.dtype.startswith("float")
-
-
-def _text(value: Array) -> str:
-    return bytes(value).decode(errors="replace") if value.ndim else str(value.item())

@@ -147,15 +147,13 @@ class Table(Source):
                 else taken[column.name](kept if bad else None)
                 for column in group
             ]
-            values[name] = np.stack(arrays, axis=1) if self._stacked(name) else arrays[0]
+            stacked = self.fields[name].shape != group[0].field.shape
+            values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
         texts: list[str] | None = [split] * len(kept) if self.column else None
         if by_value:
             texts = list(map(str, without(batch.column(self.column), bad).to_pylist()))
         names = Names(len(kept), lambda sample: f"row {rows.number(int(kept[sample]))}")
         yield Block(values, column=texts, file=path, records=names)
-
-    def _stacked(self, name: str) -> bool:
-        return self.fields[name].shape != self.fields_of[name][0].field.shape
 
 
 def source(args: argparse.Namespace, options: Options) -> Source:

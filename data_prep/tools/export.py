@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet, add_arguments, sizes
+from data_prep.formats.opening import is_utf8
 from data_prep.libraries import library
 from data_prep.options import add_options
 from data_prep.show import console
@@ -187,17 +188,9 @@ class Parquet:
         try:
             array.validate(full=True)
         except self._pa.ArrowInvalid:
-            bad = next(i for i, sample in enumerate(value) if not _is_utf8(sample))
+            bad = next(i for i, sample in enumerate(value) if not is_utf8(sample.tobytes()))
             raise DataError(
                 f"--text {name!r}: sample {first + bad} is not UTF-8; leave --text out, and it "
                 "becomes a list of bytes"
             ) from None
         return array
-
-
-def _is_utf8(sample: Array) -> bool:
-    try:
-        sample.tobytes().decode()
-    except UnicodeDecodeError:
-        return False
-    return True

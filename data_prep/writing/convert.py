@@ -24,7 +24,7 @@ from data_prep import processes
 from data_prep.formats.opening import naming
 from data_prep.options import Options
 from data_prep.show.console import size
-from data_prep.source import Source, SourceFile
+from data_prep.source import Source
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Job, Plan
 from data_prep.writing.limit import OutputLimit, renamed
@@ -48,9 +48,12 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
     """
     with naming(source.folders):
         source = renamed(source, options.rename)
+        options.compression.check(source.fields)
     if options.by_own and source.own:
         options = replace(options, split=ByColumn(source.own))
-    _check(source, options, out)
+    _check_apart(source, out)
+    with naming(source.folders):
+        _check_split(source, options)
     plan = _plan(source, options)
     parts = options.part is not None
     commit.settle(out, wait=WAIT_S if parts else 0)
@@ -179,15 +182,6 @@ def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tupl
     return replace(options, compression=compression), replace(plan, provenance=provenance)
 
 
-def _check(source: Source, options: Options, out: Path) -> None:
-    """Check that the source, the options and OUT fit together."""
-    with naming(source.folders):
-        options.compression.check(source.fields)
-    _check_apart(source, out)
-    with naming(source.folders):
-        _check_split(source, options)
-
-
 def _check_split(source: Source, options: Options) -> None:
     """Check that the source has what --split, --group and --stratify need."""
     split = options.split
@@ -242,13 +236,8 @@ def _check_apart(source: Source, out: Path) -> None:
             raise ConfigError(f"{folder} is read, and OUT, {out}, is inside of it; give another")
 
 
-def _files(source: Source) -> list[SourceFile]:
-    """Return each file once, in the order of the pieces."""
-    return list(dict.fromkeys(file for piece in source.pieces for file in piece.files))
-
-
 def _plan(source: Source, options: Options) -> Plan:
-    files = _files(source)
+    files = list(dict.fromkeys(file for piece in source.pieces for file in piece.files))
     identity = {
         "name": source.name,
         "identity": source.identity,

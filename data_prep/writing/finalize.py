@@ -135,7 +135,8 @@ def summary(index: Index) -> str:
     splits = ", ".join(f"{name} {count}" for name, count in counts.items())
     lines = [f"{_counted(count, 'sample')} ({splits}) in {shards}, {size(nbytes)}, {index.digest}"]
     lines += _of_groups(index, counts)
-    if empty := _left_empty(index, count):
+    asked = _asked(index)
+    if asked is not None and (empty := left_empty(asked, index.splits, count)):
         lines.append(empty)
     left_out = index.provenance.get("left_out", {})
     if left_out.get("unusable"):
@@ -169,11 +170,6 @@ def _of_groups(index: Index, counts: Mapping[str, int]) -> Iterator[str]:
         )
         line += f": {', '.join(parts)}"
     yield line
-
-
-def _left_empty(index: Index, count: int) -> str:
-    asked = _asked(index)
-    return left_empty(asked, index.splits, count) if asked is not None else ""
 
 
 def _asked(index: Index) -> Split | None:

@@ -139,7 +139,7 @@ def test_offsets_that_do_not_ascend(folder):
         assert file["text/offsets"][...].tolist() == [0, 0, 5, 15]
         file["text/offsets"][...] = [0, 9, 5, 15]
     relist(folder, name)
-    assert problems(folder) == {(name, "field 'text': its offsets do not ascend from 0 (at 2)")}
+    assert problems(folder) == {(name, "is damaged: the offsets of 'text' go back")}
 
 
 def test_a_missing_dataset_and_another_link(folder):

@@ -11,10 +11,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.datasets.shards import blocks
+from data_prep.datasets.shards import blocks, check_offsets
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
-from data_prep.source import BLOCK_BYTES, SourceFile, readable
+from data_prep.source import SourceFile, readable
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard
@@ -68,10 +68,12 @@ class Survey:
         try:
             for name, field in self.schema.items():
                 if field.variable:
-                    _check_offsets(layout, name, shard.count)
+                    check_offsets(layout, name, shard.count)
                     elements[name] = layout.totals[f"{name}/values"]
                 if self.statistics:
-                    found = _moments(layout, name, field, shard.count, len(self.schema))
+                    found = Moments(len(self.schema))
+                    for _, values in blocks(layout, {name: field}, 0, shard.count):
+                        found.add(values[name])
                     moments[name] = found.state()
         except MemoryError:
             raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
@@ -119,26 +121,6 @@ def _read_otherwise(dataset: h5py.Dataset, stored: Chunked, axis: int) -> str:
     return ""
 
 
-def _check_offsets(layout: Layout, name: str, count: int) -> None:
-    """Check that offsets never decrease. `Layout` checks the first and the last."""
-    rows, last = layout.rows[f"{name}/offsets"], 0
-    for start in range(0, count + 1, BLOCK_BYTES // 8):
-        ends = np.empty(min(BLOCK_BYTES // 8, count + 1 - start), np.int64)
-        rows.copy(start, start + len(ends), ends)
-        back = np.flatnonzero(np.diff(ends, prepend=last) < 0)
-        if len(back):
-            sample = start + int(back[0]) - 1
-            raise DataError(f"{layout.path}: the offsets of {name!r} go back at sample {sample}")
-        last = int(ends[-1])
-
-
-def _moments(layout: Layout, name: str, field: Field, count: int, fields: int) -> Moments:
-    moments = Moments(fields)
-    for _, values in blocks(layout, {name: field}, 0, count):
-        moments.add(values[name])
-    return moments
-
-
 def _how_read(layout: Layout, fields: Mapping[str, Field]) -> dict[str, tuple[str, bool]]:
     """See `Found.notes`."""
     found = {}
@@ -168,7 +150,7 @@ def _note(layout: Layout, name: str, dataset: h5py.Dataset, field: Field) -> tup
 def _of_chunks(dataset: h5py.Dataset, rows: Chunked, field: Field) -> tuple[str, bool]:
     codec = ", ".join(describe(each) for each in filters(dataset)) or "not compressed"
     unit = "element" if field.variable else "sample"
-    parts = [f"chunks of {_number(rows.chunk_rows, unit)}", codec]
+    parts = [f"chunks of {rows.chunk_rows:,} {unit}{'s' * (rows.chunk_rows != 1)}", codec]
     tiles = rows.chunk_bytes // max(1, math.prod(dataset.chunks) * dataset.dtype.itemsize)
     slow = []
     if tiles > 1:
@@ -180,7 +162,3 @@ def _of_chunks(dataset: h5py.Dataset, rows: Chunked, field: Field) -> tuple[str,
     if not rows.direct:
         slow.append(f"decoded by HDF5, one thread at a time ({rows.reason})")
     return f"{', '.join(parts)}: {', '.join(slow) or 'decoded in threads'}", bool(slow)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

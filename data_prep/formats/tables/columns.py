@@ -25,6 +25,7 @@ from hpctrain.shards.field import DTYPES, Field
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array, Int64s
 
+_DTYPES = ", ".join(DTYPES)
 _CODES = "int32"  # dtype of the codes of categories
 WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
@@ -60,7 +61,9 @@ class Column:
         kind = plain(kind)
         inner, shape, variable = _layout(name, kind)
         if cast and (cast not in DTYPES or _is_text(kind)):
-            what = f"the column is {kind}" if cast in DTYPES else f"the dtypes are {_dtypes()}"
+            what = (
+                f"the column is {kind}" if cast in DTYPES else f"the dtypes are {', '.join(DTYPES)}"
+            )
             raise ConfigError(f"--cast {name}={cast}: {what}")
         if categories is not None:
             field = Field(_CODES)
@@ -239,10 +242,6 @@ def _dtype(name: str, kind: Any, inner: Any) -> str:
     raise DataError(
         f"the column {name!r} is {kind}, which no field can hold; --columns or --drop leave it out"
     )
-
-
-def _dtypes() -> str:
-    return ", ".join(DTYPES)
 
 
 def _ends(array: Any, outer: bool = False) -> Int64s:

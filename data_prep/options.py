@@ -117,24 +117,20 @@ class Options:
                 f"{option} has to see all samples, --part only some: leave it out here, and "
                 f"after `finalize` run `python -m data_prep repack OUT NEW {option} …`"
             )
+        names = ("stratify", "dedup", "on_error", "nan", "overwrite", "quiet")
         return cls(
             shard_bytes=parse_size(args.shard_size),
             compression=_compression(args),
             auto=args.codec == "auto",
             split=parse_split(args.split or "train=1"),
             by_own=not args.split,
-            stratify=args.stratify,
             group=args.group or "",
-            dedup=args.dedup,
-            on_error=args.on_error,
-            nan=args.nan,
             max_output=parse_size(args.max_output, "--max-output") if args.max_output else None,
             workers=args.workers or len(os.sched_getaffinity(0)),
             part=part,
-            overwrite=args.overwrite,
-            quiet=args.quiet,
             rename=pairs("--rename", args.rename, "OLD=NEW"),
             command=args.command_line,
+            **{name: getattr(args, name) for name in names},
         )
 
     @property

@@ -101,7 +101,10 @@ def run(args: argparse.Namespace) -> None:
             "files' folder, or above (--out)"
         )
     work = Survey(folder, paths, sources, counts, splits, schema, statistics)
-    found = _read(work, workers, quiet=quiet)
+    nbytes = sum(source.size for source in sources)
+    with Progress(samples=None, nbytes=nbytes, quiet=quiet) as progress:
+        looked = dict(processes.run(work.look, range(len(paths)), workers, progress.advance))
+    found = [looked[number] for number in range(len(paths))]
     index = _index(found, schema, splits, statistics, args.command_line, fingerprint)
     index = replace(index, group=group)
     if group:
@@ -263,14 +266,6 @@ def _existing(folder: Path, fingerprint: str, *, overwrite: bool) -> Index | Non
     if not overwrite:
         raise DataError(f"{problem}; --overwrite replaces it")
     return None
-
-
-def _read(work: Survey, workers: int, *, quiet: bool) -> list[Found]:
-    """Read all files in worker processes; return the results in the order of the files."""
-    size = sum(source.size for source in work.sources)
-    with Progress(samples=None, nbytes=size, quiet=quiet) as progress:
-        found = dict(processes.run(work.look, range(len(work.paths)), workers, progress.advance))
-    return [found[number] for number in range(len(work.paths))]
 
 
 def _check_groups(folder: Path, index: Index) -> None:

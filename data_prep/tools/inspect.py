@@ -3,13 +3,13 @@
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.dataset import DataSet
 from data_prep.show import console
 from hpctrain.errors import DataError
+from hpctrain.shards.index import FILE
 
 MOST = 20  # shards and categories listed
 
@@ -30,7 +30,10 @@ def run(args: argparse.Namespace) -> None:
         problem = str(error)
     layout = {} if problem else _layout(data)
     if args.json:
-        print(json.dumps(_content(data, problem, layout), indent=2))
+        content = json.loads((data.folder / FILE).read_bytes())
+        splits = {name: data.index.split(name).count for name in data.index.splits}
+        more = {"problem": problem or None, "layout": layout, "splits": splits}
+        print(json.dumps(content | more, indent=2))
     else:
         _print(data, layout)
     if problem:
@@ -45,24 +48,6 @@ def _layout(data: DataSet) -> dict[str, str]:
             return {name: opened.layout(name) for name in data.index.fields}
     except DataError as error:
         return dict.fromkeys(data.index.fields, str(error))
-
-
-def _content(data: DataSet, problem: str, layout: Mapping[str, str]) -> dict[str, object]:
-    index = data.index
-    return {
-        "digest": index.digest,
-        "problem": problem or None,
-        "fields": {name: asdict(field) for name, field in index.fields.items()},
-        "categories": {name: list(data.categories(name)) for name in index.fields},
-        "layout": dict(layout),
-        "splits": {name: index.split(name).count for name in index.splits},
-        "shards": [asdict(shard) for shard in index.shards],
-        "statistics": {
-            split: {name: asdict(values) for name, values in fields.items()}
-            for split, fields in index.statistics.items()
-        },
-        "provenance": dict(index.provenance),
-    }
 
 
 def _print(data: DataSet, layout: Mapping[str, str]) -> None:

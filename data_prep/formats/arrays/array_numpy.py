@@ -8,7 +8,7 @@ import struct
 import zipfile
 import zlib
 from functools import lru_cache
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
@@ -53,33 +53,6 @@ def open_numpy(where: Where, axis: int) -> ArrayFile:
         return _npy(where, file, axis, 0, os.stat(file.fileno()).st_size)
 
 
-class _Checksum(NamedTuple):
-    """The CRC-32 of a range of bytes in a file."""
-
-    start: int
-    size: int
-    crc: int
-
-    def check(self, where: Where, file: int) -> None:
-        """Check the bytes of an open file."""
-        found, at, end = 0, self.start, self.start + self.size
-        buffer = bytearray(min(self.size, _CHECKED_BYTES))
-        while at < end:
-            room = memoryview(buffer)[: end - at]
-            try:
-                count = os.preadv(file, [room], at)
-            except OSError as error:
-                raise unreadable(where, error) from None
-            if not count:
-                raise DataError(f"{where.path} was cut off while it was being read")
-            found, at = _crc32(room[:count], found), at + count
-        if found != self.crc:
-            raise DataError(
-                f"{where} is damaged: its content has the CRC-32 {found:08x}, the archive says "
-                f"{self.crc:08x}"
-            )
-
-
 class _Flat(ArrayFile):
     """Numbers without gaps in a file: .npy, an uncompressed member of .npz, or raw numbers."""
 
@@ -91,7 +64,7 @@ class _Flat(ArrayFile):
         axis: int,
         offset: int,
         fortran: bool = False,
-        checksum: "_Checksum | None" = None,
+        checksum: tuple[int, int, int] | None = None,
     ) -> None:
         super().__init__(where, dtype, shape, axis)
         # In the file's order: (outer, samples, inner). Each of the `outer` runs has `inner` values
@@ -110,8 +83,19 @@ class _Flat(ArrayFile):
 
     def check(self) -> None:
         """See `ArrayFile`."""
-        if self._checksum is not None:
-            self._checksum.check(self.where, self._file)
+        if self._checksum is None:
+            return
+        (start, size, listed), found = self._checksum, 0
+        buffer = np.empty(min(size, _CHECKED_BYTES), np.uint8)
+        for at in range(0, size, _CHECKED_BYTES):
+            part = buffer[: size - at]
+            self._fill(part, start + at)
+            found = _crc32(part, found)
+        if found != listed:
+            raise DataError(
+                f"{self.where} is damaged: its content has the CRC-32 {found:08x}, the archive "
+                f"says {listed:08x}"
+            )
 
     def _rows(self, start: int, stop: int) -> Array:
         size = self.dtype.itemsize * self._inner
@@ -272,7 +256,7 @@ def _npy(
     begin = file.tell()
     check_dtype(where, dtype)
     _check_size(where, dtype.itemsize * math.prod(shape), size - (begin - offset))
-    checksum = None if crc is None else _Checksum(offset, size, crc)
+    checksum = None if crc is None else (offset, size, crc)
     return _Flat(where, dtype, shape, axis, begin, fortran, checksum)
 
 

@@ -136,18 +136,9 @@ class Pixels:
                 ) from None
             if args.mode in DEEP:
                 raise ConfigError("--background: images of 16 bits have no transparent pixels")
-        return cls(
-            size=size,
-            resize=args.resize,
-            filter=args.filter,
-            mode=args.mode or mode,
-            background=args.background,
-            encoded=args.encoded,
-            quality=args.quality,
-            max_pixels=args.max_pixels,
-            draft=args.draft,
-            pages=args.pages,
-        )
+        names = ("resize", "filter", "background", "encoded", "quality", "max_pixels")
+        given = {name: getattr(args, name) for name in (*names, "draft", "pages")}
+        return cls(size=size, mode=args.mode or mode, **given)
 
     @property
     def field(self) -> Field | None:

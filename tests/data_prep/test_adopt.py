@@ -425,7 +425,7 @@ def test_odd_names(tmp_path, data_prep):
         (["--field", "x=y", "--axis", "x=1"], "y has 1 axes, [30]; there is no axis 1"),
         (["--field", "x=nope"], "there is no dataset nope; in this file are /x/data uint8 (30, 5"),
         (["--field", "x=x"], "x is a group"),
-        (["--field", "x=y", "--workers", "0"], "--workers 0: it is 1 or more"),
+        (["--field", "x=y", "--workers", "0"], "'0' is not a whole number from 1"),
     ],
 )
 def test_wrong_options(tmp_path, data_prep, options, words):

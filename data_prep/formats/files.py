@@ -6,14 +6,15 @@ Parquet, batches of Arrow. A piece is one part or several consecutive ones.
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from data_prep.source import Piece, SourceFile, readable
+from data_prep.source import Piece, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
 OUTSIDE = """
@@ -73,24 +74,40 @@ class Found:
     ignored: int
 
 
+@dataclass
+class Ignored:
+    """The files that are not taken: their number, and the path of the first."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, path: str) -> None:
+        """Count a file."""
+        self.first = self.first or path
+        self.count += 1
+
+
 def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False) -> Found:
-    """Find the files of a source."""
-    files: list[SourceFile] = []
-    ignored = 0
+    """Return files with any name, and those in folders whose names match one of the patterns."""
+    files, ignored = list[SourceFile](), Ignored()
+
+    def taken(name: str) -> bool:
+        return any(fnmatchcase(os.path.basename(name), pattern) for pattern in patterns)
+
     for source in sources:
         if not source.is_dir():
-            files.append(_regular(str(source)))
+            files.append(SourceFile.of(str(source)))
+            if not source.is_file():  # reading a pipe or a device might never end
+                raise DataError(f"{source} is no regular file")
             continue
-        before, inside = len(files), Inside(str(source), outside)
-        for path in _walk(str(source)):
-            if any(fnmatchcase(os.path.basename(path), pattern) for pattern in patterns):
-                inside.check(path)
-                files.append(_regular(path))
-            else:
-                ignored += 1
+        before = len(files)
+        for name, status in scan(source, taken, ignored, outside, follow=False):
+            path = os.path.join(source, name)
+            files.append(SourceFile(path, status.st_size, status.st_mtime_ns))
         if len(files) == before:
             raise DataError(
-                f"{source} has no file named {' or '.join(patterns)} (there are {ignored} others)"
+                f"{source} has no file named {' or '.join(patterns)} (there are {ignored.count} "
+                "others)"
             )
     seen: set[str] = set()
     for file in files:
@@ -98,26 +115,54 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
         if path in seen:
             raise ConfigError(f"{file.path} is there twice; each file once")
         seen.add(path)
-    return Found(tuple(files), ignored)
+    return Found(tuple(files), ignored.count)
 
 
-def _regular(path: str) -> SourceFile:
-    file = SourceFile.of(path)
-    if not os.path.isfile(path):  # reading a pipe or a device might never end
-        raise DataError(f"{path} is no regular file")
-    return file
+def scan(
+    root: Path,
+    taken: Callable[[str], bool],
+    ignored: Ignored,
+    outside: bool = False,
+    *,
+    follow: bool = True,
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files of these names at any depth: path below `root`, and its stat.
 
+    The order in each folder is that of the names' bytes. Links to files are followed, and with
+    `follow` those to folders; unless `outside` is true, they must not lead out of `root`. Hidden
+    files and folders, files of other names and non-regular files are counted in `ignored`.
+    """
+    within = Inside(str(root), outside)
 
-def _walk(folder: str) -> Iterator[str]:
-    with readable(folder), os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
-        elif not entry.is_dir():  # links to folders are not followed: they may lead back
-            yield entry.path
+    def walk(below: str, above: tuple[tuple[int, int], ...]) -> Iterator[Any]:
+        folder = os.path.join(root, below)
+        here = os.stat(folder)
+        inside = (*above, (here.st_dev, here.st_ino))
+        if inside[-1] in above:
+            raise DataError(f"{folder} is a link that leads back to a folder above it")
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
+        for entry in entries:
+            name, link = os.path.join(below, entry.name), entry.is_symlink()
+            if entry.name.startswith("."):
+                ignored.add(name)
+            elif entry.is_dir():
+                if link and follow:
+                    within.check(entry.path)
+                if follow or not link:
+                    yield from walk(name, inside)
+            elif taken(name) and stat.S_ISREG((status := entry.stat()).st_mode):
+                if link:
+                    within.check(entry.path)
+                yield name, status
+            else:
+                ignored.add(name)
+
+    try:
+        yield from walk("", ())
+    except OSError as error:  # of a folder, or of a link that leads nowhere
+        where = os.fsdecode(error.filename) if error.filename else root
+        raise DataError(f"{where} cannot be read: {error.strerror}") from None
 
 
 def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[Piece]:

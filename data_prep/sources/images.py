@@ -22,11 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.formats.files import Ignored
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_list, numbers
 from data_prep.formats.images.labelled import classes as read_classes
-from data_prep.formats.images.listing import Ignored
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
 from data_prep.options import Options, add_arguments, add_options

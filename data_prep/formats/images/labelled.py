@@ -10,8 +10,8 @@ from typing import Any
 
 import xxhash
 
-from data_prep.formats.files import Inside
-from data_prep.formats.images.listing import Files, Ignored, look, rows, scan
+from data_prep.formats.files import Ignored, Inside, scan
+from data_prep.formats.images.listing import Files, look, rows
 from data_prep.formats.samples import Unusable
 from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError
@@ -73,7 +73,11 @@ def by_folder(
 ) -> Labelled:
     """Find files in folders; the names of the folders are the labels and splits of the files."""
     found = Labelled(Files(str(root)))
-    for name, status in scan(root, suffixes, ignored, outside):
+
+    def taken(name: str) -> bool:
+        return os.path.splitext(name)[1].lower() in suffixes
+
+    for name, status in scan(root, taken, ignored, outside):
         above = name.split(os.sep)[:-1]
         if len(above) < labels + split:
             what = " and ".join(["its split"] * split + ["its class"] * labels)

@@ -1,4 +1,4 @@
-"""Many small files: find them in an order that never changes, and read lists that name them.
+"""Many small files, and lists that name them.
 
 A million files take little more memory than their paths.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-from data_prep.formats.files import Inside
 from data_prep.formats.opening import open_parquet, parquet_batches, way
 from data_prep.show import console
 from data_prep.source import SourceFile
@@ -49,62 +48,6 @@ class Files(Sequence[SourceFile]):
         if isinstance(i, slice):
             return Files(self.root, self.names[i], self.sizes[i], self.times[i])
         return SourceFile(os.path.join(self.root, self.names[i]), self.sizes[i], self.times[i])
-
-
-@dataclass
-class Ignored:
-    """The files that are not taken: their number, and the path of the first."""
-
-    count: int = 0
-    first: str = ""
-
-    def add(self, path: str) -> None:
-        """Count a file."""
-        self.first = self.first or path
-        self.count += 1
-
-
-def scan(
-    root: Path, suffixes: frozenset[str], ignored: Ignored, outside: bool = False
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files with one of these suffixes at any depth: path below `root`, and its stat.
-
-    The order in each folder is that of the names' bytes. Links are followed; unless `outside` is
-    true, they must not lead out of `root`. Hidden files and folders, files with other suffixes and
-    non-regular files are counted in `ignored`.
-    """
-    within = Inside(str(root), outside)
-
-    def walk(below: str, above: tuple[tuple[int, int], ...]) -> Iterator[Any]:
-        folder = os.path.join(root, below)
-        here = os.stat(folder)
-        inside = (*above, (here.st_dev, here.st_ino))
-        if inside[-1] in above:
-            raise DataError(f"{folder} is a link that leads back to a folder above it")
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
-        for entry in entries:
-            name = os.path.join(below, entry.name)
-            if entry.name.startswith("."):
-                ignored.add(name)
-            elif entry.is_dir():
-                if entry.is_symlink():
-                    within.check(entry.path)
-                yield from walk(name, inside)
-            elif os.path.splitext(name)[1].lower() not in suffixes:
-                ignored.add(name)
-            elif stat.S_ISREG((status := entry.stat()).st_mode):  # raises if a link is broken
-                if entry.is_symlink():
-                    within.check(entry.path)
-                yield name, status
-            else:
-                ignored.add(name)
-
-    try:
-        yield from walk("", ())
-    except OSError as error:
-        where = os.fsdecode(error.filename) if error.filename else root
-        raise DataError(f"{where} cannot be read: {error.strerror}") from None
 
 
 def look(path: str) -> os.stat_result:

@@ -1,15 +1,13 @@
-"""Plots of fields as a .png file, or as an .html file that needs no other files.
+"""Plots of fields as a .png file.
 
 Each field has some samples on the left, and the distribution of its values on the right.
 """
 
-import base64
-import html
 import io
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,23 +43,19 @@ _STYLE: Any = {
     "axes.axisbelow": True,
     "grid.color": "#e8eaed",
 }
-_CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em }
-p { color: #6f7681 } td, th { padding: .25em .9em; text-align: left } img { width: 100% }
-"""
 
 
 def check(path: Path) -> None:
     """Check that a plot can be made, before the statistics are computed."""
-    if path.suffix.lower() not in (".png", ".html"):
-        raise ConfigError(f"--plot {path}: it is a .png or .html file")
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"--plot {path}: it is a .png file")
     if not path.parent.is_dir():
         raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
     library("matplotlib", "--plot", error=ConfigError)
 
 
 def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> None:
-    """Write a .png or a self-contained .html file; an existing file is replaced.
+    """Write a .png file; an existing file is replaced.
 
     Args:
         path: The file to write.
@@ -74,10 +68,7 @@ def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence
     found = list(views(data, splits, summaries))
     with rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the font lacks a script
-        if path.suffix.lower() == ".png":
-            content = _png(data, found)
-        else:
-            content = _html(data, found).encode("utf-8", "replace")
+        content = _png(data, found)
     unfinished = temporary(path)
     try:
         with unfinished.open("xb") as file:  # never through a link that is there
@@ -89,61 +80,25 @@ def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _png(data: DataSet, found: Sequence[View], heading: bool = True) -> bytes:
+def _png(data: DataSet, found: Sequence[View]) -> bytes:
     from matplotlib.figure import Figure
 
-    heights = [0.75] * heading + [_height(view) for view in found]
+    heights = [0.75, *map(_height, found)]
     if sum(heights) > _MAX_HEIGHT:
         raise ConfigError(
-            f"--plot: {len(found)} fields are too many for one picture; --field takes some of "
-            "them, and an .html file has room for all"
+            f"--plot: {len(found)} fields are too many for one picture; --field takes some of them"
         )
     figure = Figure(figsize=(_WIDTH, sum(heights)), facecolor="white")
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    if heading:
-        parts[0].text(0.045, 0.62, printable(data.folder.name), fontsize=15, fontweight="bold")
-        parts[0].text(0.045, 0.3, _subtitle(data), fontsize=9, color=_FAINT)
-    for part, view in zip(parts[heading:], found, strict=True):
+    counts = [f"{name} {data.index.split(name).count:,}" for name in data.index.splits]
+    about = f"{'   '.join(counts)}   {data.index.digest}"
+    parts[0].text(0.045, 0.62, printable(data.folder.name), fontsize=15, fontweight="bold")
+    parts[0].text(0.045, 0.3, about, fontsize=9, color=_FAINT)
+    for part, view in zip(parts[1:], found, strict=True):
         _draw(part, view)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
     return content.getvalue()
-
-
-def _subtitle(data: DataSet) -> str:
-    counts = [f"{name} {data.index.split(name).count:,}" for name in data.index.splits]
-    return f"{'   '.join(counts)}   {data.index.digest}"
-
-
-def _html(data: DataSet, found: Sequence[View]) -> str:
-    """Return a page that contains its pictures and links to nothing."""
-    title = html.escape(printable(data.folder.name))
-    parts = [
-        '<!doctype html><html lang="en"><meta charset="utf-8">',
-        f"<title>{title}</title><style>{_CSS}</style>",
-        f"<h1>{title}</h1><p>{html.escape(_subtitle(data))}</p>",
-    ]
-    for view in found:
-        picture = base64.b64encode(_png(data, [view], heading=False)).decode()
-        parts.append(f'<img alt="{html.escape(view.name)}" src="data:image/png;base64,{picture}">')
-        for summary in view.summaries.values():
-            parts += [_class_table(summary, view.categories)] if summary.classes else []
-    made: Mapping[str, Any] = data.index.provenance
-    if made.get("command"):
-        command = html.escape(printable(str(made["command"])))
-        parts.append(f"<p>made by <code>{command}</code></p>")
-    return "\n".join([*parts, "</html>", ""])
-
-
-def _class_table(summary: Summary, categories: Sequence[str]) -> str:
-    rows: list[list[Any]] = [["value", "name", "samples", "share"]]
-    for value, count in (summary.classes or {}).items():
-        share = f"{100 * count / summary.count:.2f} %"
-        rows.append([value, class_name(value, categories), f"{count:,}", share])
-    cells = ([html.escape(printable(str(cell))) for cell in row] for row in rows)
-    caption = html.escape(f"{summary.name} in {summary.split}: {len(rows) - 1:,} values")
-    table = "\n".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in cells)
-    return f"<details><summary>{caption}</summary><table>{table}</table></details>"
 
 
 def _height(view: View) -> float:

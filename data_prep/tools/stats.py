@@ -24,7 +24,7 @@ _BAR = 24  # the length of the longest bar, in characters
 
 _OPTIONS = """
 --plot FILE : path
-    draw a .png or .html file
+    draw a .png file
 --json
     print JSON
 """

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from hpctrain.errors import DataError, HpctrainError
 from hpctrain.terminal import indented
 
-# Each is a module with `arguments(parser)` and `run(args)`.
+# Each is a module with `arguments(parser)`, and `run(args)` or, if it writes a data set,
+# `source(args, options)`; `prepare(args)` may change the arguments before.
 COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
@@ -24,7 +25,6 @@ COMMANDS = {
     "table": ("sources.table", "CSV, Parquet, Arrow: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
     "mds": ("sources.mds", "a folder of mosaicml-streaming"),
-    "litdata": ("sources.litdata", "a folder of litdata"),
     "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),
     "python": ("sources.python", "FILE.py:NAME, a generator of dicts or a torch Dataset"),
     "sample": ("sources.sample", "small data sets for first runs; nothing to download"),
@@ -37,6 +37,11 @@ COMMANDS = {
     "compress": ("tools.compress", "show how small gzip and xz make a field"),
     "verify": ("tools.verify", "compare the shards with the index"),
     "export": ("tools.export", "write samples as npz, images or Parquet"),
+}
+# What was a command, and what takes its place.
+_GONE = {
+    "litdata": "`python -m data_prep python FILE.py:NAME OUT` converts what the library litdata "
+    "reads (docs/data.md has the function)"
 }
 
 
@@ -62,6 +67,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _write(command: Any, args: argparse.Namespace) -> None:
+    """Write a data set: convert the source that a command makes."""
+    from data_prep.options import Options
+    from data_prep.writing.convert import convert
+
+    if hasattr(command, "prepare"):
+        command.prepare(args)
+    options = Options.of(args)
+    convert(command.source(args, options), args.out, options)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -100,6 +116,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", parser_class=_Command
     )
     chosen = next((word for word in argv if not word.startswith("-")), None)
+    if chosen in _GONE:
+        parser.error(f"there is no command {chosen} any more; {_GONE[chosen]}")
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -110,6 +128,6 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         if name == chosen:
             found = import_module(f"data_prep.{module}")
             command.description = found.__doc__
-            command.set_defaults(run=found.run)
+            command.set_defaults(run=getattr(found, "run", partial(_write, found)))
             found.arguments(command)
     return parser

@@ -14,18 +14,7 @@ def library(
     install: str = "'hpctrain[prep]'",
     error: type[ConfigError | DataError] = DataError,
 ) -> Any:
-    """Import a library.
-
-    Args:
-        module: The module to import.
-        what: What needs it; begins the message.
-        name: The name in the message; "" is that of the module.
-        install: What pip installs.
-        error: The kind of error that is raised.
-
-    Raises:
-        ConfigError, DataError: It is not installed.
-    """
+    """Import a library."""
     try:
         import_module(module.partition(".")[0])
         return import_module(module)

@@ -1,20 +1,10 @@
 """The options of every command that writes a data set.
 
-The default shard size, 256 MiB, is a compromise.
-
-Small shards are many. Each rank opens each shard that it reads, sends a few requests to the
-metadata server, and reads a line of the index. 10 TB are 40,000 shards of 256 MiB, or 160,000 of
-64 MiB, with which directories and servers become slow. Opening a shard of four datasets takes 1 ms
-on a local disk (measured): 0.4 % of the time to read it at 1 GB/s. Where an open takes 20 ms, as
-on a busy shared file system, it is 7 %, and 30 % for a shard of 64 MiB.
-
-Large shards are few. Ranks that divide the shards among themselves need several shards each: with
-64 ranks and 4 shards 60 ranks have nothing to read. A piece, which becomes a shard, is the unit
-that one process converts, holds in memory and repeats after a crash. A shard is the unit of
-staging, of verification and of the loader's block shuffle.
-
-256 MiB also are many stripes of a parallel file system (1 to 4 MiB on Lustre, blocks of 4 to
-16 MiB on GPFS), so that several servers take part in reading one shard.
+The default shard size, 256 MiB, is a compromise. Small shards are many: each rank opens each shard
+that it reads (1 ms on a local disk, 20 ms on a busy shared file system: 0.4 % or 7 % of the time to
+read 256 MiB at 1 GB/s), and directories and servers become slow with many files. Large shards are
+few: ranks that divide them need several each, and a shard is the unit that one process converts,
+holds in memory and repeats after a crash, and the unit of staging and verification.
 """
 
 import argparse
@@ -30,58 +20,91 @@ from hpctrain.errors import ConfigError
 from hpctrain.shards.compression import CHUNK_BYTES, LEVELS, Compression
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SHARD_SIZE = "256MiB"
-_ON_ERROR = ("stop", "skip", "collect")
-VARIABLE = ("--variable", "FIELD", "the first axis of this field's arrays varies in length")
+VARIABLE = """
+--variable FIELD ...
+    the first axis of this field's arrays varies in length
+"""
+_OPTION = re.compile(
+    r"(?P<flags>-\S+(, -\S+)*)( (?P<value>[^ =.]\S*))?(?P<many> \.\.\.)?"
+    r"( =(?P<default>.*?))?( : (?P<type>\w+))?"
+)
+_LEVELS = ", ".join(f"{name} {levels[1]}" for name, levels in LEVELS.items() if levels)
+_WRITING = f"""
+--shard-size SIZE = 256MiB
+    the most data in one shard, before compression, such as 64MB or 1GiB
+--codec {{{",".join([*LEVELS, "auto"])}}} = none
+    how shards are compressed: shards with none can be mapped into memory, every HDF5 reads gzip,
+    lz4 is the fastest, zstd and blosc2 are small and fast; auto tries all of them on a few samples
+--level N : int
+    level of the codec: gzip 1-9, zstd 1-22, blosc2 0-9; a higher level is smaller and slower
+    (default: {_LEVELS})
+--chunk SIZE
+    size of the samples that are compressed, read and decoded together; a chunk holds at least one
+    sample (default: {CHUNK_BYTES // 2**20}MiB)
+--split SPLIT =
+    train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its split when data
+    is added; column:NAME takes the split from a column or field; file:train=PATTERN,val=PATTERN
+    takes it from the file name
+--stratify FIELD =
+    split each class of this field in the same proportions (reads the source twice)
+--group FIELD
+    keep samples with the same value of this field or column, such as a patient, in one split, with
+    the fractions met as well as possible (reads the source twice)
+--dedup {{none,exact}} = none
+    exact: leave out samples that are equal to an earlier one (reads the source twice)
+--on-error {{stop,skip,collect}} = stop
+    for records that cannot be used. stop: end at the first one; skip: leave them out; collect: read
+    everything, report all of them, and write nothing if there are any
+--nan {{allow,refuse}} = allow
+    refuse: treat samples with values that are not finite as records that cannot be used
+--max-output SIZE
+    the most bytes of samples, before compression, such as 100GB (default: 1GiB or 1000 times the
+    size of the source files, whichever is more; no limit for arrays, python, sample and repack)
+--workers N : positive
+    number of worker processes (default: the number of cores); the result does not depend on it
+--part I/N
+    write the I-th of N parts, from 1, as one task of a job array; the part that ends last puts all
+    parts together, and so does python -m data_prep finalize OUT
+--rename OLD=NEW ...
+    another name for a field
+--overwrite
+    replace what OUT holds
+--quiet
+    print errors only
+"""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to write a data set, whatever the source.
+    """How to write a data set, whatever the source."""
 
-    Attributes:
-        shard_bytes: The most bytes of data in one shard, before compression.
-        compression: The compression of the shards.
-        auto: Whether `data_prep.writing.codec` chooses the codec; `compression` has the chunk size.
-        split: The rule that assigns each sample to a split.
-        stratify: The field whose classes are all split in the same proportions, or "".
-        group: The field or column of which no value may be in two splits, or "".
-        dedup: "exact" leaves out samples that are equal to an earlier one; or "none".
-        on_error: What to do with records that cannot be used: "stop", "skip" or "collect".
-        nan: "refuse" if samples with values that are not finite cannot be used, or "allow".
-        max_output: The most bytes of samples; None: a limit that only a bomb exceeds.
-        workers: The number of worker processes.
-        part: (i, n) writes only the i-th of n parts, from 1; `finalize` puts them together.
-        overwrite: Whether another data set or unfinished command in OUT may be replaced.
-        quiet: Whether only errors are printed.
-        rename: New names of fields, by the old ones.
-        command: The command line, for the provenance.
-    """
-
-    shard_bytes: int
-    compression: Compression = field(default_factory=Compression)
+    shard_bytes: int  # the most bytes of data in one shard, before compression
+    compression: Compression = field(default_factory=Compression)  # the compression of the shards
+    # Whether `data_prep.writing.codec` chooses the codec; `compression` has the chunk size.
     auto: bool = False
+    # The rule that assigns each sample to a split.
     split: Split = field(default_factory=lambda: Fractions({"train": 1.0}))
-    stratify: str = ""
-    group: str = ""
-    dedup: str = "none"
+    stratify: str = ""  # the field whose classes are all split in the same proportions, or ""
+    group: str = ""  # the field or column of which no value may be in two splits, or ""
+    dedup: str = "none"  # "exact" leaves out samples that are equal to an earlier one; or "none"
+    # What to do with records that cannot be used: "stop", "skip" or "collect".
     on_error: str = "stop"
+    # "refuse" if samples with values that are not finite cannot be used, or "allow".
     nan: str = "allow"
+    # The most bytes of samples; None: a limit that only a bomb exceeds.
     max_output: int | None = None
-    workers: int = 1
+    workers: int = 1  # the number of worker processes
+    # (i, n) writes only the i-th of n parts, from 1; `finalize` puts them together.
     part: tuple[int, int] | None = None
-    overwrite: bool = False
-    quiet: bool = False
-    rename: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""
+    overwrite: bool = False  # whether another data set or unfinished command in OUT may be replaced
+    quiet: bool = False  # whether only errors are printed
+    rename: Mapping[str, str] = field(default_factory=dict)  # new names of fields, by the old ones
+    command: str = ""  # the command line, for the provenance
+    by_own: bool = False  # whether `Source.own` decides the splits, because --split is not given
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
-        """Return the options that the arguments of the command line give.
-
-        Raises:
-            ConfigError: A value is not allowed.
-        """
+        """Return the options that the arguments of the command line give."""
         part = _part(args.part)
         all_samples = {
             "--dedup": args.dedup != "none",
@@ -94,23 +117,20 @@ class Options:
                 f"{option} has to see all samples, --part only some: leave it out here, and "
                 f"after `finalize` run `python -m data_prep repack OUT NEW {option} …`"
             )
+        names = ("stratify", "dedup", "on_error", "nan", "overwrite", "quiet")
         return cls(
             shard_bytes=parse_size(args.shard_size),
             compression=_compression(args),
             auto=args.codec == "auto",
-            split=parse_split(args.split),
-            stratify=args.stratify,
+            split=parse_split(args.split or "train=1"),
+            by_own=not args.split,
             group=args.group or "",
-            dedup=args.dedup,
-            on_error=args.on_error,
-            nan=args.nan,
             max_output=parse_size(args.max_output, "--max-output") if args.max_output else None,
             workers=args.workers or len(os.sched_getaffinity(0)),
             part=part,
-            overwrite=args.overwrite,
-            quiet=args.quiet,
             rename=pairs("--rename", args.rename, "OLD=NEW"),
             command=args.command_line,
+            **{name: getattr(args, name) for name in names},
         )
 
     @property
@@ -155,119 +175,43 @@ class Options:
         return asdict(compression)
 
 
-def add_repeated(
-    parser: Any, option: str, metavar: str, text: str, type: Callable[[str], Any] = str
-) -> None:
-    """Add an option that may be repeated to a parser, or to a group of it; its value is a list."""
-    text = f"{text} (may be repeated)"
-    parser.add_argument(option, action="append", default=[], metavar=metavar, type=type, help=text)
+def add_options(parser: Any, text: str) -> None:
+    """Add options to a parser, or to a group of it.
+
+    The text lists them as --help does: a line such as `--level N = 3 : int` for each, and its help
+    below. `{a,b}` in place of N are the choices, nothing is a switch. `= 3` is the default, which
+    the help then names. An option with `...` may be repeated, and its value is a list.
+    """
+    types: dict[str, Callable[[str], Any]] = {"int": int, "path": Path, "positive": positive}
+    for entry in re.split(r"\n(?=-)", text.strip()):
+        head, *lines = entry.split("\n")
+        found = _OPTION.fullmatch(head)
+        assert found is not None, head
+        about, value, default = " ".join(map(str.strip, lines)), found["value"], found["default"]
+        if value is None:
+            more: dict[str, Any] = {"action": "store_true"}
+        elif value.startswith("{"):
+            more = {"choices": value[1:-1].split(",")}
+        else:
+            more = {"metavar": value, "type": types.get(found["type"], str)}
+        if default is not None:
+            more["default"] = default.strip()
+            about += f" (default: {default.strip()})" * bool(default.strip())
+        if found["many"]:
+            more |= {"action": "append", "default": []}
+            about += " (may be repeated)"
+        parser.add_argument(*found["flags"].split(", "), help=about.replace("%", "%%"), **more)
 
 
 def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> None:
     """Add the common options to the parser of a command; `split` is the default of `--split`."""
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
     group = parser.add_argument_group("writing")
-    group.add_argument(
-        "--shard-size",
-        default=_SHARD_SIZE,
-        metavar="SIZE",
-        help="the most data in one shard, before compression, such as 64MB or 1GiB (default: "
-        "%(default)s)",
-    )
-    group.add_argument(
-        "--codec",
-        choices=(*LEVELS, "auto"),
-        default="none",
-        help="how shards are compressed: shards with none can be mapped into memory, every HDF5 "
-        "reads gzip, lz4 is the fastest, zstd and blosc2 are small and fast; auto tries all of "
-        "them on a few samples (default: %(default)s)",
-    )
-    group.add_argument(
-        "--level",
-        type=int,
-        metavar="N",
-        help="level of the codec: gzip 1-9, zstd 1-22, blosc2 0-9; a higher level is smaller and "
-        "slower (default: "
-        + ", ".join(f"{name} {levels[1]}" for name, levels in LEVELS.items() if levels)
-        + ")",
-    )
-    group.add_argument(
-        "--chunk",
-        metavar="SIZE",
-        help="size of the samples that are compressed, read and decoded together; a chunk holds "
-        f"at least one sample (default: {CHUNK_BYTES // 2**20}MiB)",
-    )
-    group.add_argument(
-        "--split",
-        default=split,
-        metavar="SPLIT",
-        help="train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its "
-        "split when data is added; column:NAME takes the split from a column or field; "
-        "file:train=PATTERN,val=PATTERN takes it from the file name (default: %(default)s)",
-    )
-    group.add_argument(
-        "--stratify",
-        default="",
-        metavar="FIELD",
-        help="split each class of this field in the same proportions (reads the source twice)",
-    )
-    group.add_argument(
-        "--group",
-        metavar="FIELD",
-        help="keep samples with the same value of this field or column, such as a patient, in one "
-        "split, with the fractions met as well as possible (reads the source twice)",
-    )
-    group.add_argument(
-        "--dedup",
-        choices=("none", "exact"),
-        default="none",
-        help="exact: leave out samples that are equal to an earlier one (reads the source twice)",
-    )
-    group.add_argument(
-        "--on-error",
-        choices=_ON_ERROR,
-        default="stop",
-        help="for records that cannot be used. stop: end at the first one; skip: leave them out; "
-        "collect: read everything, report all of them, and write nothing if there are any "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--nan",
-        choices=("allow", "refuse"),
-        default="allow",
-        help="refuse: treat samples with values that are not finite as records that cannot be used",
-    )
-    group.add_argument(
-        "--max-output",
-        metavar="SIZE",
-        help="the most bytes of samples, before compression, such as 100GB (default: 1GiB or 1000 "
-        "times the size of the source files, whichever is more; no limit for arrays, python, "
-        "sample and repack)",
-    )
-    group.add_argument(
-        "--workers",
-        type=positive,
-        metavar="N",
-        help="number of worker processes (default: the number of cores); the result does not "
-        "depend on it",
-    )
-    group.add_argument(
-        "--part",
-        metavar="I/N",
-        help="write the I-th of N parts, from 1, as one task of a job array; the part that ends "
-        "last puts all parts together, and so does python -m data_prep finalize OUT",
-    )
-    add_repeated(group, "--rename", "OLD=NEW", "another name for a field")
-    group.add_argument("--overwrite", action="store_true", help="replace what OUT holds")
-    group.add_argument("--quiet", action="store_true", help="print errors only")
+    add_options(group, _WRITING.replace("SPLIT =", f"SPLIT = {split}".rstrip()))
 
 
 def parse_size(text: str, option: str = "--shard-size") -> int:
-    """Return the bytes of a size such as "64MB" or "1.5GiB".
-
-    Raises:
-        ConfigError: The text is not a size with a unit.
-    """
+    """Return the bytes of a size such as "64MB" or "1.5GiB"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
     size = float(match[1]) * _UNITS.get(match[2], 0) if match else 0
     if not 1 <= size < 2**63:
@@ -307,17 +251,7 @@ def positive(text: str) -> int:
 def pairs(
     option: str, given: Sequence[str], form: str = "NAME=VALUE", *, empty: bool = False
 ) -> dict[str, str]:
-    """Return the names and values of a repeated option.
-
-    Args:
-        option: The option, for messages.
-        given: Its values.
-        form: The form of a value, for messages.
-        empty: Whether the text behind the "=" may be empty.
-
-    Raises:
-        ConfigError: A value is not NAME=VALUE, or a name occurs twice.
-    """
+    """Return the names and values of a repeated option."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -48,13 +48,7 @@ def run(
     progress: Progress,
     finish: Finish = lambda _, returned: returned,
 ) -> Iterator[tuple[int, Any]]:
-    """Do the task of each number in worker processes, and yield (number, result) as they finish.
-
-    Raises:
-        HpctrainError: A task raised it; the other tasks are ended. Any other exception of a task
-            comes back as it is, if it can be pickled, and otherwise as a RuntimeError.
-        StorageError: A worker process died.
-    """
+    """Do the task of each number in worker processes, and yield (number, result) as they finish."""
     if workers == 1 or len(numbers) < 2:
         return _run_here(task, numbers, progress, finish)
     return _run_in_processes(task, numbers, min(workers, len(numbers)), progress, finish)

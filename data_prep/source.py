@@ -8,6 +8,7 @@ the piece alone. A piece is best about as large as a shard.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -17,6 +18,15 @@ from hpctrain.shards.field import Field
 from hpctrain.shards.sample_schema import ArrayBatch
 
 BLOCK_BYTES = 8 * 2**20  # roughly, of data that is read, checked and passed on at once
+
+
+@contextmanager
+def readable(path: Path | str) -> Iterator[None]:
+    """Turn the system's errors into one that names the file that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +44,8 @@ class SourceFile:
         Raises:
             DataError: The file does not exist or is not accessible.
         """
-        try:
+        with readable(path):
             found = os.stat(path)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
         return cls(str(path), found.st_size, found.st_mtime_ns)
 
     def check(self) -> None:
@@ -138,6 +146,7 @@ class Source(ABC):
         beside: File name to content of text files that are written beside the shards because a
             reader of the data needs them, such as a tokenizer.
         group: The field of which no value is in two splits, if that is known beforehand.
+        own: The column that names the splits unless --split is given, or "".
         unpacks: Whether all samples come out of the pieces' files, whose sizes then bound them.
     """
 
@@ -152,6 +161,7 @@ class Source(ABC):
     folders: Sequence[str] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
     group: str = ""
+    own: str = ""
 
     def split_files(self) -> Iterable[str]:
         """Return all possible values of `Block.file`, to check `--split file:…` early."""
@@ -168,17 +178,3 @@ class Source(ABC):
         Raises:
             DataError: A file cannot be read at all.
         """
-
-
-def in_groups(files: Iterable[SourceFile], nbytes: int) -> Iterator[list[SourceFile]]:
-    """Yield groups of consecutive files of about `nbytes` bytes; at least one file in each."""
-    group: list[SourceFile] = []
-    size = 0
-    for file in files:
-        if group and size + file.size > nbytes:
-            yield group
-            group, size = [], 0
-        group.append(file)
-        size += file.size
-    if group:
-        yield group

@@ -23,7 +23,6 @@ DECLARED = {
     r"(torchvision|timm) cannot be imported": "PyPI's torchvision needs torch's CUDA build",
     r"(neuralop|x_transformers|monai|diffusers) cannot be imported": "it may not fit this torch",
     r"mosaicml-streaming is not installed": "its requirements exclude ours; slow only",
-    r"(litdata|zstd) is not installed": "litdata requires torchvision, see there; slow only",
 }
 # What takes longest begins first, so that the worker processes of pytest-xdist end together. A
 # worker process gets whole files without a cluster, and single tests with one (tests/run.sh).

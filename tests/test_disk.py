@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.formats.shards import litdata, mds
+from data_prep.formats.shards import mds
 from hpctrain import disk
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.config import frozen
@@ -81,7 +81,6 @@ def shards(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
         (config, ConfigError),
         (lambda folder: Index.loads(DEEP.encode(), f"{folder}/index.json"), DataError),
         (shards(lambda folder: mds.shards_of(folder, "x")), DataError),
-        (shards(lambda folder: litdata.opened(folder, "x")), DataError),
     ],
 )
 def test_json_that_is_nested_too_deeply_is_an_error_that_names_the_file(

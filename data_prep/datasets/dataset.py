@@ -4,12 +4,14 @@ All storage layouts of HDF5 are supported. Samples are read in ranges of a few M
 given fields. Each shard is compared with the index before samples are read from it.
 """
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.datasets.shards import OpenShard, Rows
+from data_prep.options import add_options
 from data_prep.show import console
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards import index as index_file
@@ -19,15 +21,20 @@ from hpctrain.shards.sample_schema import row_bytes
 from hpctrain.shards.types import Array
 
 
+def add_arguments(parser: argparse.ArgumentParser, what: str = "show") -> None:
+    """Add DIR, --split and --field to the parser of a command that shows or writes samples."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
+    options = f"""
+--split NAME
+    {what} only this split
+--field, -f NAME ...
+    {what} only this field
+"""
+    add_options(parser, options)
+
+
 class DataSet:
-    """A folder with an index. Shards are opened when they are read.
-
-    Args:
-        folder: The folder of the data set.
-
-    Raises:
-        DataError: There is no data set in the folder, or its index is damaged.
-    """
+    """A folder with an index. Shards are opened when they are read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -36,22 +43,14 @@ class DataSet:
             raise DataError(f"{self.folder}/{index_file.FILE}: damaged: {problem}")
 
     def splits(self, name: str | None = None) -> list[Split]:
-        """Return a list with the named split, or with all splits.
-
-        Raises:
-            ConfigError: There is no such split.
-        """
+        """Return a list with the named split, or with all splits."""
         if name is not None and name not in self.index.splits:
             raise ConfigError(f"--split {name!r}: there are {console.listed(self.index.splits)}")
         names = self.index.splits if name is None else (name,)
         return [self.index.split(name) for name in names]
 
     def fields(self, names: Sequence[str] = ()) -> dict[str, Field]:
-        """Return the named fields, or all fields.
-
-        Raises:
-            ConfigError: There is no such field.
-        """
+        """Return the named fields, or all fields."""
         for name in names:
             if name not in self.index.fields:
                 raise ConfigError(
@@ -64,11 +63,7 @@ class DataSet:
         return self.index.categories.get(field, ())
 
     def open(self, shard: Shard, fields: Mapping[str, Field]) -> OpenShard:
-        """Open a shard to read these fields.
-
-        Raises:
-            DataError: The shard is missing or damaged, or does not agree with the index.
-        """
+        """Open a shard to read these fields."""
         opened = OpenShard(self.folder / shard.path, shard, fields)
         for problem in opened.problems():
             opened.close()
@@ -78,11 +73,7 @@ class DataSet:
     def blocks(
         self, split: Split, fields: Mapping[str, Field], limit: int | None = None
     ) -> Iterator[Rows]:
-        """Yield all samples of a split, or the first `limit`, in blocks of a few MB.
-
-        Raises:
-            DataError: A shard is missing or damaged.
-        """
+        """Yield all samples of a split, or the first `limit`, in blocks of a few MB."""
         left = split.count if limit is None else min(limit, split.count)
         for shard in split.shards:
             if not left:
@@ -94,11 +85,7 @@ class DataSet:
     def take(
         self, split: Split, fields: Mapping[str, Field], numbers: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Array]]]:
-        """Yield (number, sample) for these numbers of samples in a split, which must ascend.
-
-        Raises:
-            DataError: A shard is missing or damaged.
-        """
+        """Yield (number, sample) for these numbers of samples in a split, which must ascend."""
         first = 0
         for shard in split.shards:
             last = first + shard.count
@@ -111,11 +98,7 @@ class DataSet:
             first = last
 
     def lengths(self, split: Split, name: str) -> Array:
-        """Return the lengths of a variable-length field's samples, int64 (n,); reads no values.
-
-        Raises:
-            DataError: A shard is missing or damaged.
-        """
+        """Return the lengths of a variable-length field's samples, int64 (n,); reads no values."""
         parts = []
         for shard in split.shards:
             with self.open(shard, self.fields([name])) as opened:

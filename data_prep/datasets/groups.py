@@ -13,11 +13,7 @@ _SHOWN = 40  # characters of a value
 
 
 class Groups:
-    """Notes which groups each split has.
-
-    Args:
-        field: The name of the field.
-    """
+    """Notes which groups each split has."""
 
     def __init__(self, field: str) -> None:
         self.field = field

@@ -12,7 +12,7 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from data_prep.datasets.rows import blocks, ends, span
+from data_prep.source import BLOCK_BYTES
 from hpctrain.errors import DataError
 from hpctrain.shards import shard as shard_format
 from hpctrain.shards.field import Field
@@ -23,7 +23,113 @@ from hpctrain.shards.storage.chunks import undecodable
 from hpctrain.shards.storage.codecs import codec
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.layout import INTEGERS, Layout, disagreement
-from hpctrain.shards.types import Array
+from hpctrain.shards.storage.plain import Plain
+from hpctrain.shards.types import Array, Int64s
+
+_GAP_BYTES = 2**15  # rows that are closer to each other are read together
+
+
+def blocks(
+    layout: Layout, fields: Mapping[str, Field], start: int, stop: int
+) -> Iterator[tuple[int, dict[str, Array | Ragged]]]:
+    """Yield (first row, samples) for the rows `start` to `stop`, in blocks of a few MB."""
+    fixed = sum(field.nbytes for field in fields.values() if not field.variable)
+    step = max(1, BLOCK_BYTES // max(8, fixed))
+    while start < stop:
+        end = min(start + step, stop)
+        size = np.arange(1, end - start + 1) * fixed
+        for name, field in fields.items():
+            if field.variable:
+                offsets = ends(layout, name, start, end)
+                size = size + (offsets[1:] - offsets[0]) * field.nbytes
+        count = max(1, int(np.searchsorted(size, BLOCK_BYTES, side="right")))
+        yield (
+            start,
+            {
+                name: span(layout, name, field, start, start + count)
+                for name, field in fields.items()
+            },
+        )
+        start += count
+
+
+def span(layout: Layout, name: str, field: Field, start: int, stop: int) -> Array | Ragged:
+    """Return the samples `start` to `stop` of a field.
+
+    Returns:
+        An array (n, *shape), or a `Ragged` for a variable-length field.
+    """
+    if field.variable:
+        offsets = ends(layout, name, start, stop)
+        values = _values(layout, name, field, int(offsets[0]), int(offsets[-1]))
+        return Ragged(values, offsets - offsets[0])
+    rows = np.empty((stop - start, *field.shape), field.dtype)
+    layout.rows[name].copy(start, stop, rows)
+    return rows
+
+
+def ends(layout: Layout, name: str, start: int, stop: int) -> Int64s:
+    """Return where sample `start` begins and where the samples to `stop` end, (n + 1,)."""
+    offsets = np.empty(stop - start + 1, np.int64)
+    layout.rows[f"{name}/offsets"].copy(start, stop + 1, offsets)
+    _check_offsets(layout, name, offsets)
+    return offsets
+
+
+def check_offsets(layout: Layout, name: str, count: int) -> None:
+    """Check that the offsets of a variable-length field never go back."""
+    for start in range(0, count, _BLOCK_SAMPLES):
+        ends(layout, name, start, min(start + _BLOCK_SAMPLES, count))
+
+
+def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[Array]:
+    """Return one field's samples in the order of `rows`.
+
+    Returns:
+        An array (n, *shape), or n arrays (length, *shape) for a variable-length field.
+    """
+    if not field.variable:
+        return _rows(layout, name, field, rows)
+    places = np.stack([rows, rows + 1], axis=1).reshape(-1)
+    pairs = _rows(layout, f"{name}/offsets", Field("int64"), places).reshape(-1, 2)
+    found: list[Any] = [None] * len(rows)
+    for i in np.argsort(rows, kind="stable").tolist():
+        _check_offsets(layout, name, pairs[i])
+        found[i] = _values(layout, name, field, *pairs[i].tolist())
+    return found
+
+
+def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
+    stored, size = layout.rows[dataset], field.nbytes
+    if not isinstance(stored, Plain):
+        return stored.rows(rows).astype(field.dtype, copy=False)
+    found = np.empty((len(rows), *field.shape), field.dtype)
+    order = np.argsort(rows, kind="stable")
+    ascending = rows[order]
+    # Rows in between are read as well where that is cheaper than another read.
+    apart = np.diff(ascending) * size > _GAP_BYTES
+    apart |= np.diff(ascending * size // BLOCK_BYTES) != 0
+    for part in np.split(order, np.flatnonzero(apart) + 1):
+        first, stop = int(rows[part[0]]), int(rows[part[-1]]) + 1
+        span = np.empty((stop - first, *field.shape), field.dtype)
+        stored.copy(first, stop, span)
+        found[part] = span[rows[part] - first]
+    return found
+
+
+def _check_offsets(layout: Layout, name: str, offsets: Int64s) -> None:
+    """Check that offsets never decrease and do not go beyond the values."""
+    inside = offsets[0] >= 0 and offsets[-1] <= layout.totals[f"{name}/values"]
+    if not inside or (np.diff(offsets) < 0).any():
+        raise DataError(f"shard {layout.path} is damaged: the offsets of {name!r} go back")
+
+
+def _values(layout: Layout, name: str, field: Field, start: int, stop: int) -> Array:
+    values = np.empty((stop - start, *field.shape), field.dtype)
+    if stop > start:
+        layout.rows[f"{name}/values"].copy(start, stop, values)
+    return values
+
 
 _BLOCK_SAMPLES = 2**16
 
@@ -37,9 +143,6 @@ class OpenShard:
         path: The file.
         shard: The shard's entry in the index.
         fields: The fields to read.
-
-    Raises:
-        DataError: The file is missing, has another size, or is not HDF5.
     """
 
     def __init__(self, path: Path, shard: Shard, fields: Mapping[str, Field]) -> None:
@@ -49,11 +152,7 @@ class OpenShard:
             self._file = h5py.File(path, "r", locking=False)
 
     def problems(self) -> Iterator[str]:
-        """Yield the differences from the index that show without reading samples.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """Yield the differences from the index that show without reading samples."""
         with self._damage():
             yield from self._wrong_attributes()
             for name, field in self.fields.items():
@@ -68,41 +167,23 @@ class OpenShard:
                     shape.insert(axis, count)
                     yield from self._wrong(values, (field.dtype,), shape)
 
-    def wrong_offsets(self) -> Iterator[str]:
-        """Read the offsets of the variable-length fields; yield what is wrong with them.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+    def check_offsets(self) -> None:
+        """Read the offsets of the variable-length fields, and check them."""
         for name, field in self.fields.items():
-            values, offsets, _ = place(name, field)
-            if not offsets:
+            if not field.variable:
                 continue
             with self._damage():
-                total, last = len(self._file[values]), 0
-                for start in range(0, self.shard.count + 1, _BLOCK_SAMPLES):
-                    found = self._file[offsets][start : start + _BLOCK_SAMPLES].astype(np.int64)
-                    steps = np.diff(found, prepend=last)
-                    if (start == 0 and found[0] != 0) or (steps < 0).any():
-                        at = start + int(np.argmax(steps < 0)) if (steps < 0).any() else 0
-                        yield f"field {name!r}: its offsets do not ascend from 0 (at {at})"
-                        break
-                    last = int(found[-1])
-                else:
-                    if last != total:
-                        yield f"field {name!r} has {total} values, its offsets end at {last}"
+                check_offsets(self._layout, name, self.shard.count)
+            total = self._layout.totals[f"{name}/values"]
             listed = self.shard.elements.get(name, total)
             if listed != total:
-                yield f"field {name!r} has {total} values, the index lists {listed}"
+                raise DataError(f"field {name!r} has {total} values, the index lists {listed}")
 
     def rows(self, name: str, start: int, stop: int) -> Array | Ragged:
         """Return the samples `start` to `stop` of a field, in native byte order.
 
         Returns:
             An array (n, *shape), or a `Ragged` for a variable-length field.
-
-        Raises:
-            DataError: The file is damaged.
         """
         with self._damage():
             return span(self._layout, name, self.fields[name], start, stop)
@@ -113,11 +194,7 @@ class OpenShard:
             return np.diff(ends(self._layout, name, start, stop))
 
     def blocks(self, count: int) -> Iterator[Rows]:
-        """Yield the first `count` samples in blocks of a few MB.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """Yield the first `count` samples in blocks of a few MB."""
         with self._damage():
             for _, rows in blocks(self._layout, self.fields, 0, count):
                 yield rows

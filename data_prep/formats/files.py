@@ -6,15 +6,54 @@ Parquet, batches of Arrow. A piece is one part or several consecutive ones.
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from data_prep.formats.outside import Inside
 from data_prep.source import Piece, SourceFile
 from hpctrain.errors import ConfigError, DataError
+
+OUTSIDE = """
+--allow-outside
+    follow symbolic links in SRC that lead out of it, such as those of a Hugging Face cache; without
+    this option they are refused
+"""
+
+
+class Inside:
+    """Checks that paths in a folder also lie in it when their links are followed."""
+
+    def __init__(self, folder: str, outside: bool) -> None:
+        self._outside = outside
+        self._root = os.path.realpath(folder)
+        self._folder = lru_cache(maxsize=1024)(os.path.realpath)  # many files are in each folder
+
+    def problem(self, path: str) -> str:
+        """Return why a path must not be read, "" if it may be; the message follows the path."""
+        if self._outside:
+            return ""
+        above, name = os.path.split(path)
+        try:
+            real = os.path.join(self._folder(above), name)
+            if os.path.islink(real):
+                real = os.path.realpath(real)
+        except ValueError:  # a zero byte: whoever opens the path reports it
+            return ""
+        if os.path.commonpath([self._root, real]) == self._root:
+            return ""
+        return (
+            f"is a link that leads out of the folder, to {real}; --allow-outside follows such links"
+        )
+
+    def check(self, path: str) -> None:
+        """Check one path."""
+        if problem := self.problem(path):
+            raise DataError(f"{path} {problem}")
+
 
 COUNTED = 2**20  # bytes that are read at once to count lines
 
@@ -35,36 +74,40 @@ class Found:
     ignored: int
 
 
+@dataclass
+class Ignored:
+    """The files that are not taken: their number, and the path of the first."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, path: str) -> None:
+        """Count a file."""
+        self.first = self.first or path
+        self.count += 1
+
+
 def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False) -> Found:
-    """Find the files of a source.
+    """Return files with any name, and those in folders whose names match one of the patterns."""
+    files, ignored = list[SourceFile](), Ignored()
 
-    Args:
-        sources: Files with any name, and folders, which are searched at any depth in the order of
-            the names. Hidden files and folders are left out; links to folders are not followed.
-        patterns: Patterns of the file names that are taken from a folder, such as "*.txt".
-        outside: Whether links to files in a folder may lead out of that folder.
+    def taken(name: str) -> bool:
+        return any(fnmatchcase(os.path.basename(name), pattern) for pattern in patterns)
 
-    Raises:
-        ConfigError: A file occurs twice.
-        DataError: A source does not exist, a folder has no such file or cannot be read, or a link
-            leads out of its folder.
-    """
-    files: list[SourceFile] = []
-    ignored = 0
     for source in sources:
         if not source.is_dir():
-            files.append(_regular(str(source)))
+            files.append(SourceFile.of(str(source)))
+            if not source.is_file():  # reading a pipe or a device might never end
+                raise DataError(f"{source} is no regular file")
             continue
-        before, inside = len(files), Inside(str(source), outside)
-        for path in _walk(str(source)):
-            if any(fnmatchcase(os.path.basename(path), pattern) for pattern in patterns):
-                inside.check(path)
-                files.append(_regular(path))
-            else:
-                ignored += 1
+        before = len(files)
+        for name, status in scan(source, taken, ignored, outside, follow=False):
+            path = os.path.join(source, name)
+            files.append(SourceFile(path, status.st_size, status.st_mtime_ns))
         if len(files) == before:
             raise DataError(
-                f"{source} has no file named {' or '.join(patterns)} (there are {ignored} others)"
+                f"{source} has no file named {' or '.join(patterns)} (there are {ignored.count} "
+                "others)"
             )
     seen: set[str] = set()
     for file in files:
@@ -72,29 +115,54 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
         if path in seen:
             raise ConfigError(f"{file.path} is there twice; each file once")
         seen.add(path)
-    return Found(tuple(files), ignored)
+    return Found(tuple(files), ignored.count)
 
 
-def _regular(path: str) -> SourceFile:
-    file = SourceFile.of(path)
-    if not os.path.isfile(path):  # reading a pipe or a device might never end
-        raise DataError(f"{path} is no regular file")
-    return file
+def scan(
+    root: Path,
+    taken: Callable[[str], bool],
+    ignored: Ignored,
+    outside: bool = False,
+    *,
+    follow: bool = True,
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files of these names at any depth: path below `root`, and its stat.
 
+    The order in each folder is that of the names' bytes. Links to files are followed, and with
+    `follow` those to folders; unless `outside` is true, they must not lead out of `root`. Hidden
+    files and folders, files of other names and non-regular files are counted in `ignored`.
+    """
+    within = Inside(str(root), outside)
 
-def _walk(folder: str) -> Iterator[str]:
-    try:
+    def walk(below: str, above: tuple[tuple[int, int], ...]) -> Iterator[Any]:
+        folder = os.path.join(root, below)
+        here = os.stat(folder)
+        inside = (*above, (here.st_dev, here.st_ino))
+        if inside[-1] in above:
+            raise DataError(f"{folder} is a link that leads back to a folder above it")
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
-        elif not entry.is_dir():  # links to folders are not followed: they may lead back
-            yield entry.path
+        for entry in entries:
+            name, link = os.path.join(below, entry.name), entry.is_symlink()
+            if entry.name.startswith("."):
+                ignored.add(name)
+            elif entry.is_dir():
+                if link and follow:
+                    within.check(entry.path)
+                if follow or not link:
+                    yield from walk(name, inside)
+            elif taken(name) and stat.S_ISREG((status := entry.stat()).st_mode):
+                if link:
+                    within.check(entry.path)
+                yield name, status
+            else:
+                ignored.add(name)
+
+    try:
+        yield from walk("", ())
+    except OSError as error:  # of a folder, or of a link that leads nowhere
+        where = os.fsdecode(error.filename) if error.filename else root
+        raise DataError(f"{where} cannot be read: {error.strerror}") from None
 
 
 def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[Piece]:

@@ -20,11 +20,7 @@ GROWTH = {".gz": 3.0, ".zst": 3.5}
 
 @contextmanager
 def opened(part: Part) -> Iterator[BinaryIO]:
-    """Open a part and yield a stream of its decompressed bytes.
-
-    Raises:
-        DataError: The part cannot be read or decompressed.
-    """
+    """Open a part and yield a stream of its decompressed bytes."""
     packing = PurePath(part.path).suffix
     try:
         if packing in GROWTH and not os.path.getsize(part.path):
@@ -53,11 +49,7 @@ def opened(part: Part) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_parquet(path: str) -> Iterator[Any]:
-    """Open a `ParquetFile` that reads no more than it has to.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Open a `ParquetFile` that reads no more than it has to."""
     pa = pyarrow()
     from pyarrow import parquet
 
@@ -73,11 +65,7 @@ def open_parquet(path: str) -> Iterator[Any]:
 def parquet_batches(
     table: Any, path: str, count: int, groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Yield the rows of some row groups as batches of at most `count` rows.
-
-    Raises:
-        DataError: There are fewer or more rows than the file says: Arrow skips damaged pages.
-    """
+    """Yield the rows of some row groups as batches of at most `count` rows."""
     left = sum(table.metadata.row_group(group).num_rows for group in groups)
     for batch in table.iter_batches(count, row_groups=list(groups), columns=list(columns)):
         left -= batch.num_rows
@@ -105,9 +93,54 @@ def one_line(error: Exception) -> str:
 
 
 def pyarrow() -> Any:
-    """Return the library pyarrow.
-
-    Raises:
-        DataError: It is not installed.
-    """
+    """Return the library pyarrow."""
     return library("pyarrow")
+
+
+_READERS = {
+    ".fits": "astropy.io.fits.getdata",
+    ".fit": "astropy.io.fits.getdata",
+    ".fts": "astropy.io.fits.getdata",
+    ".nii": "nibabel.load",
+    ".mgz": "nibabel.load",
+    ".mat": "scipy.io.loadmat",
+    ".dcm": "pydicom.dcmread",
+    ".nrrd": "nrrd.read",
+}
+_MATLAB_5 = b"MATLAB 5.0 MAT-file"
+
+
+def way(path: str) -> str:
+    """Return how a file of such a format is converted; "" for other files, by their names."""
+    name = PurePath(path)
+    suffix = PurePath(name.stem).suffix if name.suffix in (".gz", ".fz") else name.suffix
+    reader = _READERS.get(suffix.lower(), "")
+    if not reader:
+        return ""
+    return (
+        f"write a function that reads it ({reader}) and yields samples, and convert with "
+        "`python -m data_prep python FILE.py:function OUT`"
+    )
+
+
+def matlab_5(path: str) -> str:
+    """Return what to do with a .mat file that is not HDF5; "" for other files."""
+    try:
+        with open(path, "rb") as file:
+            if file.read(len(_MATLAB_5)) != _MATLAB_5:
+                return ""
+    except OSError:
+        return ""
+    return (
+        "is a MATLAB file of version 5 to 7, which is not HDF5. Save it with `save -v7.3` in "
+        f"MATLAB, or {way('x.mat')}"
+    )
+
+
+def is_utf8(content: bytes) -> bool:
+    """Return whether bytes are text."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -4,12 +4,14 @@ A value is cast to the dtype of its field if that does not change it. Otherwise 
 be used: no value is silently cut off, wrapped around or rounded.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data_prep.source import BLOCK_BYTES, BadRecords, Block
+from data_prep.source import BLOCK_BYTES, Block
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -28,9 +30,6 @@ def _array_of(value: Any) -> Array:
         value: An array, a number, or nested lists of numbers. Text becomes its UTF-8 bytes; text
             and bytes are uint8 (length,). A bool becomes uint8. An image of Pillow becomes
             (channels, height, width).
-
-    Raises:
-        Unusable: It is something else, or NumPy cannot hold it exactly.
     """
     if isinstance(value, str):
         try:
@@ -67,16 +66,7 @@ def _array_of_image(image: Any) -> Array:
 
 
 def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
-    """Return the field for values like this one, the first.
-
-    Args:
-        value: See `_array_of`. Text and bytes give a variable-length field.
-        variable: Whether the length of the first axis varies.
-        dtype: The dtype to store; "" is that of the value.
-
-    Raises:
-        Unusable: No field can hold the value.
-    """
+    """Return the field for values like this one, the first."""
     array = _array_of(value)
     variable = variable or isinstance(value, (str, bytes, bytearray, memoryview))
     if variable and array.ndim == 0:
@@ -91,12 +81,7 @@ def field_of(value: Any, *, variable: bool = False, dtype: str = "") -> Field:
 def fields_of(
     values: Mapping[str, Any], variable: Sequence[str] = (), dtypes: Mapping[str, str] | None = None
 ) -> dict[str, Field]:
-    """Return the schema for samples like this one, the first; see `field_of`.
-
-    Raises:
-        ConfigError: An option names a field that a sample does not have.
-        Unusable: No field can hold a value. The message has its name.
-    """
+    """Return the schema for samples like this one, the first; see `field_of`."""
     fields = {}
     for option, given in (("--variable", variable), ("--dtype", dtypes or {})):
         if unknown := sorted(set(given) - set(values)):
@@ -111,16 +96,7 @@ def fields_of(
 
 
 def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
-    """Convert a value to the dtype of a field, and check its shape.
-
-    Args:
-        value: See `_array_of`.
-        field: The field that stores the value.
-        rounded: Whether floats may lose digits, because the user chose the dtype.
-
-    Raises:
-        Unusable: The shape differs, or the dtype cannot hold the value.
-    """
+    """Convert a value to the dtype of a field, and check its shape."""
     array = _array_of(value)
     if field.variable and array.shape == (0,):
         array = array.reshape(0, *field.shape)
@@ -135,28 +111,21 @@ def fitted(value: Any, field: Field, *, rounded: bool = False) -> Array:
     dtype = np.dtype(field.dtype)
     if array.dtype == dtype:
         return array
-    with np.errstate(all="ignore"):
-        cast = array.astype(dtype)
-        if rounded and array.dtype.kind == dtype.kind == "f":
-            lost = np.isfinite(array) & ~np.isfinite(cast)
-        else:
-            lost = (cast.astype(array.dtype) != array) & ~((cast != cast) & (array != array))
-            lost |= (cast < 0) != (array < 0)  # int64 and uint64 wrap both ways
-    if lost.any():
-        example = array[lost].reshape(-1)[0]
+    result, changed = cast(array, field.dtype)
+    if not rounded and array.dtype.kind == dtype.kind == "f":  # digits that get lost
+        with np.errstate(all="ignore"):
+            changed = (result.astype(array.dtype) != array) & ~np.isnan(array)
+    if changed is not None and changed.any():
+        example = array[changed].reshape(-1)[0]
         how = "" if rounded and array.dtype.kind == dtype.kind == "f" else " exactly"
         raise Unusable(f"{array.dtype.name} {example} cannot be stored as {field.dtype}{how}")
-    return cast
+    return result
 
 
 def fit_all(
     values: Mapping[str, Any], fields: Mapping[str, Field], rounded: frozenset[str] = frozenset()
 ) -> dict[str, Array]:
-    """Convert a sample, which must have exactly these fields; see `fitted`.
-
-    Raises:
-        Unusable: A field is missing or unknown, or a value does not fit. The message has the name.
-    """
+    """Convert a sample, which must have exactly these fields; see `fitted`."""
     if values.keys() != fields.keys():
         missing = ", ".join(repr(name) for name in fields if name not in values)
         unknown = ", ".join(repr(name) for name in values if name not in fields)
@@ -170,22 +139,6 @@ def fit_all(
         except Unusable as error:
             raise Unusable(f"field {name!r}: {error}") from None
     return sample
-
-
-class Encoded(NamedTuple):
-    """A sample that is not decoded yet.
-
-    Attributes:
-        record: Its name for messages.
-        decode: Returns its values by field, or raises `Unusable`.
-        key: The key that decides its split.
-        column: The value of the column that decides its split.
-    """
-
-    record: str
-    decode: Callable[[], Mapping[str, Any]]
-    key: bytes = b""
-    column: str = ""
 
 
 class Samples:
@@ -248,20 +201,6 @@ class Samples:
         self._column.append(column)
         self._bytes += _RECORD_BYTES
 
-    def blocks(self, found: Iterable[Encoded], reading: BadRecords) -> Iterator[Block]:
-        """Decode samples and yield them as blocks; the unusable ones are passed to `reading`."""
-        for record, decode, key, column in found:
-            try:
-                sample = fit_all(decode(), self._fields)
-            except Unusable as error:
-                reading.bad(self._file, record, str(error))
-                continue
-            self.add(sample, record, key, column)
-            if self.full:
-                yield self.take()
-        if len(self):
-            yield self.take()
-
     def take(self) -> Block:
         """Return the samples (at least one) as a block, and begin the next block."""
         values = {
@@ -279,12 +218,76 @@ class Samples:
         return block
 
 
-def _check_whole(value: Any) -> None:
-    """Check that integers among floats were converted exactly.
+def is_name(field: Field) -> bool:
+    """Return whether the values of a field can be names of splits: text or whole numbers."""
+    if field.variable:
+        return field.dtype == "uint8" and not field.shape
+    return not field.shape and not field.dtype.startswith("float")
 
-    Raises:
-        Unusable: One was not.
-    """
+
+def text_of(value: Array) -> str:
+    """Return such a value as text."""
+    return bytes(value).decode(errors="replace") if value.ndim else str(value.item())
+
+
+def key_of(content: str | bytes, key: str) -> Any:
+    """Return the value of a key of a JSON object."""
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"it is not JSON: {error}") from None
+    if not isinstance(values, dict) or key not in values:
+        raise Unusable(f"there is no key {key!r}")
+    return values[key]
+
+
+def _check_whole(value: Any) -> None:
+    """Check that integers among floats were converted exactly."""
     for number in np.asarray(value, object).flat:
         if isinstance(number, int) and (abs(number) > 2**1000 or int(float(number)) != number):
             raise Unusable(f"{number} among floats cannot be stored as float64 exactly")
+
+
+def cast(array: Array, dtype: str) -> tuple[Array, NDArray[np.bool_] | None]:
+    """Cast an array; also return a mask of the numbers that change (None if there are none)."""
+    target = np.dtype(dtype)
+    with np.errstate(all="ignore"):
+        result = array.astype(target, copy=False)
+    changed = lost(array, target)
+    return result, changed if changed.any() else None
+
+
+def lost(values: Array, to: np.dtype[Any]) -> NDArray[np.bool_]:
+    """Return a mask of the numbers that `to` cannot hold.
+
+    Rounding a float to fewer digits is no loss. A number beyond the range of `to`, a fraction cast
+    to an integer, and an integer that a float has to round are losses.
+    """
+    exact = to.kind != "f" or values.dtype.kind == "f" or values.dtype.itemsize < 8
+    if exact and np.can_cast(values.dtype, to, "safe"):
+        return np.zeros(values.shape, bool)
+    bad: NDArray[np.bool_]
+    with np.errstate(all="ignore"):
+        if to.kind == "f" and values.dtype.kind == "f":
+            bad = np.isfinite(values) & ~np.isfinite(values.astype(to))
+            return bad
+        if to.kind == "f":
+            there = values.astype(to).astype(np.float64)
+            limit = 2.0**64 if values.dtype == np.uint64 else 2.0**63
+            fits = np.isfinite(there) & (there < limit)
+            bad = ~fits | (np.where(fits, there, 0).astype(values.dtype) != values)
+            return bad
+        info = np.iinfo(to)
+        if values.dtype.kind == "f":
+            wide = values.astype(np.float64)
+            # float(max) is 2**63 for int64, which is too large; the others are exact.
+            fits = (wide >= float(info.min)) & (wide < float(info.max) + (info.bits < 64))
+            bad = ~fits | (np.floor(wide) != wide)
+            return bad
+    lowest = np.iinfo(values.dtype)
+    bad = np.zeros(values.shape, bool)
+    if info.min > lowest.min:
+        bad |= values < info.min
+    if info.max < lowest.max:
+        bad |= values > info.max
+    return bad

@@ -27,28 +27,17 @@ SHOWN = 3  # lines of a traceback that a message has
 
 @dataclass(frozen=True)
 class Code:
-    """What the user names: an object in a file or module, and the arguments that it is called with.
+    """What the user names: an object in a file or module, and its arguments."""
 
-    Attributes:
-        place: Absolute path of the file, or the name of the module.
-        name: Name of the object.
-        args: Its arguments.
-        parts: How many times a function with the parameters `part` and `parts` is called, or None.
-        names: The names of the items of samples that are no dicts.
-    """
-
-    place: str
-    name: str
-    args: Mapping[str, Any]
+    place: str  # absolute path of the file, or the name of the module
+    name: str  # name of the object
+    args: Mapping[str, Any]  # its arguments
+    # How many times a function with the parameters `part` and `parts` is called, or None.
     parts: int | None = None
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # the names of the items of samples that are no dicts
 
     def data(self) -> Any:
-        """Return the data set, made once in each process; None if samples are only iterated.
-
-        Raises:
-            DataError: The code raises.
-        """
+        """Return the data set, made once in each process; None if samples are only iterated."""
         if self.parts is not None:
             return None
         made = _made(
@@ -60,9 +49,6 @@ class Code:
         """Yield what the code gives for a piece, each after its name for messages.
 
         An item of a data set that raises is an `Unusable`.
-
-        Raises:
-            DataError: A function raised. The message says where, and at which sample.
         """
         if isinstance(what, range):
             data = self.data()
@@ -100,11 +86,7 @@ class Code:
         return found(**self.args, **more)
 
     def sample(self, values: Any) -> tuple[dict[str, Any], str]:
-        """Return the fields of an item, and its split or "".
-
-        Raises:
-            Unusable: The item is no sample.
-        """
+        """Return the fields of an item, and its split or ""."""
         if isinstance(values, Unusable):
             raise values
         fields = self._named(values)
@@ -144,11 +126,7 @@ class Code:
 
 
 def check_same(code: Code, count: int) -> None:
-    """Check that a data set gives the same samples when it is asked again.
-
-    Raises:
-        DataError: It does not.
-    """
+    """Check that a data set gives the same samples when it is asked again."""
     what = range(min(count, _CHECKED))
     for (record, one), (_, other) in zip(code.items(what), code.items(what), strict=True):
         try:
@@ -168,11 +146,7 @@ def _content(values: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def place_of(function: str) -> tuple[str, str]:
-    """Return the path of a file or the name of a module, and the name of the object in it.
-
-    Raises:
-        ConfigError: It is neither.
-    """
+    """Return the path of a file or the name of a module, and the name of the object in it."""
     place, _, name = function.rpartition(":")
     is_module = all(part.isidentifier() for part in place.split("."))
     if not name or not (place.endswith(".py") or is_module):
@@ -181,11 +155,7 @@ def place_of(function: str) -> tuple[str, str]:
 
 
 def file_of(place: str) -> str:
-    """Return the file of a module, or the file itself.
-
-    Raises:
-        ConfigError: There is no such module.
-    """
+    """Return the file of a module, or the file itself."""
     if place.endswith(".py"):
         return place
     module = _imported(place)
@@ -223,11 +193,7 @@ def _is_map(found: Any) -> bool:
 
 
 def parts_of(place: str, name: str, args: Mapping[str, Any], pieces: int | None) -> int | None:
-    """Return the number of parts; None if the code has no parameters `part` and `parts`.
-
-    Raises:
-        ConfigError: The code does not accept its arguments.
-    """
+    """Return the number of parts; None if the code has no parameters `part` and `parts`."""
     function = _load(place, name)
     if not _is_called(function):
         if args:
@@ -249,12 +215,7 @@ def parts_of(place: str, name: str, args: Mapping[str, Any], pieces: int | None)
 
 
 def _load(place: str, name: str) -> Any:
-    """Return the object of a file, imported as a module of its own, or of a module.
-
-    Raises:
-        ConfigError: There is no such object or module.
-        DataError: Importing it raises.
-    """
+    """Return the object of a file, imported as a module of its own, or of a module."""
     module = _executed(place) if place.endswith(".py") else _imported(place)
     found = getattr(module, name, None)
     if not (callable(found) or _is_map(found) or hasattr(type(found), "__iter__")):

@@ -1,70 +1,39 @@
-"""Tables on stdout: with lines and colour on a terminal, plain columns in pipes and logs.
+"""Tables on stdout, in plain columns.
 
 The text comes from files. So it is never read as markup, and control characters are escaped.
 """
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from hpctrain.terminal import printable
 
-if TYPE_CHECKING:
-    from hpctrain.console import Console
-
 NAMED = 30  # the most names that `listed` shows
-
-
-def terminal() -> "Console":
-    """Return a console of rich that prints text as it is, without markup."""
-    from hpctrain.console import Console
-
-    return Console(highlight=False)
 
 
 def title(text: str) -> None:
     """Print an empty line and a heading."""
     print()
-    say(text, style="bold")
+    say(text)
 
 
-def say(text: str, style: str = "") -> None:
-    """Print a line, with a style of rich on a terminal."""
-    if sys.stdout.isatty():
-        terminal().print(_shown(text), style=style, soft_wrap=True)
-    else:
-        print(_shown(text))
+def say(text: str) -> None:
+    """Print a line."""
+    print(_shown(text))
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "") -> None:
-    """Print a table.
-
-    Args:
-        columns: The names of the columns; if there are none, the table has no header.
-        rows: The cells of each row; None is an empty cell.
-        numbers: The names of the columns that are aligned to the right, separated by spaces.
-    """
+    """Print a table."""
     if not rows:
         return
     cells = [["" if cell is None else _shown(str(cell)) for cell in row] for row in rows]
     right = [column in numbers.split() for column in columns] or [False] * len(cells[0])
-    if not sys.stdout.isatty():
-        lines = [[*columns], *cells] if columns else cells
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            parts = zip(line, widths, right, strict=True)
-            text = "  ".join(c.rjust(width) if r else c.ljust(width) for c, width, r in parts)
-            print(text.rstrip())
-        return
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_header=bool(columns), show_edge=False)
-    for name, is_right in zip(columns or [""] * len(right), right, strict=True):
-        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*row)
-    terminal().print(table)
+    lines = [[*columns], *cells] if columns else cells
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        parts = zip(line, widths, right, strict=True)
+        text = "  ".join(c.rjust(width) if r else c.ljust(width) for c, width, r in parts)
+        print(text.rstrip())
 
 
 def _shown(text: str) -> str:

@@ -1,78 +1,74 @@
-"""A page of plots: a .png file, or an .html file that needs no other files."""
+"""Plots of fields as a .png file.
 
-import base64
-import html
+Each field has some samples on the left, and the distribution of its values on the right.
+"""
+
 import io
+import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.datasets.dataset import DataSet
+import numpy as np
+
+from data_prep.datasets.dataset import DataSet, evenly
 from data_prep.libraries import library
-from data_prep.show import plots
 from data_prep.show.console import number
-from data_prep.show.summary import Summary, class_name, not_finite
-from data_prep.show.views import View, views
+from data_prep.show.views import Summary, View, class_name, views
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.shards.index import Split
+from hpctrain.shards.types import Array
 from hpctrain.terminal import printable
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
 
-_MAX_HEIGHT = 400.0  # inches; matplotlib draws at most 2**16 pixels
-_CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #22272e; max-width: 1100px; margin: 2em auto;
-       padding: 0 1em } h1 { font-size: 1.5em; margin-bottom: 0 } h2 { font-size: 1.1em }
-p { color: #6f7681; margin-top: .2em } table { border-collapse: collapse; margin: 1em 0 }
-th, td { padding: .25em .9em .25em 0; text-align: right; border-bottom: 1px solid #e8eaed }
-th { color: #6f7681; font-weight: 500 } th:first-child, td:first-child, th:nth-child(2),
-td:nth-child(2) { text-align: left } img { width: 100%; height: auto }
-code { font-size: .9em } .fold { overflow-x: auto }
-"""
+_WIDTH, _MAX_HEIGHT = 11.0, 400.0  # inches; matplotlib draws at most 2**16 pixels
+_COLUMNS = 8  # images in a row
+_PANELS, _CURVES, _BARS, _BINS = 4, 12, 30, 60  # the most of each
+_COLOURS = ("#2f6db5", "#e58634", "#3c9d6c", "#a05bb0", "#c8485c", "#6f7681")
+_FAINT = "#8a929c"
+_STYLE: Any = {
+    "font.size": 8.5,
+    "text.parse_math": False,  # names may contain a $
+    "axes.edgecolor": "#c3c8ce",
+    "axes.labelcolor": _FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#e8eaed",
+}
 
 
 def check(path: Path) -> None:
-    """Check that a plot can be made, before the statistics are computed.
-
-    Raises:
-        ConfigError: The file is no .png or .html file, its folder does not exist, or matplotlib
-            is not installed.
-    """
-    if path.suffix.lower() not in (".png", ".html"):
-        raise ConfigError(f"--plot {path}: it is a .png or .html file")
+    """Check that a plot can be made, before the statistics are computed."""
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"--plot {path}: it is a .png file")
     if not path.parent.is_dir():
         raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
     library("matplotlib", "--plot", error=ConfigError)
 
 
 def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> None:
-    """Write a .png or a self-contained .html file; an existing file is replaced.
+    """Write a .png file; an existing file is replaced.
 
     Args:
         path: The file to write.
         data: The data set.
         splits: The splits, each in its own colour; the samples come from the first one.
         summaries: The summary of each split and field to draw.
-
-    Raises:
-        ConfigError: There are too many fields for a .png file.
-        DataError: A shard is damaged.
-        StorageError: The file cannot be written.
     """
     from matplotlib import rc_context
 
     found = list(views(data, splits, summaries))
-    with rc_context(plots.STYLE), warnings.catch_warnings():
+    with rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the font lacks a script
-        if path.suffix.lower() == ".png":
-            content = _png(_page(data, found))
-        else:
-            content = _html(data, found, summaries).encode("utf-8", "replace")
+        content = _png(data, found)
     unfinished = temporary(path)
     try:
         with unfinished.open("xb") as file:  # never through a link that is there
@@ -84,87 +80,171 @@ def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _page(data: DataSet, found: Sequence[View]) -> "Figure":
+def _png(data: DataSet, found: Sequence[View]) -> bytes:
     from matplotlib.figure import Figure
 
-    heights = [0.75, *map(plots.height, found)]
+    heights = [0.75, *map(_height, found)]
     if sum(heights) > _MAX_HEIGHT:
         raise ConfigError(
-            f"--plot: {len(found)} fields are too many for one picture; --field takes some of "
-            "them, and an .html file has room for all"
+            f"--plot: {len(found)} fields are too many for one picture; --field takes some of them"
         )
-    figure = Figure(figsize=(plots.WIDTH, sum(heights)), facecolor="white")
+    figure = Figure(figsize=(_WIDTH, sum(heights)), facecolor="white")
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    inches = heights[0]
-    parts[0].text(0.045, 0.62, printable(data.folder.name), fontsize=15, fontweight="bold")
-    parts[0].text(0.045, 0.62 - 0.24 / inches, _subtitle(data), fontsize=9, color=plots.FAINT)
-    for part, view in zip(parts[1:], found, strict=True):
-        plots.draw(part, view)
-    return figure
-
-
-def _subtitle(data: DataSet) -> str:
     counts = [f"{name} {data.index.split(name).count:,}" for name in data.index.splits]
-    return f"{'   '.join(counts)}   {data.index.digest}"
-
-
-def _png(figure: "Figure") -> bytes:
+    about = f"{'   '.join(counts)}   {data.index.digest}"
+    parts[0].text(0.045, 0.62, printable(data.folder.name), fontsize=15, fontweight="bold")
+    parts[0].text(0.045, 0.3, about, fontsize=9, color=_FAINT)
+    for part, view in zip(parts[1:], found, strict=True):
+        _draw(part, view)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
     return content.getvalue()
 
 
-def _html(data: DataSet, found: Sequence[View], summaries: Sequence[Summary]) -> str:
-    """Return a page that contains its pictures and links to nothing."""
-    from matplotlib.figure import Figure
-
-    title = html.escape(printable(data.folder.name))
-    parts = [
-        '<!doctype html><html lang="en"><meta charset="utf-8">',
-        f"<title>{title}</title><style>{_CSS}</style>",
-        f"<h1>{title}</h1><p>{html.escape(_subtitle(data))}</p>",
-        _table(
-            ["field", "type", "split", "samples", "mean", "std", "min", "max", "not finite"],
-            [
-                [
-                    *(s.name, s.field, s.split, f"{s.count:,}"),
-                    *map(number, (s.mean, s.std, s.min, s.max)),
-                    not_finite(s),
-                ]
-                for s in summaries
-            ],
-        ),
-    ]
-    for view in found:
-        figure = Figure(figsize=(plots.WIDTH, plots.height(view)), facecolor="white")
-        plots.draw(figure, view)
-        picture = base64.b64encode(_png(figure)).decode()
-        parts.append(f'<img alt="{html.escape(view.name)}" src="data:image/png;base64,{picture}">')
-        for split, summary in view.summaries.items():
-            if summary.classes:
-                parts.append(_class_table(split, summary, view.categories))
-    made: Mapping[str, Any] = data.index.provenance
-    if made.get("command"):
-        command = html.escape(printable(str(made["command"])))
-        parts.append(f"<p>made by <code>{command}</code></p>")
-    return "\n".join([*parts, "</html>", ""])
+def _height(view: View) -> float:
+    """Return the height of the drawing of a field in inches."""
+    if view.pictures:
+        return 1.1 + 0.8 * -(-len(view.pictures) // _COLUMNS)
+    bars = [len(s.classes) for s in view.summaries.values() if s.classes]
+    return 1.3 + 0.17 * max(bars) if bars and 6 <= max(bars) <= _BARS else 2.7
 
 
-def _class_table(split: str, summary: Summary, categories: Sequence[str]) -> str:
-    classes = summary.classes or {}
-    rows = [
-        [value, class_name(value, categories), f"{count:,}", f"{100 * count / summary.count:.2f} %"]
-        for value, count in classes.items()
-    ]
-    caption = html.escape(f"{summary.name} in {split}: {len(classes):,} values")
-    table = _table(["value", "name", "samples", "share"], rows)
-    return f"<details><summary>{caption}</summary>{table}</details>"
+def _draw(part: "Figure | SubFigure", view: View) -> None:
+    inches = _height(view)
+    top, bottom = 1 - 0.65 / inches, 0.5 / inches
+    first = next(iter(view.summaries.values()))
+    part.text(0.045, 1 - 0.22 / inches, view.name, fontsize=11, fontweight="bold", va="center")
+    said = _described(first)
+    part.text(0.955, 1 - 0.22 / inches, said, color=_FAINT, va="center", ha="right")
+    left, shape = 0.16 if first.classes else 0.09, view.field.shape
+    if view.pictures or view.samples:
+        left = 0.65
+        space: Any = {"left": 0.06, "right": 0.57, "top": top, "bottom": bottom}
+        note = f"above each: its {view.label or 'number'}"
+        if view.pictures:
+            _images(part, space, view)
+        elif len(shape) > 1 and min(shape[-2:]) > 1:
+            middle = tuple(size // 2 for size in shape[:-2])
+            _panels(part, space, view, middle)
+            note += f", slice {list(middle)}" if middle else ""
+        else:
+            _curves(part.add_subplot(part.add_gridspec(**space)[0]), view)
+            note = f"{min(_CURVES, len(view.samples))} samples"
+        part.text(0.045, 1 - 0.4 / inches, note, fontsize=7.5, color=_FAINT, va="center")
+    axes = part.add_subplot(part.add_gridspec(left=left, right=0.955, top=top, bottom=bottom)[0])
+    if any(summary.classes for summary in view.summaries.values()):
+        _classes(axes, view)
+    else:
+        _histogram(axes, view)
+    if len(view.summaries) > 1 and axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=6, frameon=False)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    def line(cells: Sequence[object], tag: str) -> str:
-        texts = (html.escape(printable(str(cell))) for cell in cells)
-        return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts) + "</tr>"
+def _described(summary: Summary) -> str:
+    text = [str(summary.field)]
+    if summary.lengths:
+        low, high = summary.lengths["min"], summary.lengths["max"]
+        text.append(f"lengths {number(low)} to {number(high)}")
+    elif summary.mean is not None:
+        text.append(f"mean {number(summary.mean)}, std {number(summary.std)}")
+        text.append(f"{number(summary.min)} to {number(summary.max)}")
+    return "   ".join([*text, *([summary.not_finite] if summary.nonfinite else [])])
 
-    body = "\n".join(line(row, "td") for row in rows)
-    return f'<div class="fold"><table>{line(columns, "th")}\n{body}</table></div>'
+
+def _images(part: "Figure | SubFigure", space: dict[str, float], view: View) -> None:
+    rows = -(-len(view.pictures) // _COLUMNS)
+    grid = part.add_gridspec(rows, _COLUMNS, **space, wspace=0.08, hspace=0.3)
+    for i, (picture, caption) in enumerate(zip(view.pictures, view.captions, strict=True)):
+        axes = part.add_subplot(grid[i // _COLUMNS, i % _COLUMNS])
+        shown = picture[:, :, 0] if picture.shape[2] == 1 else picture
+        axes.imshow(shown, cmap="gray", vmin=0, vmax=255)
+        axes.set_axis_off()
+        axes.set_title(_short(caption, 14), fontsize=7, color=_FAINT, pad=2)
+
+
+def _panels(
+    part: "Figure | SubFigure", space: dict[str, float], view: View, middle: tuple[int, ...]
+) -> None:
+    """Draw a slice of some samples on one colour scale, centred at 0 if there are two signs."""
+    chosen = evenly(len(view.samples), _PANELS)
+    slices = [_drawable(view.samples[i][middle]) for i in chosen]
+    finite = np.concatenate([values[np.isfinite(values)] for values in slices])
+    low, high = np.quantile(finite, [0.005, 0.995]) if finite.size else (0.0, 1.0)
+    signs = low < 0 < high
+    low, high = (-max(-low, high), max(-low, high)) if signs else (low, high)
+    grid = part.add_gridspec(1, len(slices), wspace=0.1, **space)
+    panels = [part.add_subplot(grid[0, i]) for i in range(len(slices))]
+    for axes, sample, values in zip(panels, chosen, slices, strict=True):
+        shown = axes.imshow(values, cmap="RdBu_r" if signs else "viridis", vmin=low, vmax=high)
+        axes.set_axis_off()
+        axes.set_title(_short(view.captions[sample], 16), fontsize=7, color=_FAINT, pad=3)
+    part.colorbar(shown, ax=panels, fraction=0.03, pad=0.02)
+
+
+def _curves(axes: "Axes", view: View) -> None:
+    for sample in [view.samples[i] for i in evenly(len(view.samples), _CURVES)]:
+        flat = _drawable(sample.reshape(-1))
+        step = max(1, flat.size // 4096)
+        axes.plot(np.arange(0, flat.size, step), flat[::step], lw=0.8, alpha=0.6, color=_COLOURS[0])
+    axes.set_xlabel("position")
+    axes.set_ylabel("value")
+    axes.grid(axis="y")
+
+
+def _histogram(axes: "Axes", view: View) -> None:
+    """Draw shares and not counts, so that splits of different sizes can be compared."""
+    lengths = view.field.variable
+    arrays = {
+        split: _drawable(values[np.isfinite(values)]) for split, values in view.values.items()
+    }
+    everything = np.concatenate([*arrays.values()])
+    if not everything.size:
+        axes.text(0.5, 0.5, "nothing finite", ha="center", color=_FAINT, transform=axes.transAxes)
+        axes.set_axis_off()
+        return
+    low, high = float(everything.min()), float(everything.max())
+    if lengths or not view.field.dtype.startswith("float"):
+        width = math.ceil((high - low + 1) / _BINS)  # each bin has as many whole numbers
+        bins = np.arange(low, high + width + 1, width) - 0.5
+    else:
+        bins = np.linspace(low, high, _BINS + 1) if low < high else np.array([low - 0.5, low + 0.5])
+    for place, (split, values) in enumerate(arrays.items()):
+        shares = 100 * np.histogram(values, bins)[0] / max(1, values.size)
+        axes.stairs(shares, bins, fill=True, alpha=0.3, color=_colour(place), label=split)
+    axes.set_xlabel("length" if lengths else "value")
+    axes.set_ylabel("% of samples" if lengths or not view.field.shape else "% of values")
+    axes.grid(axis="y")
+
+
+def _classes(axes: "Axes", view: View) -> None:
+    splits = {name: s for name, s in view.summaries.items() if s.classes}
+    values = sorted({value for s in splits.values() for value in s.classes or {}})
+    thick, rows = 0.8 / len(splits), np.arange(len(values))
+    for place, (name, s) in enumerate(splits.items()):
+        shares = np.array([100 * (s.classes or {}).get(value, 0) / s.count for value in values])
+        if len(values) > _BARS:  # one curve for each split, the most frequent class first
+            axes.stairs(np.sort(shares)[::-1], color=_colour(place), lw=1.2, label=name)
+            continue
+        at = rows - 0.4 + thick * (place + 0.5)
+        axes.barh(at, shares, thick * 0.92, color=_colour(place), label=name)
+    if len(values) > _BARS:
+        axes.set_xlabel(f"{len(values):,} classes, the most frequent first")
+        axes.set_ylabel("% of samples")
+        return
+    names = [_short(printable(class_name(v, view.categories)) or str(v), 22) for v in values]
+    axes.set_yticks(rows, names)
+    axes.set_ylim(len(values) - 0.4, -0.6)
+    axes.set_xlabel("% of samples")
+
+
+def _colour(place: int) -> str:
+    return _COLOURS[place % len(_COLOURS)]
+
+
+def _drawable(values: Array) -> Array:
+    """Return float64 values small enough for matplotlib, which squares their differences."""
+    return np.clip(values.astype(np.float64), -1e150, 1e150)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,65 +1,88 @@
-"""Select what to draw of a data set: samples of each field, and values for its distribution.
+"""What is said and drawn of a field: its statistics, some samples, and values for a distribution.
 
 The samples are evenly spaced over the split and the same each time. No other samples are read.
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from data_prep.datasets.dataset import DataSet, evenly
 from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
-from data_prep.show.summary import Summary, class_name
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Split
 from hpctrain.shards.types import Array
 from hpctrain.terminal import printable
 
 SAMPLES = 512  # the most samples of a split for the distribution of values
-_READ_BYTES = 64 * 2**20  # roughly the most bytes of these samples
 _LENGTHS = 2**21  # roughly the most samples whose lengths are counted
+_READ_BYTES = 64 * 2**20  # roughly the most bytes of these samples
 SHOWN = 24  # the most samples that are drawn
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The statistics of a field in a split."""
+
+    split: str
+    count: int
+    name: str
+    field: Field
+    # The mean of the finite values; None where there are none, as for the next three.
+    mean: float | None = None
+    std: float | None = None  # the population standard deviation of the finite values
+    min: float | None = None
+    max: float | None = None
+    nonfinite: int = 0  # the number of values that are not finite, of which `nan` are NaN
+    nan: int = 0
+    # How often each value occurs, for a field of whole numbers with few values.
+    classes: Mapping[int, int] | None = None
+    # The mean, std, min, max and total of the lengths of a variable-length field.
+    lengths: Mapping[str, float | None] | None = None
+
+    @property
+    def not_finite(self) -> str:
+        """`12 NaN, 3 infinite`, "0", or "-" if there are no statistics."""
+        if not self.nonfinite:
+            return "-" if self.mean is None and self.min is None else "0"
+        counts = {"NaN": self.nan, "infinite": self.nonfinite - self.nan}
+        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 @dataclass
 class View:
-    """The data to draw for a field.
-
-    Attributes:
-        name: The name of the field.
-        field: The schema of the field.
-        categories: The names of its values 0, 1, …; empty if there are none.
-        summaries: The summaries of the field by split.
-        label: The field that the captions come from; "": the captions are the samples' numbers.
-        captions: The caption of each sample.
-        samples: Samples of the first split; empty for a variable-length field.
-        pictures: The samples as uint8 (H, W, C) with C 1, 3 or 4; empty if they are no images.
-        values: Values of more samples by split, (n,); lengths for a variable-length field.
-    """
+    """The data to draw for a field."""
 
     name: str
     field: Field
-    categories: Sequence[str]
-    summaries: dict[str, Summary]
-    label: str
-    captions: list[str]
-    samples: list[Array]
+    categories: Sequence[str]  # the names of its values 0, 1, …; empty if there are none
+    summaries: dict[str, Summary]  # the summaries of the field by split
+    label: str  # the field that the captions come from; "": the captions are the samples' numbers
+    captions: list[str]  # the caption of each sample
+    samples: list[Array]  # samples of the first split; empty for a variable-length field
+    # The samples as uint8 (H, W, C) with C 1, 3 or 4; empty if they are no images.
     pictures: list[Array]
+    # Values of more samples by split, (n,); lengths for a variable-length field.
     values: dict[str, Array]
 
 
-def views(data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> Iterator[View]:
-    """Yield the data to draw for each field of the summaries.
+def class_name(value: int, names: Sequence[str]) -> str:
+    """Return the name of a class, or "" where it has none."""
+    return names[value] if 0 <= value < len(names) else ""
 
-    Raises:
-        DataError: A shard is damaged.
-    """
-    names = list(dict.fromkeys(summary.name for summary in summaries))
+
+def views(data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> Iterator[View]:
+    """Yield the data to draw for each field of the summaries."""
     label = _label(data, summaries)
-    captions, shown = _captions(data, splits[0], label)
-    for name in names:
+    shown = evenly(splits[0].count, SHOWN)
+    captions = [str(number) for number in shown]
+    if label:
+        names, fields = data.categories(label), data.fields([label])
+        values = [int(sample[label]) for _, sample in data.take(splits[0], fields, shown)]
+        captions = [printable(class_name(value, names)) or str(value) for value in values]
+    for name in dict.fromkeys(summary.name for summary in summaries):
         field = data.index.fields[name]
         samples, pictures = _samples(data, splits[0], name, shown)
         yield View(
@@ -82,15 +105,6 @@ def _label(data: DataSet, summaries: Sequence[Summary]) -> str:
     return next(iter([*named, *sorted(counts, key=lambda name: counts[name])]), "")
 
 
-def _captions(data: DataSet, split: Split, label: str) -> tuple[list[str], list[int]]:
-    shown = evenly(split.count, SHOWN)
-    if not label:
-        return [str(number) for number in shown], shown
-    names, fields = data.categories(label), data.fields([label])
-    values = [int(sample[label]) for _, sample in data.take(split, fields, shown)]
-    return [printable(class_name(value, names)) or str(value) for value in values], shown
-
-
 def _samples(
     data: DataSet, split: Split, name: str, shown: Sequence[int]
 ) -> tuple[list[Array], list[Array]]:
@@ -106,9 +120,9 @@ def _samples(
     samples = [sample[name] for _, sample in data.take(split, fields, shown)]
     if is_text(field):
         return samples, _decoded(samples)
-    images = [as_image(sample, field) for sample in samples]
-    high = max((int(image.max()) for image in images if image is not None), default=0)
-    return samples, [stretched(image, high) for image in images if image is not None]
+    images = [image for sample in samples if (image := as_image(sample, field)) is not None]
+    high = max((int(image.max()) for image in images), default=0)
+    return samples, [stretched(image, high) for image in images]
 
 
 def _decoded(files: Sequence[Array]) -> list[Array]:
@@ -118,7 +132,6 @@ def _decoded(files: Sequence[Array]) -> list[Array]:
         images = []
         for file in files:
             with Image.open(io.BytesIO(file.tobytes())) as image:
-                image.draft("RGB", (256, 256))
                 small = image.convert("RGB")
                 small.thumbnail((256, 256))
                 images.append(np.asarray(small))
@@ -136,8 +149,7 @@ def _values(data: DataSet, split: Split, name: str) -> Array:
     if split.count <= most:  # all samples: blocks are faster than single samples
         blocks = data.blocks(split, {name: field})
         return np.concatenate([np.asarray(block[name]).reshape(-1) for block in blocks])
-    numbers = evenly(split.count, most)
-    found = data.take(split, {name: field}, numbers)
+    found = data.take(split, {name: field}, evenly(split.count, most))
     return np.concatenate([sample[name].reshape(-1) for _, sample in found])
 
 

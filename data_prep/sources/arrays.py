@@ -52,68 +52,46 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.arrays.array_addresses import addresses
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
-from data_prep.formats.arrays.array_files import among_others
-from data_prep.options import Options, add_arguments, add_repeated, pairs
+from data_prep.formats.arrays.array_files import addresses, among_others
+from data_prep.formats.samples import is_name, text_of
+from data_prep.options import Options, add_arguments, add_options, pairs
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import DTYPES, Field
+from hpctrain.shards.field import DTYPES
 from hpctrain.shards.types import Array
+
+_OPTIONS = """
+--field NAME=FILE[:KEY] ...
+    an array as the field NAME; the arrays of a repeated NAME are joined
+--axis NAME=K ...
+    the axis that counts the samples, from 0; -1: the last; none: each array is a sample
+--cast NAME=DTYPE ...
+    store the field in another dtype; values that change cannot be used
+--packed NAME ...
+    store the numbers of the file; ignore scale_factor, add_offset, _FillValue and valid_range
+--external
+    follow links and virtual datasets of HDF5 and NetCDF4 files into other files
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
-    for option, form, what in (
-        (
-            *("--field", "NAME=FILE[:KEY]"),
-            "an array as the field NAME; the arrays of a repeated NAME are joined",
-        ),
-        (
-            *("--axis", "NAME=K"),
-            "the axis that counts the samples, from 0; -1: the last; none: each array is a sample",
-        ),
-        (
-            *("--cast", "NAME=DTYPE"),
-            "store the field in another dtype; values that change cannot be used",
-        ),
-        (
-            *("--packed", "NAME"),
-            "store the numbers of the file; ignore scale_factor, add_offset, _FillValue and "
-            "valid_range",
-        ),
-    ):
-        add_repeated(parser, option, form, what)
-    parser.add_argument(
-        "--external",
-        action="store_true",
-        help="follow links and virtual datasets of HDF5 and NetCDF4 files into other files",
-    )
+    add_options(parser, _OPTIONS)
     add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    source = arrays(
-        args.files,
-        args.field,
-        options,
-        axes=args.axis,
-        casts=args.cast,
-        packed=args.packed,
-        external=args.external,
-    )
-    convert(source, args.out, options)
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the arrays that the command line names."""
+    more = {"axes": args.axis, "casts": args.cast, "packed": args.packed}
+    return arrays(args.files, args.field, options, **more, external=args.external)
 
 
 @dataclass(frozen=True)
-class Arrays(Source):
+class _Arrays(Source):
     """See `arrays`."""
 
     unpacks = False
@@ -174,9 +152,7 @@ class Arrays(Source):
         """Return the text of each value of the field that names the splits."""
         if not self.column:
             return None
-        found = values[self.column]
-        is_text = isinstance(found, list)
-        return [bytes(v).decode(errors="replace") if is_text else str(v) for v in found]
+        return [text_of(np.asarray(value)) for value in values[self.column]]
 
 
 def arrays(
@@ -189,23 +165,7 @@ def arrays(
     packed: Sequence[str] = (),
     external: bool = False,
 ) -> Source:
-    """Make a source of arrays with the same number of samples.
-
-    Args:
-        files: .npy files, whose stems name the fields, and .npz files, whose keys do.
-        named: "NAME=FILE" or "NAME=FILE:KEY".
-        options: The options of the conversion; the shard size decides the size of a piece.
-        axes: "NAME=K", the axis that counts the samples.
-        casts: "NAME=DTYPE".
-        packed: Names of fields that store the numbers of the file without unpacking.
-        external: Whether HDF5 files may lead to other files.
-
-    Raises:
-        ConfigError: There is no file, a file occurs twice, no field has a given name, or a file
-            holds several arrays and the key is missing.
-        DataError: A file is missing or cannot be read, has a dtype or shape that cannot be
-            stored, or has a different number of samples.
-    """
+    """Make a source of arrays with the same number of samples."""
     wheres, notes = addresses(files, named, external=external)
     if twice := {name for name in packed if packed.count(name) > 1}:
         raise ConfigError(f"--packed: the field {min(twice)!r} is there twice")
@@ -235,12 +195,12 @@ def arrays(
         for note in filter(None, [*notes, among]):
             print(f"note: {note}", file=sys.stderr)
     total = _count(columns)
-    by_value = [column.name for column in columns if column.text or _is_whole(fields[column.name])]
+    by_value = [column.name for column in columns if is_name(fields[column.name])]
     split = options.split.column if isinstance(options.split, ByColumn) else ""
     row_bytes = max(1, sum(column.nbytes for column in columns) // total)
     in_piece = max(1, options.shard_bytes // row_bytes)
     ends = [(start, min(start + in_piece, total)) for start in range(0, total, in_piece)]
-    return Arrays(
+    return _Arrays(
         name="arrays",
         fields=fields,
         pieces=[
@@ -275,10 +235,6 @@ def _by_field(
                 f"{option}: there is no field {name!r}; there are {', '.join(fields)}"
             )
     return values
-
-
-def _is_whole(field: Field) -> bool:
-    return not (field.shape or field.variable or field.dtype.startswith("float"))
 
 
 def _axis(text: str) -> int | None:

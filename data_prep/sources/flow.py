@@ -40,12 +40,7 @@ _Modes = NDArray[np.complex128]
 
 
 class Solver:
-    """Integrates the Fourier modes of the vorticity, (size, size // 2 + 1) as in `rfft2`.
-
-    Args:
-        size: Number of grid points along each side; even.
-        viscosity: Kinematic viscosity, in units of side / (2 pi) and the initial speed.
-    """
+    """Integrates the Fourier modes of the vorticity, (size, size // 2 + 1) as in `rfft2`."""
 
     def __init__(self, size: int, viscosity: float) -> None:
         self.size, self.viscosity = size, viscosity
@@ -159,18 +154,7 @@ def flow(
     trajectories: int = TRAJECTORIES,
     seed: int = 0,
 ) -> Source:
-    """Make a source of decaying two-dimensional turbulence; see the module.
-
-    Args:
-        options: The options of the conversion; the shard size decides the size of a piece.
-        size: Number of grid points along each side.
-        steps: Number of snapshots in a trajectory; a trajectory is a sample.
-        trajectories: Number of samples.
-        seed: Seed of the random initial modes, from 0.
-
-    Raises:
-        ConfigError: A number is out of its range.
-    """
+    """Make a source of decaying two-dimensional turbulence; see the module."""
     if size % 2 or not 16 <= size <= 8192:
         raise ConfigError(f"--size {size}: the grid's points are an even number, 16 to 8192")
     for option, value, least, most in (

@@ -18,8 +18,8 @@ Other features, such as Audio and Video, are an error that names them: use --dro
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,176 +28,224 @@ import numpy as np
 from data_prep.formats.files import Part
 from data_prep.formats.images import pixels
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.opening import naming
+from data_prep.formats.opening import naming, one_line
 from data_prep.formats.samples import Unusable
-from data_prep.formats.tables import tables
-from data_prep.formats.tables.column_choice import listed
-from data_prep.formats.tables.columns import Column
-from data_prep.formats.tables.saved_dataset import Saved, column_of, kind_of, load, typed
-from data_prep.options import Options, add_arguments, add_repeated, pairs
-from data_prep.show import console
-from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
-from hpctrain.errors import ConfigError, DataError
+from data_prep.formats.tables import nested, tables
+from data_prep.formats.tables.column_choice import ColumnChoice, listed
+from data_prep.formats.tables.columns import Column, Taken
+from data_prep.libraries import library
+from data_prep.options import Options, add_arguments, add_options, pairs
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.sources.table import Table
+from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
+from hpctrain.shards.ragged import offsets_of
 from hpctrain.shards.types import Array
 
 SPLIT = "split"  # the name of the column that holds the split names of a DatasetDict
+
+
+_OPTIONS = """
+--columns NAME,… ...
+    take only these columns, in this order
+--drop NAME,… ...
+    take all columns except these
+--cast NAME=DTYPE ...
+    the dtype to store, such as price=float64
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="written by save_to_disk")
-    group = parser.add_argument_group("huggingface")
-    add_repeated(group, "--columns", "NAME,…", "take only these columns, in this order")
-    add_repeated(group, "--drop", "NAME,…", "take all columns except these")
-    add_repeated(group, "--cast", "NAME=DTYPE", "the dtype to store, such as price=float64")
+    add_options(parser.add_argument_group("huggingface"), _OPTIONS)
     pixels.add_arguments(parser, mode="")
     add_arguments(parser, split="")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
+@dataclass(frozen=True)
+class _Saved:
+    """The contents of a folder."""
 
-    saved = load(args.folder)
-    args.split = args.split or ("train=1" if "" in saved.splits else f"column:{SPLIT}")
-    options = Options.of(args)
-    images = Pixels.of(args, mode="")
-    names = listed(args.columns), listed(args.drop)
-    source = huggingface(saved, *names, images, options, cast=pairs("--cast", args.cast))
-    convert(source, args.out, options)
+    folder: str  # absolute path
+    # The library's features, by name. Those in a dict have the names DICT.KEY.
+    features: Mapping[str, Any]
+    schema: Any  # the Arrow schema of the files, and of the members of structs
+    splits: Mapping[str, Sequence[str]]  # the files of each split; a Dataset has only the split ""
+
+
+def _load(folder: Path) -> _Saved:
+    """Load the description of a folder, not its data."""
+    datasets = library("datasets", name="the library datasets", install="datasets")
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_from_disk(str(folder))
+    except Exception as error:  # a damaged description may raise anything
+        why = one_line(error)
+        raise DataError(f"{folder} is no folder of save_to_disk: {why}") from None
+    splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"": loaded}
+    if not splits:
+        raise DataError(f"{folder} has no splits")
+    (first_name, first), *others = splits.items()
+    for name, split in others:
+        if split.features != first.features:
+            raise DataError(f"{folder}: the splits {first_name} and {name} have other features")
+    if any(split._indices is not None for split in splits.values()):
+        raise DataError(
+            f"{folder} has an order beside its rows, as old versions of datasets wrote it; load "
+            "and save it again"
+        )
+    features: dict[str, Any] = {}
+    for name, feature in first.features.items():
+        members = _members(name, feature)
+        if twice := sorted(features.keys() & members.keys()):
+            raise DataError(f"{folder} has the feature {twice[0]!r} twice; rename one of them")
+        features |= members
+    return _Saved(
+        folder=str(folder.absolute()),
+        features=features,
+        schema=nested.with_nodes(first.features.arrow_schema),
+        splits={
+            name: [file["filename"] for file in split.cache_files] for name, split in splits.items()
+        },
+    )
+
+
+def _members(name: str, feature: Any) -> dict[str, Any]:
+    """Return a feature; those in a dict, or in a list of dicts, have the names DICT.KEY."""
+    found: dict[str, Any] = {}
+    if isinstance(feature, dict):
+        for key, member in feature.items():
+            found |= _members(f"{name}.{key}", member)
+    elif isinstance(inside := getattr(feature, "feature", None), dict):  # a list of dicts
+        for key, member in inside.items():
+            found |= _members(f"{name}.{key}", replace(feature, feature=member))
+    return found or {name: feature}
 
 
 @dataclass(frozen=True)
-class _HuggingFace(Source):
-    """See `huggingface`."""
+class _Feature(Column):
+    """A column of the type that the description says, or an array feature of these sizes.
 
-    by_name: Mapping[str, Column | None] = field(default_factory=dict)  # None for images
-    shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict)  # of array features
-    images: Pixels = field(default_factory=Pixels)
-    column: str = ""
+    The library stores array features as nested lists of any lengths.
+    """
 
-    def read(self, what: tuple[str, str], reading: BadRecords) -> Iterator[Block]:
+    sizes: tuple[int | None, ...] = ()
+
+    def taken(self, array: Any) -> tuple[dict[int, str], Taken]:
+        """See `Column`."""
+        import pyarrow as pa
+
+        array = array.storage if isinstance(array, pa.ExtensionArray) else array
+        if self.sizes:
+            array, bad = self._shaped(array)
+            problems, take = super().taken(array)
+            return problems | bad, take
+        if array.type != self.type:
+            raise DataError(
+                f"column {self.name!r}: a file has {array.type}, its description {self.type}"
+            )
+        return super().taken(array)
+
+    def _shaped(self, array: Any) -> tuple[Any, dict[int, str]]:
+        """Return an array of the column's type, and the rows of another shape, set to null."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        good, level, rows = np.ones(len(array), bool), array, np.arange(len(array))
+        for size in self.sizes:
+            lengths = np.asarray(compute.list_value_length(level).fill_null(-1))
+            good[rows[lengths < 0 if size is None else lengths != size]] = False
+            level, rows = level.flatten(), np.repeat(rows, np.maximum(lengths, 0))
+        valid = np.asarray(array.is_valid())
+        why = f"column {self.name!r} is no array of shape {list(self.field.shape)}"
+        leaves = chosen = array.filter(pa.array(good))
+        for _ in self.sizes:
+            leaves = leaves.flatten()
+        for size in reversed(self.sizes[1:]):
+            leaves = pa.FixedSizeListArray.from_arrays(leaves, size)
+        if self.sizes[0] is None:
+            ends = offsets_of(np.asarray(compute.list_value_length(chosen)))
+            leaves = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), leaves)
+        else:
+            leaves = pa.FixedSizeListArray.from_arrays(leaves, self.sizes[0])
+        places = pa.array(np.cumsum(good) - 1, mask=~good)
+        return leaves.take(places), dict.fromkeys(np.flatnonzero(valid & ~good).tolist(), why)
+
+
+@dataclass(frozen=True)
+class _Images(Column):
+    """A column of images."""
+
+    pixels: Pixels = Pixels()  # noqa: RUF009
+
+    def taken(self, array: Any) -> tuple[dict[int, str], Taken]:
+        """See `Column`."""
+        field, found, problems = None if self.pixels.encoded else self.field, [], dict[int, str]()
+        for row, item in enumerate(array.to_pylist()):
+            found.append(image := _image(self.name, item, self.pixels, field))
+            if isinstance(image, str):
+                problems[row] = image
+
+        def take(kept: Any) -> Any:
+            chosen = found if kept is None else [found[row] for row in kept]
+            return chosen if self.field.variable else np.stack(chosen)
+
+        return problems, take
+
+
+def _image(name: str, item: Any, pixels: Pixels, field: Field | None = None) -> Array | str:
+    """Return the sample of an image, or why it cannot be used."""
+    if item is None:
+        why = "it is null"
+    elif item["bytes"] is None:
+        why = f"it is not in the data set but at {item['path']!r}; save it with it"
+    else:
+        try:
+            return pixels.sample(item["bytes"], field)
+        except Unusable as error:
+            why = str(error)
+    return f"column {name!r}: the image cannot be used: {why}"
+
+
+@dataclass(frozen=True)
+class _HuggingFace(Table):
+    """See the module."""
+
+    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         split, path = what
-        names = [*self.by_name]
-        named = self.column == SPLIT and split  # the split is that of the DatasetDict, no column
-        if self.column and not named and self.column not in names:
-            names.append(self.column)
-        for batch, first in tables.arrow_batches(Part(path), names):
-            images, arrays, bad = dict[str, Any](), dict[str, Any](), dict[int, str]()
-            for name, column in self.by_name.items():
-                if column is None:
-                    images[name] = [self._image(name, item) for item in batch[name].to_pylist()]
-                    found = {i: x for i, x in enumerate(images[name]) if isinstance(x, str)}
-                else:
-                    arrays[name], found = typed(batch[name], column, self.shapes.get(name))
-                    found = {**column.problems(arrays[name]), **found}
-                for row, why in found.items():
-                    bad.setdefault(row, why)
-            if self.column and not named:
-                null = batch[self.column].is_null().to_numpy(zero_copy_only=False)
-                for row in np.flatnonzero(null).tolist():
-                    bad.setdefault(
-                        row, f"column {self.column!r} is null; --split or --group goes by it"
-                    )
-            for row, why in sorted(bad.items()):
-                reading.bad(path, f"row {first + row + 1}", why)
-            kept = [row for row in range(batch.num_rows) if row not in bad]
-            values: dict[str, Any] = {}
-            for name, column in self.by_name.items() if kept else ():
-                if column is None:
-                    chosen = [images[name][row] for row in kept]
-                    values[name] = chosen if self.fields[name].variable else np.stack(chosen)
-                else:
-                    values[name] = column.values(arrays[name].take(kept) if bad else arrays[name])
-            if kept:
-                yield Block(
-                    values,
-                    column=self._column(split, batch, kept),
-                    file=path,
-                    records=Names(len(kept), _row_name(first, kept)),
-                )
-
-    def _image(self, name: str, item: Mapping[str, Any] | None) -> Array | str:
-        spec = self.fields[name]
-        try:
-            return _sample(self.images, item, None if self.images.encoded else spec)
-        except Unusable as error:
-            return f"column {name!r}: the image cannot be used: {error}"
-
-    def _column(self, split: str, batch: Any, kept: Sequence[int]) -> list[str] | None:
-        if not self.column:
-            return None
-        if split and self.column == SPLIT:
-            return [split] * len(kept)
-        values = batch[self.column].to_pylist()
-        return [str(values[row]) for row in kept]
+        return self.rows([Part(path)], reading, split if self.column == SPLIT else "")
 
 
-def huggingface(
-    saved: Saved,
-    columns: Sequence[str],
-    drop: Sequence[str],
-    images: Pixels,
-    options: Options,
-    *,
-    cast: Mapping[str, str] | None = None,
-) -> Source:
-    """Make a source of the rows of a saved data set.
-
-    Args:
-        saved: See `load`.
-        columns: The features to take; empty takes all.
-        drop: The features to leave out, if `columns` is empty.
-        images: How images become samples.
-        options: The options of the conversion; a split by column is used.
-        cast: The dtypes to store, by feature.
-
-    Raises:
-        ConfigError: There is no such feature.
-        DataError: No field can hold a feature, or files cannot be read.
-    """
-    cast = cast or {}
-    for name in (*columns, *drop, *cast):
-        if name not in saved.features:
-            raise ConfigError(
-                f"there is no feature {name!r}; there are {console.listed(saved.features)}"
-            )
-    if columns and drop:
-        raise ConfigError("--columns and --drop: give one of them")
-    chosen = list(dict.fromkeys(columns)) or [n for n in saved.features if n not in drop]
-    if not chosen:
-        raise ConfigError("--drop leaves no feature")
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the rows of a saved data set."""
+    saved, images = _load(args.folder), Pixels.of(args, mode="")
+    choice = ColumnChoice(listed(args.columns), listed(args.drop), cast=pairs("--cast", args.cast))
+    own = "" if "" in saved.splits else SPLIT
+    column = own if options.by_own else options.column
     with naming([saved.folder]):
-        by_name = {name: column_of(name, saved, cast.get(name, "")) for name in chosen}
-    fields = {
-        name: column.field if column is not None else _image_field(name, saved, images)
-        for name, column in by_name.items()
-    }
+        chosen = choice.choose(list(saved.features))
+        columns = {name: _column(name, saved, choice.cast.get(name, ""), images) for name in chosen}
+    kinds = {name: type(saved.features[name]).__name__ for name in chosen}
     categories = {
-        name: list(saved.features[name].names)
-        for name in chosen
-        if kind_of(saved.features[name]) == "ClassLabel"
+        name: list(saved.features[name].names) for name in chosen if kinds[name] == "ClassLabel"
     }
-    pieces = []
-    for split, paths in saved.splits.items():
-        for path in paths:
-            file = SourceFile.of(path)
-            pieces.append(Piece((split, path), (file,), bytes=file.size))
-    column = options.column if options.column in (*saved.features, SPLIT) else ""
+    files = [
+        (split, SourceFile.of(path)) for split, paths in saved.splits.items() for path in paths
+    ]
     extra = [] if "" in saved.splits or SPLIT in saved.features else [SPLIT]
     return _HuggingFace(
         name="huggingface",
-        fields=fields,
-        pieces=pieces,
+        fields={name: column.field for name, column in columns.items()},
+        pieces=[Piece((split, file.path), (file,), bytes=file.size) for split, file in files],
         identity={
             "columns": chosen,
             "categories": categories,
             "splits": {split: len(paths) for split, paths in saved.splits.items()},
             "images": asdict(images),
-            "cast": dict(cast),
+            "cast": dict(choice.cast),
         },
         about={
             "from": saved.folder,
@@ -205,48 +253,38 @@ def huggingface(
         },
         categories=categories,
         columns=[*saved.features, *extra],
-        by_name=by_name,
-        shapes={
-            name: tuple(saved.features[name].shape)
-            for name in chosen
-            if kind_of(saved.features[name]).startswith("Array")
-        },
-        images=images,
-        column=column,
+        fields_of={name: (column,) for name, column in columns.items()},
+        own=own,
+        column=column if column in (*saved.features, SPLIT) else "",
     )
 
 
-def _row_name(first: int, kept: Sequence[int]) -> Callable[[int], str]:
-    """Return a function of the names of rows, of which `first` are in batches before this one."""
-    return lambda sample: f"row {first + kept[sample] + 1}"
+def _column(name: str, saved: _Saved, cast: str, images: Pixels) -> Column:
+    import pyarrow as pa
+
+    feature, kind = saved.features[name], saved.schema.field(name).type
+    if type(feature).__name__ == "Image":
+        return _Images(name, kind, _image_field(name, saved, images), pixels=images)
+    if not type(feature).__name__.startswith("Array"):
+        return _Feature.of(name, kind, cast)
+    kind = pa.from_numpy_dtype(feature.dtype)
+    for size in reversed(feature.shape):
+        kind = pa.list_(kind, -1 if size is None else size)
+    column = _Feature.of(name, kind, cast)
+    assert isinstance(column, _Feature)
+    return replace(column, sizes=tuple(feature.shape))
 
 
-def _sample(images: Pixels, item: Mapping[str, Any] | None, field: Field | None = None) -> Array:
-    """Return the sample of an image.
-
-    Raises:
-        Unusable: See `Pixels.sample`. Or the image is missing.
-    """
-    if item is None:
-        raise Unusable("it is null")
-    if item["bytes"] is None:
-        raise Unusable(f"it is not in the data set but at {item['path']!r}; save it with it")
-    return images.sample(item["bytes"], field)
-
-
-def _image_field(name: str, saved: Saved, images: Pixels) -> Field:
+def _image_field(name: str, saved: _Saved, images: Pixels) -> Field:
     """Return the field of images: that of the options, or of the first image that can be used."""
     if images.field is not None:
         return images.field
-    why = "there is none"
-    for paths in saved.splits.values():
-        for path in paths:
-            for batch, _ in tables.arrow_batches(Part(path), [name]):
-                for item in batch[name].to_pylist():
-                    try:
-                        image = _sample(images, item)
-                        return images.field_of(image)
-                    except Unusable as error:
-                        why = str(error)
-                break
-    raise DataError(f"{saved.folder}: column {name!r}: no image can be used: {why}")
+    why = f"column {name!r}: there is no image"
+    for path in (path for paths in saved.splits.values() for path in paths):
+        for batch, _ in tables.arrow_batches(Part(path), [name]):
+            for item in batch[name].to_pylist():
+                if not isinstance(image := _image(name, item, images), str):
+                    return images.field_of(image)
+                why = image
+            break
+    raise DataError(f"{saved.folder}: {why}")

@@ -22,14 +22,14 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.formats.files import Ignored
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_list, numbers
 from data_prep.formats.images.labelled import classes as read_classes
-from data_prep.formats.images.listing import Ignored
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
-from data_prep.options import Options, add_arguments
+from data_prep.options import Options, add_arguments, add_options
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByColumn, ByFile
@@ -39,54 +39,32 @@ from hpctrain.shards.field import Field, check_name
 _MAX_FILE = 2**31  # bytes
 
 
+_OPTIONS = """
+--no-labels
+    write no labels
+--classes FILE : path
+    class names, one per line, in their order
+--path-column NAME = path
+    the list's column of paths
+--label-column NAME = label
+    the list's column of labels
+--allow-outside
+    allow paths in a list, and symbolic links, that lead out of its folder or of SRC
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("source", type=Path, metavar="SRC", help="a folder, or a list of paths")
-    group = parser.add_argument_group("labels")
-    group.add_argument("--no-labels", action="store_true", help="write no labels")
-    group.add_argument(
-        "--classes", type=Path, metavar="FILE", help="class names, one per line, in their order"
-    )
-    group.add_argument(
-        "--path-column", default="path", metavar="NAME", help="the list's column of paths"
-    )
-    group.add_argument(
-        "--label-column", default="label", metavar="NAME", help="the list's column of labels"
-    )
-    group.add_argument(
-        "--allow-outside",
-        action="store_true",
-        help="allow paths in a list, and symbolic links, that lead out of its folder or of SRC",
-    )
+    add_options(parser.add_argument_group("labels"), _OPTIONS)
     pixels.add_arguments(parser)
     add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    source = images(
-        args.source,
-        options,
-        Pixels.of(args),
-        labels=not args.no_labels,
-        classes=args.classes,
-        columns=(args.path_column, args.label_column),
-        outside=args.allow_outside,
-    )
-    ignored = source.about["ignored"]
-    if ignored and not options.quiet:
-        first = source.about["first_ignored"]
-        print(f"{ignored} files are no images and are ignored, such as {first!r}", file=sys.stderr)
-    convert(source, args.out, options)
-
-
 @dataclass(frozen=True)
 class _ImageSource(Source):
-    """See `images`."""
+    """See the module."""
 
     pixels: Pixels = field(default_factory=Pixels)
     root: str = ""
@@ -120,36 +98,12 @@ class _ImageSource(Source):
             yield samples.take()
 
 
-def images(
-    path: Path,
-    options: Options,
-    pixels: Pixels | None = None,
-    *,
-    labels: bool = True,
-    classes: Path | None = None,
-    columns: tuple[str, str] = ("path", "label"),
-    outside: bool = False,
-) -> Source:
-    """Make a source of image files.
-
-    Args:
-        path: A folder, or a list.
-        options: The options of the conversion; shard size, split and `on_error` are used.
-        pixels: How images become samples.
-        labels: Whether there is a field `label`.
-        classes: A file with the names of all classes, in the order of their labels.
-        columns: A list's columns of paths and of labels.
-        outside: Whether a list may name files outside of its folder, and links may lead there.
-
-    Raises:
-        ConfigError: A column is missing, or options exclude each other.
-        DataError: There is no image, or an image has no label. Also, unless `on_error` is "skip":
-            a label or path is not allowed, or the first image is damaged.
-    """
-    pixels = pixels or Pixels()
-    if classes and not labels:
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return image files with their labels."""
+    path, labels, pixels = args.source, not args.no_labels, Pixels.of(args)
+    if args.classes and not labels:
         raise ConfigError("--classes and --no-labels: one of them")
-    fixed = read_classes(classes) if classes else None
+    fixed = read_classes(args.classes) if args.classes else None
     split, by_column = options.column, isinstance(options.split, ByColumn)
     problems, ignored = Problems(options.on_error), Ignored()
     if not path.exists():
@@ -162,12 +116,16 @@ def images(
             *(path, SUFFIXES, problems, ignored, fixed),
             labels=labels,
             split=bool(split),
-            outside=outside,
+            outside=args.allow_outside,
         )
     else:
-        list_columns = [columns[0], *([columns[1]] if labels else []), *([split] if split else [])]
         found = by_list(
-            path, list_columns, problems, fixed, labels=labels, split=bool(split), outside=outside
+            path,
+            [args.path_column, *[args.label_column] * labels, *[split] * bool(split)],
+            *(problems, fixed),
+            labels=labels,
+            split=bool(split),
+            outside=args.allow_outside,
         )
     if not found.files:
         why = f": {problems.found[0]}" if problems.found else ""
@@ -179,6 +137,11 @@ def images(
         check_name(name, "split")
     spec = pixels.field or _first(pixels, found, Problems(options.on_error), path)
     fields = {"image": spec} | ({"label": Field("int64")} if labels else {})
+    if ignored.count and not options.quiet:
+        print(
+            f"{ignored.count} files are no images and are ignored, such as {ignored.first!r}",
+            file=sys.stderr,
+        )
     found.problems = [(p.file, p.record, p.reason) for p in problems.found]
     return _ImageSource(
         name="images",
@@ -199,11 +162,7 @@ def images(
 
 
 def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> Field:
-    """Return the field of the first image.
-
-    Raises:
-        DataError: The first image cannot be used (`on_error` "stop"), or no image can be used.
-    """
+    """Return the field of the first image."""
     for i, file in enumerate(found.files):
         try:
             image = pixels.sample(_content(file))
@@ -231,11 +190,7 @@ def _piece(part: Labelled, nbytes: int) -> Piece:
 
 
 def _content(file: SourceFile) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        Unusable: The file is too large or cannot be read.
-    """
+    """Return the content of a file."""
     if file.size > _MAX_FILE:
         raise Unusable(f"it has {file.size} bytes; an image file has at most {_MAX_FILE}")
     try:

@@ -10,15 +10,17 @@ pickles can run code. The digests that index.json has are compared with the shar
 """
 
 import argparse
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data_prep.formats.images import pixels
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import Unusable
+from data_prep.formats.samples import Unusable, key_of
 from data_prep.formats.shards.mds import (
+    INDEX,
     SCALARS,
     Column,
     Shard,
@@ -27,49 +29,49 @@ from data_prep.formats.shards.mds import (
     samples,
     shards_of,
 )
-from data_prep.formats.shards.split_folders import COLUMN, split_folders
-from data_prep.options import Options
-from data_prep.source import Piece
-from data_prep.sources import shard_folders
-from data_prep.sources.shard_folders import ShardFolder
+from data_prep.options import VARIABLE, Options, add_arguments, add_options
+from data_prep.source import BadRecords, Piece, Source
+from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import check_name
 
 IMAGES = ("jpeg", "png", "pil")
 TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAGES)
 
 
+_OPTIONS = """
+--column COLUMN[:KEY] ...
+    take only this column; COLUMN:KEY takes a key of a json column
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    what = "take only this column; COLUMN:KEY takes a key of a json column"
-    shard_folders.arguments(parser, "COLUMN[:KEY]", what)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    shard_folders.run(args, mds)
+    parser.epilog = pixels.__doc__
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    add_options(parser, _OPTIONS + VARIABLE)
+    pixels.add_arguments(parser)
+    add_arguments(parser, split="")
 
 
 @dataclass(frozen=True)
-class _Mds(ShardFolder):
-    """See `mds`."""
+class _Mds(Stream):
+    """See the module."""
 
     layout: tuple[Column, ...] = ()
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # (column, key) by field
 
-    def samples(self, what: Shard) -> Iterator[bytes]:
-        """See `ShardFolder`."""
-        return samples(what)
+    def encoded(self, what: Shard, reading: BadRecords) -> Iterator[Encoded]:
+        """See `Stream`."""
+        for number, content in enumerate(samples(what)):
+            yield Encoded(f"sample {number}", partial(self._values, content, what.folder))
 
-    def decoder(self, what: Shard) -> Callable[[bytes], Mapping[str, Any]]:
-        """See `ShardFolder`."""
-        return self._values
+    def place(self, what: Shard) -> str:
+        """See `Stream`."""
+        return what.file.path
 
-    def _values(self, sample: bytes) -> dict[str, Any]:
-        """Decode the chosen values of a sample.
-
-        Raises:
-            Unusable: The sample is damaged.
-        """
+    def _values(self, sample: bytes, folder: str) -> tuple[dict[str, Any], str]:
+        """Decode the chosen values of a sample."""
         columns = {column.name: column for column in self.layout}
         parts, values = columns_of(sample, self.layout), {}
         for name, (column, key) in self.chosen.items():
@@ -79,41 +81,18 @@ class _Mds(ShardFolder):
                     values[name] = self.pixels.of_pil(part)
                 elif kind in IMAGES:
                     values[name] = self.pixels.sample(part, self.fields.get(name))
-                elif kind == "json":
-                    values[name] = _key(part, key)
                 else:
-                    values[name] = decode(columns[column], part)
+                    values[name] = key_of(part, key) if key else decode(columns[column], part)
             except Unusable as error:
                 raise Unusable(f"column {column!r}: {error}") from None
-        return values
+        return values, folder
 
 
-def mds(
-    folder: Path,
-    options: Options,
-    pixels: Pixels | None = None,
-    *,
-    named: Sequence[str] = (),
-    variable: Sequence[str] = (),
-) -> ShardFolder:
-    """Make a source of MDS shards; each shard is a piece.
-
-    Args:
-        folder: A folder with an index.json, or with folders that have one each.
-        options: The options of the conversion; `on_error` is used.
-        pixels: How images become samples.
-        named: "COLUMN" or "COLUMN:KEY"; empty takes all columns.
-        variable: Fields whose first axis varies in length.
-
-    Raises:
-        ConfigError: A column does not exist or cannot be stored.
-        DataError: The index or a shard is missing or damaged.
-    """
-    pixels = pixels or Pixels()
-    folders = split_folders(folder, "mosaicml-streaming")
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the samples of MDS shards; each shard is a piece."""
+    folder, pixels, shards = args.folder, Pixels.of(args), list[Shard]()
     layout: tuple[Column, ...] = ()
-    shards: list[Shard] = []
-    for name, path in folders.items():
+    for name, path in _folders(folder).items():
         for shard, columns in shards_of(path, name):
             if layout and columns != layout:
                 raise DataError(f"{shard.file.path} has other columns than {shards[0].file.path}")
@@ -122,9 +101,9 @@ def mds(
     shards = [shard for shard in shards if shard.samples]
     if not shards:
         raise DataError(f"{folder} has no samples")
-    chosen = _chosen(folder, layout, named)
+    chosen = _chosen(folder, layout, args.column)
     kinds = {column.name: column.kind for column in layout}
-    source = _Mds(
+    found = _Mds(
         name="mds",
         fields={},
         pieces=[Piece(s, (s.file,), samples=s.samples, bytes=s.bytes) for s in shards],
@@ -135,23 +114,34 @@ def mds(
             "folders": [shard.folder for shard in shards],
         },
         about={"from": str(folder.absolute()), "columns": {c.name: c.encoding for c in layout}},
-        columns=(COLUMN,) if "" not in folders else (),
+        own="folder",
         pixels=pixels,
         images=frozenset(name for name, (column, _) in chosen.items() if kinds[column] in IMAGES),
         layout=layout,
         chosen=chosen,
     )
-    return source.with_fields(options, variable)
+    return found.with_fields(options, args.variable, f"{folder}: no sample can be used")
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    """Return the folders that have an index, by split; the split of `folder` itself is ""."""
+    if (folder / INDEX).exists():
+        return {"": folder}
+    folders = {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{INDEX}"))}
+    if not folders:
+        raise DataError(
+            f"{folder} has no {INDEX}, and no folder in it has: mosaicml-streaming has not written "
+            "it"
+        )
+    for name in folders:
+        check_name(name, "split")
+    return folders
 
 
 def _chosen(
     folder: Path, layout: Sequence[Column], named: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
-    """Return each field's column, and its key if it is a json column.
-
-    Raises:
-        ConfigError: A column does not exist or cannot be stored.
-    """
+    """Return each field's column, and its key if it is a json column."""
     kinds = {column.name: column.kind for column in layout}
     chosen: dict[str, tuple[str, str]] = {}
     for text in named or list(kinds):
@@ -176,13 +166,3 @@ def _chosen(
             raise ConfigError(f"--column: the field {name!r} is there twice")
         chosen[name] = column, key
     return chosen
-
-
-def _key(part: bytes, key: str) -> Any:
-    try:
-        values = json.loads(part)
-    except (ValueError, RecursionError) as error:
-        raise Unusable(f"it is not JSON: {error}") from None
-    if not isinstance(values, dict) or key not in values:
-        raise Unusable(f"there is no key {key!r}")
-    return values[key]

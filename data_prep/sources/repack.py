@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.datasets.rows import blocks, some
-from data_prep.options import Options, add_arguments
-from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile
+from data_prep.datasets.shards import blocks, some
+from data_prep.options import Options, add_arguments, add_options
+from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile, readable
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
 from hpctrain.errors import ConfigError, DataError
@@ -42,33 +42,30 @@ OPEN = 4096  # shards that are open at a time, at most
 FULL = 15 / 16  # part of a shard that a piece fills, if only the average length is known
 
 
+_OPTIONS = """
+--shuffle SEED : int
+    put the samples in a random order
+--fields A,B
+    write only these fields, in this order (default: all)
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("src", type=Path, metavar="SRC", help="folder of a data set")
-    parser.add_argument(
-        "--shuffle", type=int, metavar="SEED", help="put the samples in a random order"
-    )
-    parser.add_argument(
-        "--fields", metavar="A,B", help="write only these fields, in this order (default: all)"
-    )
+    add_options(parser, _OPTIONS)
     add_arguments(parser, split=_KEEP)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
+def prepare(args: argparse.Namespace) -> None:
+    """Without --split the splits stay; with it, groups stay whole unless `--group ''` is given."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the workers inherit it
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    keep = args.split == _KEEP
-    if keep:
+    args.keep = args.split == _KEEP
+    if args.keep:
         args.split = "column:split"
-    elif args.group is None:  # `--group ''` divides the groups all the same
+    elif args.group is None:
         args.group = Index.load(args.src).group
-    options = Options.of(args)
-    names = args.fields.split(",") if args.fields is not None else None
-    source = repack(args.src, args.out, options, fields=names, seed=args.shuffle, keep=keep)
-    convert(source, args.out, options)
 
 
 class _Part(NamedTuple):
@@ -82,28 +79,19 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Repack(Source):
-    """See `repack`.
-
-    Attributes:
-        folder: Folder of the data set.
-        stored: The fields of the source, with their places in its files.
-        shards: All shards, group after group.
-        files: The shards' files, as they were when the work was planned.
-        groups: Number of the first shard of each group, and the number of all shards.
-        seed: Seed of the random order; None keeps the order of the source.
-        whole: Whether all fields are read, so that digests are compared.
-        bytes_each: Approximate bytes of a sample.
-    """
+    """See the module."""
 
     unpacks = False
-    folder: str = ""
+    folder: str = ""  # folder of the data set
+    # The fields of the source, with their places in its files.
     stored: tuple[tuple[str, Field], ...] = ()
-    shards: tuple[Shard, ...] = ()
-    files: tuple[SourceFile, ...] = ()
+    shards: tuple[Shard, ...] = ()  # all shards, group after group
+    files: tuple[SourceFile, ...] = ()  # the shards' files, as they were when the work was planned
+    # Number of the first shard of each group, and the number of all shards.
     groups: tuple[int, ...] = ()
-    seed: int | None = None
-    whole: bool = True
-    bytes_each: int = 1
+    seed: int | None = None  # seed of the random order; None keeps the order of the source
+    whole: bool = True  # whether all fields are read, so that digests are compared
+    bytes_each: int = 1  # approximate bytes of a sample
 
     def read(self, what: _Part, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
@@ -183,10 +171,8 @@ class _Repack(Source):
 
     def _verify(self, number: int) -> None:
         shard = self.shards[number]
-        try:
+        with readable(self._path(shard)):
             found = digest_file(Path(self._path(shard)))
-        except OSError as error:
-            raise DataError(f"{self._path(shard)} cannot be read: {error.strerror}") from None
         if found != shard.digest:
             raise DataError(
                 f"shard {self._path(shard)} is damaged: its digest is {found}, index.json lists "
@@ -194,34 +180,12 @@ class _Repack(Source):
             )
 
 
-def repack(
-    src: Path,
-    out: Path,
-    options: Options,
-    *,
-    fields: Sequence[str] | None = None,
-    seed: int | None = None,
-    keep: bool = True,
-) -> Source:
-    """Make a source of the samples of a data set.
-
-    Args:
-        src: The folder of the data set.
-        out: The output folder; neither folder may lie in the other.
-        options: The options of the conversion; shard size and split are used.
-        fields: The fields to write, in this order; None writes all.
-        seed: Seed of a random order; None keeps the order of the source.
-        keep: Whether the splits stay; then `options.split` is by the column "split".
-
-    Raises:
-        ConfigError: `out` is `src`, one lies in the other, there is no such field, or options
-            exclude each other.
-        DataError: There is no data set, or a shard is missing or has another size.
-    """
-    _check_apart(src, out)
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the samples of a data set."""
+    src, seed, keep = args.src, args.shuffle, args.keep
     index = Index.load(src)
     index.check(src)
-    stored = _stored(src, index, fields)
+    stored = _stored(src, index, args.fields.split(",") if args.fields is not None else None)
     if seed is not None and str(options.split).startswith("file:"):
         raise ConfigError(f"--split {options.split} goes by the shards, which --shuffle mixes")
     kept = [index.split(name).shards for name in index.splits]
@@ -255,6 +219,7 @@ def repack(
         },
         categories={n: names for n, names in index.categories.items() if n in stored},
         columns=("split",),
+        folders=(str(src),),
         group=index.group if keep and index.group in stored else "",
         folder=str(src),
         stored=tuple(stored.items()),
@@ -265,15 +230,6 @@ def repack(
         whole=set(stored) == set(index.fields),
         bytes_each=bytes_each,
     )
-
-
-def _check_apart(src: Path, out: Path) -> None:
-    source, target = src.resolve(), out.resolve()
-    if source == target:
-        raise ConfigError(f"SRC and OUT are both {source}; a data set cannot be read and replaced")
-    for inner, outer in ((source, target), (target, source)):
-        if inner.is_relative_to(outer):
-            raise ConfigError(f"{inner} lies in {outer}; give an OUT beside SRC")
 
 
 def _stored(src: Path, index: Index, names: Sequence[str] | None) -> dict[str, Field]:

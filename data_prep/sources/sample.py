@@ -23,10 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.formats import files
+from data_prep.formats.files import Part
+from data_prep.formats.opening import is_utf8
 from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
-from data_prep.options import Options, add_arguments
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, in_groups
+from data_prep.options import Options, add_arguments, add_options
+from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.sources import flow
 from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.errors import ConfigError, DataError
@@ -39,56 +42,52 @@ SKIPPED = {
     *("__pycache__", "lib2to3"),
 }
 _DOCUMENTS = 256  # documents in a block
-SPLITS = {
-    "digits": "train=0.8,val=0.2",
-    "stdlib": "train=0.9,val=0.1",
-    "flow": "train=0.9,val=0.1",
-}
-_FLOW = (
-    ("--size", flow.SIZE, "number of points along each side of the grid"),
-    ("--steps", flow.STEPS, "number of snapshots in a trajectory"),
-    ("--trajectories", flow.TRAJECTORIES, "number of trajectories, which are the samples"),
-    ("--seed", 0, "seed of the random initial fields"),
-)
+SPLITS = {"digits": "train=0.8,val=0.2", "stdlib": "train=0.9,val=0.1", "flow": "train=0.9,val=0.1"}
+_STDLIB = """
+--train-bpe VOCABULARY : int
+    also write tokens, of a byte-level BPE with this number of tokens
+"""
+_FLOW = f"""
+--size N : int
+    number of points along each side of the grid (default: {flow.SIZE})
+--steps N : int
+    number of snapshots in a trajectory (default: {flow.STEPS})
+--trajectories N : int
+    number of trajectories, which are the samples (default: {flow.TRAJECTORIES})
+--seed N : int
+    seed of the random initial fields (default: 0)
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("name", choices=tuple(SPLITS))
     add_arguments(parser, split="")
-    group = parser.add_argument_group("stdlib")
-    group.add_argument(
-        "--train-bpe",
-        type=int,
-        metavar="VOCABULARY",
-        help="also write tokens, of a byte-level BPE with this number of tokens",
-    )
-    group = parser.add_argument_group("flow")
-    for option, default, text in _FLOW:
-        group.add_argument(option, type=int, metavar="N", help=f"{text} (default: {default})")
+    add_options(parser.add_argument_group("stdlib"), _STDLIB)
+    add_options(parser.add_argument_group("flow"), _FLOW)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
+def prepare(args: argparse.Namespace) -> None:
+    """Without --split each of the data sets has its own splits."""
     args.split = args.split or SPLITS[args.name]
-    options = Options.of(args)
-    numbers = {option[2:]: vars(args)[option[2:]] for option, *_ in _FLOW}
+
+
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the data set that the command line names."""
+    numbers = {name: vars(args)[name] for name in ("size", "steps", "trajectories", "seed")}
     given = {name: number for name, number in numbers.items() if number is not None}
     if given and args.name != "flow":
         raise ConfigError(f"--{next(iter(given))} is of `sample flow`, not of `sample {args.name}`")
     if args.train_bpe is not None and args.name != "stdlib":
         raise ConfigError(f"--train-bpe is of `sample stdlib`, not of `sample {args.name}`")
-    if args.name == "flow":
-        source = flow.flow(options, **given)
-    elif args.name == "stdlib":
-        if args.train_bpe is not None and not args.quiet:
-            print(f"training a tokenizer of {args.train_bpe} tokens", file=sys.stderr, flush=True)
-        source = stdlib(options, vocabulary=args.train_bpe)
-    else:
-        source = digits(options)
-    convert(source, args.out, options)
+    if args.train_bpe is not None and not args.quiet:
+        print(f"training a tokenizer of {args.train_bpe} tokens", file=sys.stderr, flush=True)
+    match args.name:
+        case "flow":
+            return flow.flow(options, **given)
+        case "stdlib":
+            return stdlib(options, vocabulary=args.train_bpe)
+    return digits(options)
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,7 @@ class _Digits(Source):
 
 
 def digits(options: Options) -> Source:
-    """Make a source of scikit-learn's digits.
-
-    Raises:
-        DataError: scikit-learn is not installed.
-    """
+    """Make a source of scikit-learn's digits."""
     image, label = _digits()
     return _Digits(
         name="digits",
@@ -137,12 +132,12 @@ class _Stdlib(Source):
     folder: str = ""
     tokenizer: Tokenizer | None = None
 
-    def read(self, what: list[str], reading: BadRecords) -> Iterator[Block]:
+    def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         documents: list[tuple[str, bytes]] = []
-        for path in what:
+        for path, *_ in what:
             text = Path(self.folder, path).read_bytes()
-            if text and _is_utf8(text):
+            if text and is_utf8(text):
                 documents.append((path, text))
             if len(documents) == _DOCUMENTS:
                 yield self._block(documents)
@@ -162,27 +157,15 @@ class _Stdlib(Source):
 
 
 def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None = None) -> Source:
-    """Make a source of the standard library's .py files; each non-empty file is a document.
-
-    Args:
-        options: The options of the conversion; the shard size decides the size of a piece.
-        folder: The folder to search; None is that of the standard library.
-        vocabulary: The number of tokens of a BPE that is trained on the first split ("train");
-            the field `tokens` then has the documents as its tokens. None writes no tokens.
-
-    Raises:
-        ConfigError: The vocabulary is too small, or `--split` does not go by hashes.
-        DataError: There are no .py files, or the library `tokenizers` is not installed.
-    """
+    """Make a source of the standard library's .py files; each non-empty file is a document."""
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
     paths = [path for path in paths if not SKIPPED & set(path.split("/"))]
     if not paths:
         raise DataError(f"there are no .py files under {folder}: this Python has no source")
-    pieces = []
-    for group in in_groups([SourceFile.of(folder / path) for path in paths], options.shard_bytes):
-        names = [Path(file.path).relative_to(folder).as_posix() for file in group]
-        pieces.append(Piece(names, tuple(group), bytes=sum(file.size for file in group)))
+    found = [SourceFile.of(folder / path) for path in paths]
+    parts = [(Part(path), file, file.size) for path, file in zip(paths, found, strict=True)]
+    pieces = files.pieces(parts, options.shard_bytes)
     fields = {"text": Field("uint8", variable=True), "path": Field("uint8", variable=True)}
     identity: dict[str, Any] = {"paths": paths}
     about: dict[str, Any] = {"from": "the Python standard library"}
@@ -216,7 +199,7 @@ def _trained(folder: Path, paths: Sequence[str], vocabulary: int, options: Optio
     texts = (
         text.decode()
         for path, name in zip(paths, names, strict=True)
-        if name == first and _is_utf8(text := (folder / path).read_bytes())
+        if name == first and is_utf8(text := (folder / path).read_bytes())
     )
     content = tokens.trained(texts, vocabulary)
     name = f"BPE of {vocabulary} tokens, trained on the {first} split"
@@ -225,11 +208,3 @@ def _trained(folder: Path, paths: Sequence[str], vocabulary: int, options: Optio
 
 def _bytes(text: bytes) -> Array:
     return np.frombuffer(text, np.uint8)
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -29,92 +29,59 @@ says (Excel writes one for UTF-16), or what --encoding says. A row must fit in -
 """
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.formats import files, outside
+from data_prep.formats import files
 from data_prep.formats.files import Part
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import csv_text, tables
-from data_prep.formats.tables.categories import categorical, names_of
-from data_prep.formats.tables.column_choice import ColumnChoice, listed
-from data_prep.formats.tables.columns import Column, plain
+from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed, names_of
+from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.matrices import numbers_of
 from data_prep.formats.tables.tables import without
-from data_prep.options import Options, add_arguments, add_repeated, pairs, parse_size
+from data_prep.options import Options, add_arguments, add_options, pairs, parse_size
 from data_prep.source import BadRecords, Block, Names, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
-from hpctrain.shards.types import Array
+
+_OPTIONS = """
+--columns NAME,… ...
+    take only these columns, in this order
+--drop NAME,… ...
+    take all columns except these
+--categorical NAME,… ...
+    store int32 codes; reads these columns twice
+--cast NAME=DTYPE ...
+    the dtype to store, such as x=float32; for CSV also x=text
+--null NAME=VALUE ...
+    the value that replaces nulls
+--stack FIELD=NAME,… ...
+    store several columns (or patterns) as one field (n, k)
+--delimiter DELIMITER =
+    CSV: what separates values (default: a comma; .tsv: a tab)
+--header NAME,…
+    CSV: the column names, if the first line has none
+--encoding NAME =
+    CSV: encoding of files without a byte order mark, such as cp1252 (default: utf-8)
+--block SIZE
+    CSV: how much text is read at once; a row must fit in it, and the first such block decides the
+    types (default: 4MiB, 1MiB for the types; more if there are many columns)
+--no-quotes
+    CSV: treat " as an ordinary character
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
-    group = parser.add_argument_group("table")
-    for option, form, what in (
-        ("--columns", "NAME,…", "take only these columns, in this order"),
-        ("--drop", "NAME,…", "take all columns except these"),
-        ("--categorical", "NAME,…", "store int32 codes; reads these columns twice"),
-        ("--cast", "NAME=DTYPE", "the dtype to store, such as x=float32; for CSV also x=text"),
-        ("--null", "NAME=VALUE", "the value that replaces nulls"),
-        ("--stack", "FIELD=NAME,…", "store several columns (or patterns) as one field (n, k)"),
-    ):
-        add_repeated(group, option, form, what)
-    group.add_argument(
-        "--delimiter", default="", help="CSV: what separates values (default: a comma; .tsv: a tab)"
-    )
-    group.add_argument(
-        "--header", metavar="NAME,…", help="CSV: the column names, if the first line has none"
-    )
-    group.add_argument(
-        "--encoding",
-        default="",
-        metavar="NAME",
-        help="CSV: encoding of files without a byte order mark, such as cp1252 (default: utf-8)",
-    )
-    group.add_argument(
-        "--block",
-        metavar="SIZE",
-        help="CSV: how much text is read at once; a row must fit in it, and the first such block "
-        "decides the types (default: 4MiB, 1MiB for the types; more if there are many columns)",
-    )
-    group.add_argument(outside.OPTION, action="store_true", help=outside.HELP)
-    group.add_argument(
-        "--no-quotes", action="store_true", help='CSV: treat " as an ordinary character'
-    )
+    add_options(parser.add_argument_group("table"), _OPTIONS + files.OUTSIDE)
     add_arguments(parser)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    if len(args.delimiter.encode()) > 1:
-        raise ConfigError(f"--delimiter {args.delimiter!r}: it is one ASCII character")
-    choice = ColumnChoice(
-        columns=listed(args.columns),
-        drop=listed(args.drop),
-        categorical=listed(args.categorical),
-        cast=pairs("--cast", args.cast),
-        null=pairs("--null", args.null, empty=True),
-        stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
-    )
-    names = tuple(listed([args.header] if args.header else []))
-    csv = Csv(
-        delimiter=args.delimiter,
-        names=names,
-        quotes=not args.no_quotes,
-        encoding=csv_text.check_encoding(args.encoding),
-        block=_block_size(args.block) if args.block else 0,
-    )
-    convert(table(args.sources, choice, options, csv, args.allow_outside), args.out, options)
 
 
 def _block_size(text: str) -> int:
@@ -126,7 +93,7 @@ def _block_size(text: str) -> int:
 
 @dataclass(frozen=True)
 class Table(Source):
-    """See `table`."""
+    """See the module."""
 
     fields_of: Mapping[str, Sequence[Column]] = field(default_factory=dict)
     csv: Csv = field(default_factory=Csv)
@@ -134,91 +101,84 @@ class Table(Source):
 
     def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
+        return self.rows(what, reading)
+
+    def rows(self, parts: Sequence[Part], reading: BadRecords, split: str = "") -> Iterator[Block]:
+        """Yield the rows of some parts; `split` is the value of the split column, if it has one."""
         columns = [column for group in self.fields_of.values() for column in group]
         names = list(dict.fromkeys([column.name for column in columns]))
-        if self.column and self.column not in names:
+        if self.column and not split and self.column not in names:
             names.append(self.column)
         arrow = pyarrow()
-        for part in what:
+        for part in parts:
             try:
                 for rows in tables.rows_of(part, names, self.csv):
-                    numbers = numbers_of(rows.batch, columns)
-                    others = [column for column in columns if column.name not in numbers]
-                    bad = self._bad(rows, others, part.path, reading)
-                    if len(bad) < rows.batch.num_rows:
-                        yield self._block(rows, numbers, bad, part.path)
+                    yield from self._blocks(rows, columns, part.path, reading, split)
             except arrow.ArrowException as error:
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
-    def _bad(
-        self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords
-    ) -> Collection[int]:
-        """Return the rows of a batch that cannot be used; report them in their order."""
+    def _blocks(
+        self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords, split: str
+    ) -> Iterator[Block]:
+        """Yield the rows of a batch that can be used; report the others in their order."""
         batch, bad = rows.batch, dict(rows.bad)
-        if batch.num_rows:
-            for column in columns:
-                for row, why in column.problems(batch.column(column.name)).items():
-                    bad.setdefault(row, why)
-            if self.column:
-                null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
-                for row in np.flatnonzero(null).tolist():
-                    bad.setdefault(
-                        row, f"column {self.column!r} is null; --split or --group goes by it"
-                    )
+        by_value = self.column and not split
+        numbers = numbers_of(batch, columns)
+        taken: dict[str, Taken] = {}
+        for column in columns if batch.num_rows else ():
+            if column.name not in numbers:
+                found, taken[column.name] = column.taken(batch.column(column.name))
+                bad = found | bad
+        if by_value and batch.num_rows:
+            null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
+            why = f"column {self.column!r} is null; --split or --group goes by it"
+            bad = dict.fromkeys(np.flatnonzero(null).tolist(), why) | bad
         problems = [*rows.missing, *((rows.number(row), why) for row, why in bad.items())]
         for number, why in sorted(problems):
             reading.bad(path, f"row {number}", why)
-        return bad
-
-    def _block(
-        self, rows: Rows, numbers: Mapping[str, Array], bad: Collection[int], path: str
-    ) -> Block:
-        batch = rows.batch
+        if len(bad) == batch.num_rows:
+            return
         kept = np.delete(np.arange(batch.num_rows), list(bad))
         values: dict[str, Any] = {}
         for name, group in self.fields_of.items():
             arrays: list[Any] = [
                 (numbers[column.name][kept] if bad else numbers[column.name])
                 if column.name in numbers
-                else column.values(without(batch.column(column.name), bad))
+                else taken[column.name](kept if bad else None)
                 for column in group
             ]
-            values[name] = np.stack(arrays, axis=1) if self._stacked(name) else arrays[0]
-        texts: list[str] | None = None
-        if self.column:
+            stacked = self.fields[name].shape != group[0].field.shape
+            values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
+        texts: list[str] | None = [split] * len(kept) if self.column else None
+        if by_value:
             texts = list(map(str, without(batch.column(self.column), bad).to_pylist()))
         names = Names(len(kept), lambda sample: f"row {rows.number(int(kept[sample]))}")
-        return Block(values, column=texts, file=path, records=names)
-
-    def _stacked(self, name: str) -> bool:
-        return self.fields[name].shape != self.fields_of[name][0].field.shape
+        yield Block(values, column=texts, file=path, records=names)
 
 
-def table(
-    sources: Sequence[Path],
-    choice: ColumnChoice,
-    options: Options,
-    csv: Csv | None = None,
-    allow_outside: bool = False,
-) -> Source:
-    """Make a source of the rows of tables.
-
-    Args:
-        sources: Files or folders.
-        choice: The columns that become fields, and how.
-        options: The options of the conversion; shard size and a split by column are used.
-        csv: How CSV is read.
-        allow_outside: Whether links in a folder may lead out of it.
-
-    Raises:
-        ConfigError: The options do not fit the columns.
-        DataError: Files cannot be read or have different columns, or no field can hold the type of
-            a column.
-    """
-    found = files.find(sources, tables.PATTERNS, allow_outside)
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the rows of tables."""
+    if len(args.delimiter.encode()) > 1:
+        raise ConfigError(f"--delimiter {args.delimiter!r}: it is one ASCII character")
+    choice = ColumnChoice(
+        columns=listed(args.columns),
+        drop=listed(args.drop),
+        categorical=listed(args.categorical),
+        cast=pairs("--cast", args.cast),
+        null=pairs("--null", args.null, empty=True),
+        stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
+    )
+    csv = Csv(
+        delimiter=args.delimiter,
+        names=tuple(listed([args.header or ""])),
+        quotes=not args.no_quotes,
+        encoding=csv_text.check_encoding(args.encoding),
+        block=_block_size(args.block) if args.block else 0,
+    )
+    found = files.find(args.sources, tables.PATTERNS, args.allow_outside)
     first, *others = paths = [file.path for file in found.files]
     with naming(paths):
-        schema, csv = _schema(first, choice, csv or Csv())
+        schema, csv = _schema(first, choice, csv)
         column = options.column if options.column in schema.names else ""
         chosen = choice.choose(schema.names)
         outputs = choice.outputs(chosen)
@@ -263,9 +223,9 @@ def table(
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
             "csv": [csv.delimiter, csv.names, csv.quotes, csv.encoding],
         },
-        folders=[str(source) for source in sources],
+        folders=[str(source) for source in args.sources],
         about={
-            "from": [str(source.absolute()) for source in sources],
+            "from": [str(source.absolute()) for source in args.sources],
             "ignored": found.ignored,
             "types": {name: str(schema.field(name).type) for name in chosen},
         },
@@ -334,11 +294,7 @@ def _csv_type(cast: str, kind: Any) -> Any:
 
 
 def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[str] | None) -> None:
-    """Check that a file has the columns of the first file.
-
-    Raises:
-        DataError: It has other columns. The message has both.
-    """
+    """Check that a file has the columns of the first file."""
     if tables.format_of(path) != tables.format_of(first):
         raise DataError(f"{first} and {path} are of different formats; one at a time")
     other, _ = tables.schema_of(path, replace(csv, types={}))

@@ -25,16 +25,18 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_prep.formats import files, outside
+from data_prep.formats import files
 from data_prep.formats.files import Part
 from data_prep.formats.text import documents, tokens
 from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
-from data_prep.options import Options, add_arguments, parse_size
+from data_prep.options import Options, add_arguments, add_options, parse_size
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByFile
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
@@ -43,83 +45,41 @@ from hpctrain.shards.index import FILE as INDEX
 
 _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
 _BLOCK_DOCUMENTS = 4096
-_TRAIN_BYTES = "100MB"
 _BYTES_PER_TOKEN = 4  # an estimate for a trained tokenizer; only used for the size of the shards
+
+
+_OPTIONS = f"""
+--glob PATTERN ...
+    file names to take from folders (default: {" ".join(documents.PATTERNS)})
+--documents {{files,lines}} = files
+    whether a text file or each of its lines is a document
+--text-column NAME = text
+    the column with the text, in JSON Lines and Parquet
+--train-bytes SIZE = 100MB
+    maximum amount of text for --train-bpe, taken from all parts of the source
+"""
+_TOKENIZER = """
+--tokenizer bytes|FILE.json = bytes
+    the bytes of UTF-8, or a tokenizer.json of Hugging Face
+--train-bpe VOCABULARY : int
+    train a byte-level BPE with this number of tokens on the source
+"""
+_END = """
+--eod TOKEN
+    the tokenizer's token that ends a document
+--no-eod
+    write no token at the end of a document
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
     group = parser.add_argument_group("text")
-    group.add_argument(
-        "--glob",
-        action="append",
-        metavar="PATTERN",
-        help="file names to take from folders (may be repeated; default: "
-        f"{' '.join(documents.PATTERNS)})".replace("%", "%%"),
-    )
-    group.add_argument(
-        "--documents",
-        choices=("files", "lines"),
-        default="files",
-        help="whether a text file or each of its lines is a document (default: %(default)s)",
-    )
-    group.add_argument(
-        "--text-column",
-        default="text",
-        metavar="NAME",
-        help="the column with the text, in JSON Lines and Parquet (default: %(default)s)",
-    )
-    group.add_argument(outside.OPTION, action="store_true", help=outside.HELP)
-    which = group.add_mutually_exclusive_group()
-    which.add_argument(
-        "--tokenizer",
-        default="bytes",
-        metavar="bytes|FILE.json",
-        help="the bytes of UTF-8, or a tokenizer.json of Hugging Face (default: %(default)s)",
-    )
-    which.add_argument(
-        "--train-bpe",
-        type=int,
-        metavar="VOCABULARY",
-        help="train a byte-level BPE with this number of tokens on the source",
-    )
-    group.add_argument(
-        "--train-bytes",
-        default=_TRAIN_BYTES,
-        metavar="SIZE",
-        help="maximum amount of text for --train-bpe, taken from all parts of the source (default: "
-        "%(default)s)",
-    )
-    end = group.add_mutually_exclusive_group()
-    end.add_argument("--eod", metavar="TOKEN", help="the tokenizer's token that ends a document")
-    end.add_argument(
-        "--no-eod", action="store_true", help="write no token at the end of a document"
-    )
+    add_options(group, _OPTIONS + files.OUTSIDE)
+    add_options(group.add_mutually_exclusive_group(), _TOKENIZER)
+    add_options(group.add_mutually_exclusive_group(), _END)
     add_arguments(parser)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    if args.eod and (args.train_bpe is not None or args.tokenizer == "bytes"):
-        raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
-    corpus = Corpus.of(
-        args.sources,
-        args.glob or documents.PATTERNS,
-        documents.Reader(args.documents == "lines", args.text_column, options.column),
-        args.allow_outside,
-    )
-    if args.train_bpe is not None:
-        limit = parse_size(args.train_bytes, "--train-bytes")
-        tokenizer = trained(corpus, args.train_bpe, limit, not args.no_eod, args.out, args.quiet)
-    elif args.tokenizer == "bytes":
-        tokenizer = tokens.of_bytes(not args.no_eod)
-    else:
-        tokenizer = tokens.of_file(Path(args.tokenizer), not args.no_eod, args.eod)
-    convert(text(corpus, tokenizer, options), args.out, options)
 
 
 @dataclass(frozen=True)
@@ -160,26 +120,16 @@ class Corpus:
             share = limit * min(1.0, passed / total)  # bytes of the parts so far
             if used >= share and total > limit:
                 continue
-            for document in self.reader.read(part, _Anything()):
+            for document in self.reader.read(part, Problems("skip")):
                 yield document.text
                 used += len(document.text.encode())
                 if used >= (share if total > limit else limit):
                     break
 
 
-class _Anything:
-    """Ignores records that cannot be used: the conversion reports them later."""
-
-    def bad(self, file: str, record: str, reason: str) -> None:
-        """See `BadRecords`."""
-
-    def skip(self, reason: str) -> None:
-        """See `BadRecords`."""
-
-
 @dataclass(frozen=True)
-class Text(Source):
-    """See `text`."""
+class _Text(Source):
+    """See the module."""
 
     reader: documents.Reader = field(default_factory=documents.Reader)
     tokenizer: Tokenizer = field(default_factory=lambda: tokens.of_bytes(True))
@@ -212,17 +162,22 @@ class Text(Source):
         )
 
 
-def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
-    """Make a source of documents as tokens.
-
-    Args:
-        corpus: The documents.
-        tokenizer: Converts the documents to tokens.
-        options: The options of the conversion; shard size, split and workers are used.
-
-    Raises:
-        DataError: A Parquet file cannot be read, or has no such column of text.
-    """
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return documents as tokens."""
+    if args.eod and (args.train_bpe is not None or args.tokenizer == "bytes"):
+        raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
+    corpus = Corpus.of(
+        args.sources,
+        args.glob or documents.PATTERNS,
+        documents.Reader(args.documents == "lines", args.text_column, options.column),
+        args.allow_outside,
+    )
+    if args.train_bpe is not None:
+        tokenizer = _trained(corpus, args)
+    elif args.tokenizer == "bytes":
+        tokenizer = tokens.of_bytes(not args.no_eod)
+    else:
+        tokenizer = tokens.of_file(Path(args.tokenizer), not args.no_eod, args.eod)
     width = 2 if tokenizer.dtype == "uint16" else 4
     growth = width / (_BYTES_PER_TOKEN if tokenizer.content else 1)
     # A little less than a shard; otherwise most pieces would write a small second shard.
@@ -230,7 +185,7 @@ def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
     parts = ((part, file, int(size * growth)) for part, file, size in corpus.parts(room))
     pieces: list[Piece] = files.pieces(parts, int(room * growth))
     by_file = isinstance(options.split, ByFile)
-    return Text(
+    return _Text(
         name="text",
         fields={"tokens": Field(tokenizer.dtype, variable=True)},
         pieces=pieces,
@@ -257,31 +212,24 @@ def text(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> Source:
     )
 
 
-def trained(
-    corpus: Corpus, vocabulary: int, limit: int, eod: bool, out: Path, quiet: bool = False
-) -> Tokenizer:
-    """Train a BPE on the corpus, or return the one that an earlier run has trained for `out`.
-
-    Raises:
-        ConfigError: The vocabulary is too small for all bytes and the end of a document, or too
-            large.
-        DataError: The corpus has no text, or cannot be read.
-    """
+def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
+    """Train a BPE on the corpus, or return the one that an earlier run has trained for OUT."""
+    vocabulary, limit = args.train_bpe, parse_size(args.train_bytes, "--train-bytes")
     tokens.check_vocabulary(vocabulary)
     read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.files]])
     of = tokens.digest_of(read)
     name = f"BPE of {vocabulary} tokens, trained on {limit} bytes of {of}"
-    content = _earlier(out, name)
+    content = _earlier(args.out, name)
     if not content:
         texts = corpus.sample(limit)
         first = next(texts, None)
         if first is None:
             raise DataError(f"{', '.join(corpus.sources)}: no text to train a tokenizer on")
-        if not quiet:
+        if not args.quiet:
             print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
-        content = tokens.trained(_chain(first, texts), vocabulary)
-    tokenizer = tokens.of_content(content, name, eod, tokens.EOD)
-    if tokenizer.vocabulary < vocabulary and not quiet:
+        content = tokens.trained(chain([first], texts), vocabulary)
+    tokenizer = tokens.of_content(content, name, not args.no_eod, tokens.EOD)
+    if tokenizer.vocabulary < vocabulary and not args.quiet:
         print(
             f"the text gives {tokenizer.vocabulary} tokens, less than --train-bpe {vocabulary}",
             file=sys.stderr,
@@ -289,17 +237,9 @@ def trained(
     return tokenizer
 
 
-def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest
-
-
 def _earlier(out: Path, name: str) -> str:
     """Return the tokenizer of this name in `out` or in its interrupted conversion, or ""."""
-    for index, content in (
-        (out / PARTIAL / "job.json", None),
-        (out / INDEX, out / tokens.FILE),
-    ):
+    for index, content in ((out / PARTIAL / "job.json", None), (out / INDEX, out / tokens.FILE)):
         try:
             found: dict[str, Any] = json.loads(index.read_bytes())
             about = found["provenance"]["source"]["tokenizer"]

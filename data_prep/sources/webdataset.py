@@ -14,7 +14,6 @@ as streams; nothing is extracted. For a split such as `train=0.9,val=0.1`, the k
 
 import argparse
 import io
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,13 +26,13 @@ import numpy as np
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import Encoded, Samples, Unusable, fields_of
+from data_prep.formats.samples import Unusable, key_of
 from data_prep.formats.shards.tars import samples
-from data_prep.options import VARIABLE, Options, add_arguments, add_repeated
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.options import VARIABLE, Options, add_arguments, add_options
+from data_prep.source import BadRecords, Piece, Source, SourceFile
+from data_prep.sources.stream import Encoded, Stream
 from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.field import Field
 
 IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
 # Members that hold pickles or other code, which webdataset and torch run when they decode them.
@@ -42,32 +41,23 @@ NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
 KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
 
 
+_OPTIONS = """
+--field NAME=EXT,… ...
+    the field NAME is the member with one of these extensions; json:KEY takes a key of a JSON
+    object, EXT:bytes takes the bytes of any member
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = pixels.__doc__
     parser.add_argument("tars", nargs="+", type=Path, metavar="TAR", help="a tar, or a folder")
-    what = (
-        "the field NAME is the member with one of these extensions; json:KEY takes a key of a JSON "
-        "object, EXT:bytes takes the bytes of any member"
-    )
-    add_repeated(parser, "--field", "NAME=EXT,…", what)
-    add_repeated(parser, *VARIABLE)
+    add_options(parser, _OPTIONS + VARIABLE)
     pixels.add_arguments(parser)
     add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Convert the source that the command line names."""
-    from data_prep.writing.convert import convert
-
-    options = Options.of(args)
-    source = webdataset(
-        args.tars, options, Pixels.of(args), named=args.field, variable=args.variable
-    )
-    convert(source, args.out, options)
-
-
-class Member(NamedTuple):
+class _Member(NamedTuple):
     """The members of samples that become a field."""
 
     extensions: tuple[str, ...]
@@ -76,79 +66,64 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WebDataset(Source):
-    """See `webdataset`."""
+class _WebDataset(Stream):
+    """See the module."""
 
-    members: Mapping[str, Member] = field(default_factory=dict)
-    pixels: Pixels = field(default_factory=Pixels)
+    keyed = True
+    members: Mapping[str, _Member] = field(default_factory=dict)
 
-    def read(self, what: str, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
-        block = Samples(self.fields, what)
-        rest = (self.members, self.pixels, self.fields)
-        found = (
-            Encoded(
-                f"sample {key!r}",
-                partial(_values, parts, *rest),
-                key.encode("utf-8", "surrogateescape"),
-            )
-            for key, parts in samples(what, _extensions(self.members), reading)
-        )
-        return block.blocks(found, reading)
+    def encoded(self, what: str, reading: BadRecords) -> Iterator[Encoded]:
+        """See `Stream`."""
+        extensions = frozenset(e for m in self.members.values() for e in m.extensions)
+        for key, parts in samples(what, extensions, reading):
+            name = key.encode("utf-8", "surrogateescape")
+            yield Encoded(f"sample {key!r}", partial(self._values, parts), name)
 
+    def place(self, what: str) -> str:
+        """See `Stream`."""
+        return what
 
-def webdataset(
-    paths: Sequence[Path],
-    options: Options,
-    pixels: Pixels | None = None,
-    *,
-    named: Sequence[str] = (),
-    variable: Sequence[str] = (),
-) -> Source:
-    """Make a source of tar files; each tar is a piece.
-
-    Args:
-        paths: Tars, or folders of tars.
-        options: The options of the conversion; `on_error` is used.
-        pixels: How images become samples.
-        named: "NAME=EXT,…"; if empty, the first sample's extensions decide the fields.
-        variable: Fields whose first axis varies in length.
-
-    Raises:
-        ConfigError: A field is not possible, or is given twice.
-        DataError: There is no tar, a tar cannot be read, or no sample can be used.
-    """
-    pixels = pixels or Pixels()
-    tars = _tars(paths)
-    files = [SourceFile.of(tar) for tar in tars]
-    members = _members(named)
-    fields: dict[str, Field] = {}
-    problems = Problems(options.on_error)
-    for tar in tars:
-        for key, parts in samples(str(tar), _extensions(members), problems):
+    def _values(self, parts: Mapping[str, bytes]) -> tuple[dict[str, Any], str]:
+        """Decode the members of a sample."""
+        values = {}
+        for name, member in self.members.items():
+            found = [extension for extension in member.extensions if extension in parts]
+            if len(found) != 1:
+                some = "two members" if found else "no member"
+                listed = ", .".join(found or member.extensions)
+                raise Unusable(f"it has {some} .{listed} for {name!r}")
             try:
-                chosen = members or _by_default(str(tar), parts)
-                values = _values(parts, chosen, pixels, {})
-                fields = _fields(values, chosen, pixels, variable)
+                content = parts[found[0]]
+                if member.kind == "image":
+                    values[name] = self.pixels.sample(content, self.fields.get(name))
+                else:
+                    values[name] = _decoded(content, member)
             except Unusable as error:
-                problems.bad(str(tar), f"sample {key!r}", str(error))
-                continue
-            members = chosen
-            break
-        if fields:
-            break
-    if not fields:
-        why = f": {problems.found[0]}" if problems.found else ""
-        raise DataError(f"{tars[0]}{' …' * (len(tars) > 1)}: there is no sample to use{why}")
-    return WebDataset(
+                raise Unusable(f".{found[0]}: {error}") from None
+        return values, ""
+
+
+def source(args: argparse.Namespace, options: Options) -> Source:
+    """Return the samples of tar files; each tar is a piece."""
+    pixels, tars = Pixels.of(args), _tars(args.tars)
+    files = [SourceFile.of(tar) for tar in tars]
+    members, problems = _members(args.field), Problems(options.on_error)
+    first = ((tar, parts) for tar in tars for _, parts in samples(str(tar), None, problems))
+    for tar, parts in () if members else first:
+        members = _by_default(str(tar), parts)
+        break
+    found = _WebDataset(
         name="webdataset",
-        fields=fields,
+        fields={},
         pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
         identity={"members": members, "pixels": asdict(pixels)},
         about={"from": [str(tar.absolute()) for tar in tars]},
-        members=members,
         pixels=pixels,
+        images=frozenset(name for name, member in members.items() if member.kind == "image"),
+        members=members,
     )
+    none = f"{tars[0]}{' …' * (len(tars) > 1)}: there is no sample to use"
+    return found.with_fields(options, args.variable, none)
 
 
 def _tars(paths: Sequence[Path]) -> list[Path]:
@@ -167,19 +142,15 @@ def _tars(paths: Sequence[Path]) -> list[Path]:
     return tars
 
 
-def _members(named: Sequence[str]) -> dict[str, Member]:
-    """Parse the values NAME=EXT,… of --field.
-
-    Raises:
-        ConfigError: A value has another form, or a name occurs twice.
-    """
-    members: dict[str, Member] = {}
+def _members(named: Sequence[str]) -> dict[str, _Member]:
+    """Parse the values NAME=EXT,… of --field."""
+    members: dict[str, _Member] = {}
     for text in named:
         name, _, extensions = text.partition("=")
         if name in members:
             raise ConfigError(f"--field {name} is there twice")
         if extensions.startswith("json:") and extensions != "json:bytes":
-            members[name] = Member(("json",), "json", extensions[5:])
+            members[name] = _Member(("json",), "json", extensions[5:])
             continue
         parts = [part.partition(":") for part in extensions.lower().split(",")]
         _check_no_code(f"--field {text}", (ext for ext, _, how in parts if how != "bytes"))
@@ -188,7 +159,7 @@ def _members(named: Sequence[str]) -> dict[str, Member]:
             raise ConfigError(
                 f"--field {text!r}: it is NAME=EXT,… with extensions of one kind: {KINDS}"
             )
-        members[name] = Member(tuple(ext for ext, _, _ in parts), kinds.pop())
+        members[name] = _Member(tuple(ext for ext, _, _ in parts), kinds.pop())
     return members
 
 
@@ -202,11 +173,7 @@ def _kind(extension: str) -> str:
 
 
 def _check_no_code(where: str, extensions: Iterable[str]) -> None:
-    """Check that no member runs code when it is decoded; `where` begins the message.
-
-    Raises:
-        ConfigError: One is.
-    """
+    """Check that no member runs code when it is decoded; `where` begins the message."""
     for extension in extensions:
         if extension.rpartition(".")[2] in CODE:
             raise ConfigError(
@@ -215,14 +182,10 @@ def _check_no_code(where: str, extensions: Iterable[str]) -> None:
             )
 
 
-def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
-    """Return the fields for samples with these extensions.
-
-    Raises:
-        ConfigError: An extension is not known, or two would be the same field.
-    """
+def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, _Member]:
+    """Return the fields for samples with these extensions."""
     names = {"image": "image", "number": "label", "text": "text"}
-    members: dict[str, Member] = {}
+    members: dict[str, _Member] = {}
     _check_no_code(tar, parts)
     for extension in parts:
         kind = _kind(extension)
@@ -239,44 +202,13 @@ def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
                 f"{tar}: the members .{members[name].extensions[0]} and .{extension} would both be "
                 f"the field {name!r}: give every field, such as --field {name}={extension}"
             )
-        members[name] = Member((extension,), kind)
+        members[name] = _Member((extension,), kind)
         if kind == "image":  # other samples may have another image format
-            members[name] = Member((extension, *sorted(IMAGES - {extension})), kind)
+            members[name] = _Member((extension, *sorted(IMAGES - {extension})), kind)
     return members
 
 
-def _extensions(members: Mapping[str, Member]) -> frozenset[str] | None:
-    """Return the extensions to read; None means all."""
-    return frozenset(e for m in members.values() for e in m.extensions) if members else None
-
-
-def _values(
-    parts: Mapping[str, bytes],
-    members: Mapping[str, Member],
-    pixels: Pixels,
-    fields: Mapping[str, Field],
-) -> dict[str, Any]:
-    """Decode the members of a sample.
-
-    Raises:
-        Unusable: A member is missing or damaged.
-    """
-    values = {}
-    for name, member in members.items():
-        found = [extension for extension in member.extensions if extension in parts]
-        if len(found) != 1:
-            some = "two members" if found else "no member"
-            raise Unusable(f"it has {some} .{', .'.join(found or member.extensions)} for {name!r}")
-        try:
-            values[name] = _decoded(parts[found[0]], member, pixels, fields.get(name))
-        except Unusable as error:
-            raise Unusable(f".{found[0]}: {error}") from None
-    return values
-
-
-def _decoded(content: bytes, member: Member, pixels: Pixels, spec: Field | None) -> Any:
-    if member.kind == "image":
-        return pixels.sample(content, spec)
+def _decoded(content: bytes, member: _Member) -> Any:
     if member.kind == "array":
         try:
             return np.load(io.BytesIO(content), allow_pickle=False)
@@ -286,28 +218,10 @@ def _decoded(content: bytes, member: Member, pixels: Pixels, spec: Field | None)
         return content
     try:
         text = content.decode()
-        if member.kind == "number":
-            if not re.fullmatch(r"\s*[+-]?\d{1,19}\s*", text, re.ASCII):
-                raise Unusable(f"{text[:40]!r} is no whole number")
-            return int(text)
-        if member.kind == "json":
-            values = json.loads(text)
-            if not isinstance(values, dict) or member.key not in values:
-                raise Unusable(f"there is no key {member.key!r}")
-            return values[member.key]
     except UnicodeDecodeError as error:
         raise Unusable(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
-    except (ValueError, RecursionError) as error:
-        raise Unusable(f"it is not JSON: {error}") from None
-    return content
-
-
-def _fields(
-    values: Mapping[str, Any],
-    members: Mapping[str, Member],
-    pixels: Pixels,
-    variable: Sequence[str],
-) -> dict[str, Field]:
-    fields = fields_of(values, variable)
-    images = [name for name in values if members[name].kind == "image"]
-    return fields | {name: pixels.field_of(values[name]) for name in images}
+    if member.kind == "number":
+        if not re.fullmatch(r"\s*[+-]?\d{1,19}\s*", text, re.ASCII):
+            raise Unusable(f"{text[:40]!r} is no whole number")
+        return int(text)
+    return key_of(text, member.key) if member.kind == "json" else content

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +31,9 @@ from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_on, same
 from data_prep.formats.hdf5.survey import Found, Survey
-from data_prep.options import add_repeated
-from data_prep.source import SourceFile
-from data_prep.writing.finalize import SHOWN, summary
-from data_prep.writing.provenance import made_by
+from data_prep.options import add_options
+from data_prep.source import SourceFile, readable
+from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress
@@ -42,120 +41,58 @@ from hpctrain.shards import index as index_file
 from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index
-from hpctrain.shards.moments import Moments
 from hpctrain.shards.sample_schema import check_fields
 
 SUFFIXES = (".h5", ".hdf5")
 
 
+_OPTIONS = """
+--field NAME=DATASET ...
+    a field and its dataset in the files, or NAME=VALUES:OFFSETS if its samples have different
+    lengths
+--axis NAME=K ...
+    the axis of the samples in the dataset of a field, from 0; -1 is the last
+--split SPLIT = train
+    one split for all files, or NAME=PATTERN,… by the names of the files
+--group FIELD =
+    no value of this field, such as a patient, may be in two splits; the index notes it
+--out FOLDER : path
+    folder of index.json (default: the files' folder)
+--no-statistics
+    do not decode values; read only the bytes for the digests
+--workers N : positive
+    number of worker processes (default: the number of cores)
+--overwrite
+    replace another index.json
+--quiet
+    print errors only
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="HDF5 file, or a folder of them"
-    )
-    what = (
-        "a field and its dataset in the files, or NAME=VALUES:OFFSETS if its samples have "
-        "different lengths"
-    )
-    add_repeated(parser, "--field", "NAME=DATASET", what)
-    what = "the axis of the samples in the dataset of a field, from 0; -1 is the last"
-    add_repeated(parser, "--axis", "NAME=K", what)
-    parser.add_argument(
-        "--split",
-        default="train",
-        metavar="SPLIT",
-        help="one split for all files, or NAME=PATTERN,… by the names of the files "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--group",
-        default="",
-        metavar="FIELD",
-        help="no value of this field, such as a patient, may be in two splits; the index notes it",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of index.json (default: the files' folder)",
-    )
-    parser.add_argument(
-        "--no-statistics",
-        action="store_true",
-        help="do not decode values; read only the bytes for the digests",
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="number of worker processes (default: the number of cores)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace another index.json")
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    what = "HDF5 file, or a folder of them"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=what)
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command; see `adopt`."""
-    adopt(
-        args.files,
-        _parse_fields(args.field, args.axis, args.files),
-        args.split,
-        args.out,
-        group=args.group,
-        statistics=not args.no_statistics,
-        workers=len(os.sched_getaffinity(0)) if args.workers is None else args.workers,
-        overwrite=args.overwrite,
-        quiet=args.quiet,
-        command=args.command_line,
-    )
-
-
-def adopt(
-    files: Sequence[Path],
-    fields: Mapping[str, FieldSource],
-    split: str,
-    out: Path | None = None,
-    *,
-    group: str = "",
-    statistics: bool = True,
-    workers: int = 1,
-    overwrite: bool = False,
-    quiet: bool = False,
-    command: str = "",
-) -> Index:
-    """Write the index of HDF5 files into their folder, unless the same index is there already.
-
-    Args:
-        files: HDF5 files, or folders of them.
-        fields: The datasets of each field.
-        split: One split for all files, or "NAME=PATTERN,…".
-        out: The folder of the index; None: the innermost folder that contains all files.
-        group: The field of which no value may be in two splits, or "".
-        statistics: Whether to compute the statistics of the fields.
-        workers: The number of worker processes.
-        overwrite: Whether another index in the folder may be replaced.
-        quiet: Whether nothing is printed.
-        command: The command line, for the provenance.
-
-    Raises:
-        ConfigError: A field, axis or split is not valid.
-        DataError: A file cannot be adopted, or the folder has another index.
-        StorageError: The index cannot be written.
-    """
-    if workers < 1:
-        raise ConfigError(f"--workers {workers}: it is 1 or more")
+    """Write the index of HDF5 files into their folder, unless the same index is there already."""
+    fields = _parse_fields(args.field, args.axis, args.files)
+    workers = args.workers or len(os.sched_getaffinity(0))
+    group, statistics, quiet = args.group, not args.no_statistics, args.quiet
     if group and group not in fields:
         raise ConfigError(f"--group {group}: it is one of the fields, {', '.join(fields)}")
-    folder, paths = _located(files, out)
-    splits = _splits(split, paths)
+    folder, paths = _located(args.files, args.out)
+    splits = _splits(args.split, paths)
     schema, counts = _schema(folder, paths, fields)
     notes = notes_on(folder / paths[0], fields, counts[0])
     sources = [SourceFile.of(folder / path) for path in paths]
     fingerprint = _fingerprint(paths, sources, splits, schema, statistics, group)
-    if existing := _existing(folder, fingerprint, overwrite=overwrite):
+    if existing := _existing(folder, fingerprint, overwrite=args.overwrite):
         if not quiet:
             print(f"{folder} already holds this index: {existing.digest}")
-        return existing
+        return
     for note in () if quiet else notes:
         print(f"note: {note}", file=sys.stderr)
     if not os.access(folder, os.W_OK, effective_ids=True):
@@ -164,8 +101,12 @@ def adopt(
             "files' folder, or above (--out)"
         )
     work = Survey(folder, paths, sources, counts, splits, schema, statistics)
-    found = _read(work, workers, quiet=quiet)
-    index = replace(_index(found, schema, splits, statistics, command, fingerprint), group=group)
+    nbytes = sum(source.size for source in sources)
+    with Progress(samples=None, nbytes=nbytes, quiet=quiet) as progress:
+        looked = dict(processes.run(work.look, range(len(paths)), workers, progress.advance))
+    found = [looked[number] for number in range(len(paths))]
+    index = _index(found, schema, splits, statistics, args.command_line, fingerprint)
+    index = replace(index, group=group)
     if group:
         _check_groups(folder, index)
     try:
@@ -175,17 +116,12 @@ def adopt(
     if not quiet:
         print(f"{folder}: {summary(index)}")
         print(_advice(folder, schema, found))
-    return index
 
 
 def _parse_fields(
     fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]
 ) -> dict[str, FieldSource]:
-    """Parse the values of `--field` and `--axis`.
-
-    Raises:
-        ConfigError: A value is not valid. Without any field the message lists the datasets.
-    """
+    """Parse the values of `--field` and `--axis`."""
     found: dict[str, FieldSource] = {}
     for text in fields:
         name, equals, place = text.partition("=")
@@ -221,11 +157,9 @@ def _parse_fields(
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Yield the files, and the files in the folders."""
     for path in given:
-        try:
+        with readable(path):
             is_file = not path.is_dir()
             inside = [] if is_file else sorted(path.iterdir())
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
         if is_file:
             yield path
             continue
@@ -334,20 +268,8 @@ def _existing(folder: Path, fingerprint: str, *, overwrite: bool) -> Index | Non
     return None
 
 
-def _read(work: Survey, workers: int, *, quiet: bool) -> list[Found]:
-    """Read all files in worker processes; return the results in the order of the files."""
-    size = sum(source.size for source in work.sources)
-    with Progress(samples=None, nbytes=size, quiet=quiet) as progress:
-        found = dict(processes.run(work.look, range(len(work.paths)), workers, progress.advance))
-    return [found[number] for number in range(len(work.paths))]
-
-
 def _check_groups(folder: Path, index: Index) -> None:
-    """Check that no group is in two splits.
-
-    Raises:
-        DataError: One is.
-    """
+    """Check that no group is in two splits."""
     groups, fields = Groups(index.group), {index.group: index.fields[index.group]}
     for shard in index.shards:
         with OpenShard(folder / shard.path, shard, fields) as opened:
@@ -369,11 +291,6 @@ def _index(
     command: str,
     fingerprint: str,
 ) -> Index:
-    moments: dict[str, dict[str, Moments]] = defaultdict(dict)
-    for each in found:
-        for name, state in each.moments.items():
-            into = moments[each.shard.split].setdefault(name, Moments(len(schema)))
-            into.merge(Moments.from_state(state))
     return Index(
         fields=schema,
         shards=tuple(
@@ -382,10 +299,7 @@ def _index(
             for each in found
             if each.shard.split == name
         ),
-        statistics={
-            split: {name: values.result() for name, values in fields.items()}
-            for split, fields in moments.items()
-        },
+        statistics=statistics_of({each.shard.split: each.moments} for each in found),
         provenance={
             **made_by(command),
             "options": {"statistics": statistics},

@@ -15,29 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.dataset import DataSet
+from data_prep.options import add_options
 from data_prep.show import console
 from hpctrain.shards.ragged import Ragged
+
+_OPTIONS = """
+--field, -f NAME = text
+    the field
+--split NAME = val
+    the split
+--json
+    print JSON
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument(
-        *("--field", "-f"), default="text", metavar="NAME", help="the field (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--split", default="val", metavar="NAME", help="the split (default: %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        ConfigError: There is no such split or field.
-        DataError: There is no data set, or it is damaged.
-    """
+    """Run the command."""
     data = DataSet(args.folder)
     (split,) = data.splits(args.split)
     fields = data.fields([args.field])
@@ -55,11 +54,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def compressed(parts: Iterable[bytes]) -> tuple[int, dict[str, int]]:
-    """Return the bytes of all parts, and the bytes of what each compressor makes of them.
-
-    Args:
-        parts: The content, cut anywhere.
-    """
+    """Return the bytes of all parts, and the bytes of what each compressor makes of them."""
     compressors: dict[str, Any] = {
         "gzip -9": zlib.compressobj(9, wbits=31),
         "xz -9e": lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME),

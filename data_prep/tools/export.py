@@ -1,101 +1,83 @@
-"""Export samples to common file formats: NumPy, images, or Parquet.
+"""Export samples to Parquet: SPLIT.parquet has a column for each field.
 
-npz      SPLIT.npz has a member for each field. A variable-length field has two, NAME.values and
-         NAME.offsets; sample i is values[offsets[i]:offsets[i + 1]]
-parquet  SPLIT.parquet has a column for each field. An array is a fixed_shape_tensor of Arrow, or a
-         fixed-size list if it has one axis. A sequence is a list, or a string with --text NAME
-images   SPLIT/CLASS/0000012.png, named by the number of the sample. Encoded images are written as
-         they are. CLASS is the name of the category; classes.txt lists the names by label
-
-Values never change: after an export and a new conversion (by `arrays`, `table` or `images`) the
-samples are the same. `arrays` cannot read variable-length fields; use Parquet for these.
+An array is a fixed_shape_tensor of Arrow, or a fixed-size list if it has one axis. A sequence is a
+list, or a string with --text NAME. Values never change: after an export and a new conversion by
+`table` the samples are the same.
 """
 
 import argparse
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from data_prep.datasets.dataset import DataSet
-from data_prep.exports.images import Images
-from data_prep.exports.npz import Npz
-from data_prep.exports.parquet import Parquet
-from data_prep.options import positive
+import numpy as np
+
+from data_prep.datasets.dataset import DataSet, add_arguments, sizes
+from data_prep.formats.opening import is_utf8
+from data_prep.libraries import library
+from data_prep.options import add_options
 from data_prep.show import console
+from data_prep.show.images import is_text
 from hpctrain.disk import TEMPORARY, temporary
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.progress_bar import Progress
 from hpctrain.shards.commit import storage_error
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Split
+from hpctrain.shards.ragged import Ragged
+from hpctrain.shards.types import Array
 
-KINDS = ("npz", "images", "parquet")
+_OPTIONS = """
+--to FORMAT = parquet
+    format of the files
+--limit N : positive
+    export only the first N samples of each split
+--text NAME ...
+    write this field of UTF-8 bytes as strings
+--quiet
+    print errors only
+"""
+# Other formats, and what writes them.
+_OTHERS = {
+    "npz": "`h5py.File(SHARD)[FIELD][:]` is the array, which numpy.savez writes",
+    "images": "Pillow's `Image.fromarray(h5py.File(SHARD)[FIELD][i].transpose(1, 2, 0))` is the "
+    "image of sample i",
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument(
-        "out", type=Path, metavar="OUT", help="folder to write; it must be empty or new"
-    )
-    parser.add_argument("--to", choices=KINDS, required=True, help="format of the files")
-    parser.add_argument("--split", metavar="NAME", help="export only this split")
-    parser.add_argument(
-        "--limit", type=positive, metavar="N", help="export only the first N samples of each split"
-    )
-    parser.add_argument(
-        *("--field", "-f"),
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="export only this field (may be repeated); with --to images: the field of images",
-    )
-    parser.add_argument("--label", metavar="NAME", help="with --to images: the field of classes")
-    parser.add_argument(
-        "--text",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="with --to parquet: write this field of UTF-8 bytes as strings (may be repeated)",
-    )
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add_arguments(parser, "export")
+    what = "folder to write; it must be empty or new"
+    parser.add_argument("out", type=Path, metavar="OUT", help=what)
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        ConfigError: The options do not fit the data set.
-        DataError: There is no data set, it is damaged, or OUT is not empty.
-        StorageError: OUT cannot be written.
-    """
+    """Run the command."""
     data, out = DataSet(args.folder), args.out
-    if args.label is not None and args.to != "images":
-        raise ConfigError("--label is an option of --to images")
-    if args.text and args.to != "parquet":
-        raise ConfigError("--text is an option of --to parquet")
+    if args.to != "parquet":
+        cure = f"; {_OTHERS[args.to]}" if args.to in _OTHERS else ""
+        raise ConfigError(f"--to {args.to}: parquet is written{cure}")
     if out.resolve().is_relative_to(data.folder.resolve()):
         raise ConfigError(f"{out} lies in the data set's own folder; give another OUT")
-    splits = data.splits(args.split)
+    splits, fields = data.splits(args.split), data.fields(args.field)
     counts = {split.name: min(args.limit or split.count, split.count) for split in splits}
     nbytes = sum(shard.bytes for split in splits for shard in split.shards)
     with _whole(out) as folder:
-        export = _export(data, args)
+        export = Parquet(data, fields, args.text)
         with Progress(sum(counts.values()), nbytes, quiet=args.quiet) as progress:
             for split in splits:
                 export.write(folder, split, counts[split.name], progress.advance)
     if not args.quiet:
         splits_text = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        left_out = ", ".join(name for name in data.index.fields if name not in export.fields)
+        left_out = ", ".join(name for name in data.index.fields if name not in fields)
         more = f"; without {left_out}" if left_out else ""
-        console.say(f"{out}: {sum(counts.values()):,} samples ({splits_text}) as {args.to}{more}")
-
-
-def _export(data: DataSet, args: argparse.Namespace) -> Npz | Images | Parquet:
-    if args.to == "images":
-        return Images(data, args.field, args.label)
-    fields = data.fields(args.field)
-    return Npz(data, fields) if args.to == "npz" else Parquet(data, fields, args.text)
+        console.say(f"{out}: {sum(counts.values()):,} samples ({splits_text}) as parquet{more}")
 
 
 @contextmanager
@@ -129,3 +111,86 @@ def _clear(folder: Path) -> None:
         same = found is not None and path.name.rpartition(".")[0] == prefix
         if found and same and not Path("/proc", found["pid"]).exists():
             shutil.rmtree(path, ignore_errors=True)
+
+
+class Parquet:
+    """Writes SPLIT.parquet.
+
+    Args:
+        data: The data set.
+        fields: The fields to write.
+        text: Names of fields with UTF-8 bytes that become strings.
+    """
+
+    def __init__(self, data: DataSet, fields: Mapping[str, Field], text: Sequence[str]) -> None:
+        known = [name for name, field in fields.items() if is_text(field)]
+        for name in text:
+            if name not in known:
+                there = ", ".join(known) or "none"
+                raise ConfigError(f"--text {name!r}: it is a field uint8[*]; there are {there}")
+        self._pa, self._pq = (
+            library(name, "--to parquet", error=ConfigError)
+            for name in ("pyarrow", "pyarrow.parquet")
+        )
+        self.data, self.fields, self._text = data, fields, text
+
+    def write(
+        self, folder: Path, split: Split, count: int, advance: Callable[[int, int], None]
+    ) -> None:
+        """Write the first `count` samples of a split."""
+        columns = [self._column(name, field) for name, field in self.fields.items()]
+        schema = self._pa.schema(columns, metadata={"hpctrain": self.data.index.digest})
+        with self._pq.ParquetWriter(folder / f"{split.name}.parquet", schema) as writer:
+            first = 0
+            for rows in self.data.blocks(split, self.fields, count):
+                arrays = [self._array(name, value, first) for name, value in rows.items()]
+                writer.write_table(self._pa.table(arrays, schema=schema))
+                samples = len(next(iter(rows.values())))
+                first += samples
+                advance(samples, sizes(rows, self.fields))
+
+    def _column(self, name: str, field: Field) -> Any:
+        metadata = {"shape": json.dumps(list(field.shape))}
+        if names := list(self.data.categories(name)):
+            metadata["categories"] = json.dumps(names)
+        kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
+        if field.shape:
+            kind = self._element(field)
+        if field.variable:
+            kind = self._pa.large_list(kind)
+        if name in self._text:
+            kind = self._pa.large_string()
+        return self._pa.field(name, kind, nullable=False, metadata=metadata)
+
+    def _element(self, field: Field) -> Any:
+        """Return the Arrow type of an array: a list, or a tensor if it has several axes."""
+        kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
+        if len(field.shape) > 1:
+            return self._pa.fixed_shape_tensor(kind, field.shape)
+        return self._pa.list_(kind, field.shape[0])
+
+    def _array(self, name: str, value: Array | Ragged, first: int) -> Any:
+        field, pa = self.fields[name], self._pa
+        if name in self._text:
+            return self._strings(name, value, first)
+        array = pa.array((value.values if isinstance(value, Ragged) else value).reshape(-1))
+        if field.shape:
+            array = pa.FixedSizeListArray.from_arrays(array, int(np.prod(field.shape)))
+            if len(field.shape) > 1:
+                array = pa.ExtensionArray.from_storage(self._element(field), array)
+        if isinstance(value, Ragged):
+            array = pa.LargeListArray.from_arrays(pa.array(value.offsets), array)
+        return array
+
+    def _strings(self, name: str, value: Any, first: int) -> Any:
+        buffers = [None, self._pa.py_buffer(value.offsets), self._pa.py_buffer(value.values)]
+        array = self._pa.Array.from_buffers(self._pa.large_string(), len(value), buffers)
+        try:
+            array.validate(full=True)
+        except self._pa.ArrowInvalid:
+            bad = next(i for i, sample in enumerate(value) if not is_utf8(sample.tobytes()))
+            raise DataError(
+                f"--text {name!r}: sample {first + bad} is not UTF-8; leave --text out, and it "
+                "becomes a list of bytes"
+            ) from None
+        return array

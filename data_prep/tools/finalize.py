@@ -14,12 +14,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        DataError: A part is missing.
-        StorageError: The folder cannot be written, or a part is being written.
-    """
+    """Run the command."""
     from data_prep.writing.finalize import finalize_parts, summary
 
     print(f"{args.out}: {summary(finalize_parts(args.out))}")

@@ -1,61 +1,40 @@
-"""Show the first samples: numbers with the names of categories, decoded text, arrays in short.
-
---images draws small images in the terminal.
-"""
+"""Show the first samples: numbers with the names of categories, decoded text, arrays in short."""
 
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.dataset import DataSet
+from data_prep.datasets.dataset import DataSet, add_arguments
 from data_prep.formats.text.tokens import FILE as TOKENIZER
-from data_prep.options import positive
+from data_prep.options import add_options
 from data_prep.show import console
-from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
+from data_prep.show.images import SIGNATURES, is_text
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
 
 _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text
-WIDTH = 64  # the greatest width of an image, in characters
+
+
+_OPTIONS = """
+-n, --samples N = 5 : positive
+    number of samples of each split
+--json
+    print JSON, one sample in each line
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument(
-        *("-n", "--samples"),
-        type=positive,
-        default=5,
-        metavar="N",
-        help="number of samples of each split (default: %(default)s)",
-    )
-    parser.add_argument("--split", metavar="NAME", help="show only this split")
-    parser.add_argument(
-        *("--field", "-f"),
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="show only this field (may be repeated)",
-    )
-    show = parser.add_mutually_exclusive_group()
-    show.add_argument(
-        "--images", action="store_true", help="draw images; the terminal must show colours"
-    )
-    show.add_argument("--json", action="store_true", help="print JSON, one sample in each line")
+    add_arguments(parser)
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        ConfigError: There is no such split or field.
-        DataError: There is no data set, or it is damaged.
-    """
+    """Run the command."""
     data = DataSet(args.folder)
     fields, tokenizer = data.fields(args.field), _tokenizer(data)
     width = max(map(len, fields))
@@ -66,15 +45,13 @@ def run(args: argparse.Namespace) -> None:
                 values = {name: _value(sample[name], field) for name, field in fields.items()}
                 print(json.dumps({"split": split.name, "sample": number, **values}))
                 continue
-            console.say(f"{split.name} {number}", style="bold")
+            console.say(f"{split.name} {number}")
             for name, field in fields.items():
                 text = describe(sample[name], field, data.categories(name))
                 console.say(f"  {name:{width}}  {text}")
                 if tokenizer is not None and _is_tokens(field):
                     start = tokenizer.decode(sample[name][:_CHARACTERS].tolist())[:_CHARACTERS]
                     console.say(f"  {'':{width}}  {json.dumps(start, ensure_ascii=False)}")
-                if args.images and (image := as_image(sample[name], field)) is not None:
-                    _draw(image)
 
 
 def describe(value: Array, field: Field, categories: Sequence[str] = ()) -> str:
@@ -161,25 +138,3 @@ def _value(value: Array, field: Field) -> Any:
     if value.dtype.kind != "f" or np.isfinite(value).all():
         return content
     return json.loads(json.dumps(content), parse_constant=str)  # JSON has no NaN
-
-
-def _draw(image: Array) -> None:
-    """Draw an image with two pixels in each character: an upper half block on a background."""
-    from rich.color import Color
-    from rich.style import Style
-    from rich.text import Text
-
-    image = stretched(image)
-    step = max(1, -(-image.shape[1] // WIDTH))
-    image = image[::step, ::step]
-    if image.shape[2] != 3:
-        image = np.repeat(image[:, :, :1], 3, 2) if image.shape[2] == 1 else image[:, :, :3]
-    if len(image) % 2:
-        image = np.concatenate([image, np.zeros_like(image[:1])])
-    text = Text()
-    for upper, lower in zip(image[::2].tolist(), image[1::2].tolist(), strict=True):
-        text.append("    ")
-        for above, below in zip(upper, lower, strict=True):
-            text.append("▀", Style(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
-        text.append("\n")
-    console.terminal().print(text, end="")

@@ -3,15 +3,13 @@
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.dataset import DataSet
-from data_prep.datasets.shards import place
 from data_prep.show import console
 from hpctrain.errors import DataError
-from hpctrain.shards.index import Index
+from hpctrain.shards.index import FILE
 
 MOST = 20  # shards and categories listed
 
@@ -23,12 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        DataError: There is no data set, or (after printing) a shard is missing or has another
-            size.
-    """
+    """Run the command."""
     data = DataSet(args.folder)
     problem = ""
     try:
@@ -37,7 +30,10 @@ def run(args: argparse.Namespace) -> None:
         problem = str(error)
     layout = {} if problem else _layout(data)
     if args.json:
-        print(json.dumps(_content(data, problem, layout), indent=2))
+        content = json.loads((data.folder / FILE).read_bytes())
+        splits = {name: data.index.split(name).count for name in data.index.splits}
+        more = {"problem": problem or None, "layout": layout, "splits": splits}
+        print(json.dumps(content | more, indent=2))
     else:
         _print(data, layout)
     if problem:
@@ -54,29 +50,11 @@ def _layout(data: DataSet) -> dict[str, str]:
         return dict.fromkeys(data.index.fields, str(error))
 
 
-def _content(data: DataSet, problem: str, layout: Mapping[str, str]) -> dict[str, object]:
-    index = data.index
-    return {
-        "digest": index.digest,
-        "problem": problem or None,
-        "fields": {name: asdict(field) for name, field in index.fields.items()},
-        "categories": {name: list(data.categories(name)) for name in index.fields},
-        "layout": dict(layout),
-        "splits": {name: index.split(name).count for name in index.splits},
-        "shards": [asdict(shard) for shard in index.shards],
-        "statistics": {
-            split: {name: asdict(values) for name, values in fields.items()}
-            for split, fields in index.statistics.items()
-        },
-        "provenance": dict(index.provenance),
-    }
-
-
 def _print(data: DataSet, layout: Mapping[str, str]) -> None:
     index = data.index
     counts = {name: index.split(name).count for name in index.splits}
     size = console.size(sum(shard.bytes for shard in index.shards))
-    console.say(str(data.folder), style="bold")
+    console.say(str(data.folder))
     console.say(f"{sum(counts.values()):,} samples, {len(index.shards):,} shards, {size}")
     console.say(index.digest)
 
@@ -111,10 +89,6 @@ def _print(data: DataSet, layout: Mapping[str, str]) -> None:
         console.title("how it was made")
         console.show([], [[key, value] for key, value in _flat(index.provenance)])
 
-    console.title("to read it")
-    for line in _snippet(index, data.folder, layout):
-        console.say(f"  {line}")
-
 
 def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the entries of nested mappings as ("source.name", "digits")."""
@@ -123,25 +97,3 @@ def _flat(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _flat(value, f"{name}.{key}" if name else str(key))
     else:
         yield name, content if isinstance(content, str) else json.dumps(content)
-
-
-def _snippet(index: Index, folder: Path, layout: Mapping[str, str]) -> Iterator[str]:
-    shard = index.shards[0]
-    name, field = next(iter(index.fields.items()))
-    values, offsets, axis = place(name, field)
-    plain = all(text == "contiguous" for text in layout.values())
-    yield "import h5py" + ("" if plain else ", hdf5plugin")
-    yield f"with h5py.File({str(folder / shard.path)!r}) as file:"
-    if offsets:
-        yield f"    start, stop = file[{offsets!r}][0:2]"
-        yield f"    {_variable(name)} = file[{values!r}][start:stop]"
-    else:
-        yield f"    {_variable(name)} = file[{values!r}][{':, ' * axis}0]"
-    yield ""
-    yield "from hpctrain.data.sources.reader import Reader"
-    yield f"reader = Reader({str(folder)!r}, {shard.split!r})"
-    yield f"batch = reader.read(range({min(8, shard.count)}))"
-
-
-def _variable(name: str) -> str:
-    return name if name.isidentifier() else "sample"

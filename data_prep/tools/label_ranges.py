@@ -5,7 +5,6 @@ categories of the index     label: ["cat", "dog"]           labels are 0 and 1
 --ignore VALUE              --ignore 255                     what `task.ignore` leaves out
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,37 +15,17 @@ from hpctrain.shards.index import Index
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--labels` and `--ignore` to a parser."""
-    parser.add_argument(
-        "--labels",
-        action="append",
-        default=[],
-        metavar="FIELD=CLASSES",
-        help="the values of this field are 0 to CLASSES - 1, such as label=10; a field with "
-        "categories has as many classes as these",
-    )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        type=int,
-        default=[],
-        metavar="VALUE",
-        help="a label that does not count, as task.ignore, such as -100 or 255",
-    )
+OPTIONS = """
+--labels FIELD=CLASSES ...
+    the values of this field are 0 to CLASSES - 1, such as label=10; a field with categories has as
+    many classes as these
+--ignore VALUE ... : int
+    a label that does not count, as task.ignore, such as -100 or 255
+"""
 
 
 def label_counts(index: Index, given: Sequence[str]) -> dict[str, int]:
-    """Return the number of classes of each field that has labels.
-
-    Args:
-        index: Its categories count.
-        given: The values of `--labels`.
-
-    Raises:
-        DataError: A value has another form, or there is no such field.
-    """
+    """Return the number of classes of each field that has labels."""
     counts = {name: len(names) for name, names in index.categories.items()}
     for text in given:
         name, _, count = text.partition("=")
@@ -61,15 +40,10 @@ def label_counts(index: Index, given: Sequence[str]) -> dict[str, int]:
 
 @dataclass
 class LabelRanges:
-    """Finds the labels of a shard that are outside their range.
+    """Finds the labels of a shard that are outside their range."""
 
-    Attributes:
-        counts: The number of classes of each field that has labels.
-        ignore: Labels that do not count.
-    """
-
-    counts: Mapping[str, int]
-    ignore: Sequence[int] = ()
+    counts: Mapping[str, int]  # the number of classes of each field that has labels
+    ignore: Sequence[int] = ()  # labels that do not count
     _first: dict[str, tuple[int, float]] = field(default_factory=dict)
     _found: dict[str, int] = field(default_factory=dict)
 

@@ -9,12 +9,12 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from data_prep.datasets.dataset import DataSet
+from data_prep.datasets.dataset import DataSet, add_arguments
+from data_prep.options import add_options
 from data_prep.show import console
-from data_prep.show.summary import Summary, class_name, not_finite
+from data_prep.show.views import Summary, class_name
 from hpctrain.shards.index import Split
 from hpctrain.shards.moments import Moments
 
@@ -22,29 +22,22 @@ MOST = 30  # the most classes that are listed
 _BAR = 24  # the length of the longest bar, in characters
 
 
+_OPTIONS = """
+--plot FILE : path
+    draw a .png file
+--json
+    print JSON
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument("--split", metavar="NAME", help="show only this split")
-    parser.add_argument(
-        *("--field", "-f"),
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="show only this field (may be repeated)",
-    )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a .png or .html file")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_arguments(parser)
+    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command.
-
-    Raises:
-        ConfigError: There is no such split or field, or the plot is no .png or .html file.
-        DataError: There is no data set, or it is damaged.
-        StorageError: The plot cannot be written.
-    """
+    """Run the command."""
     if args.plot:
         from data_prep.show import page
 
@@ -65,11 +58,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def summarise(data: DataSet, split: Split, name: str) -> Summary:
-    """Return the statistics of the index, and count lengths if it has none.
-
-    Raises:
-        DataError: A shard that is needed is damaged.
-    """
+    """Return the statistics of the index, and count lengths if it has none."""
     field = data.index.fields[name]
     listed = data.index.statistics.get(split.name, {}).get(name)
     values: dict[str, Any] = asdict(listed) if listed is not None else {}
@@ -103,7 +92,7 @@ def _print(data: DataSet, summaries: Sequence[Summary]) -> None:
     rows: list[list[object]] = []
     for s in summaries:
         numbers = [console.number(value) for value in (s.mean, s.std, s.min, s.max)]
-        rows.append([s.name, s.field, *numbers, not_finite(s)])
+        rows.append([s.name, s.field, *numbers, s.not_finite])
     columns = ["field", "type", "mean", "std", "min", "max", "not finite"]
     console.show(columns, rows, numbers="mean std min max")
 

@@ -23,7 +23,7 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
-from data_prep.options import positive
+from data_prep.options import add_options
 from data_prep.show import console
 from data_prep.tools import label_ranges
 from data_prep.tools.label_ranges import LabelRanges
@@ -43,24 +43,30 @@ HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 
 
+_DEPTH = """
+--quick
+    open each file, read no samples
+--full
+    read everything (the default)
+"""
+_OPTIONS = """
+--workers N : positive
+    number of threads (default: the cores)
+--group FIELD
+    no value of this field may be in two splits (default: the field that the data set was split by,
+    if it has one)
+--json
+    print JSON
+--quiet
+    print problems only
+"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    depth = parser.add_mutually_exclusive_group()
-    depth.add_argument("--quick", action="store_true", help="open each file, read no samples")
-    depth.add_argument("--full", action="store_true", help="read everything (the default)")
-    label_ranges.arguments(parser)
-    parser.add_argument(
-        "--workers", type=positive, metavar="N", help="number of threads (default: the cores)"
-    )
-    parser.add_argument(
-        "--group",
-        metavar="FIELD",
-        help="no value of this field may be in two splits (default: the field that the data set "
-        "was split by, if it has one)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--quiet", action="store_true", help="print problems only")
+    add_options(parser.add_mutually_exclusive_group(), _DEPTH)
+    add_options(parser, label_ranges.OPTIONS + _OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -73,24 +79,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `verify`.
+    """The result of `verify`."""
 
-    Attributes:
-        problems: All problems.
-        unlisted: Files in the folders of the data set that are not in the index, but look like
-            shards or like an unfinished conversion.
-    """
-
-    problems: list[Problem]
+    problems: list[Problem]  # all problems
+    # Files in the folders of the data set that are not in the index, but look like shards or like
+    # an unfinished conversion.
     unlisted: list[str]
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command; see `verify`.
-
-    Raises:
-        DataError: There are problems; they have been printed.
-    """
+    """Run the command; see `verify`."""
     data = DataSet(args.folder)
     quiet = args.quiet or args.json
     workers = args.workers or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
@@ -142,16 +140,7 @@ def verify(
     quiet: bool = True,
     labels: LabelRanges | None = None,
 ) -> Report:
-    """Compare the shards of a `DataSet` with its index.
-
-    Args:
-        data: The data set.
-        group: The field of which no value may be in two splits, or "".
-        full: Whether everything is read, or only the files' metadata.
-        workers: The number of threads.
-        quiet: Whether no progress is shown.
-        labels: The ranges of labels; None has those of the categories.
-    """
+    """Compare the shards of a `DataSet` with its index."""
     shards = data.index.shards
     ranges = labels or LabelRanges(label_ranges.label_counts(data.index, ()))
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
@@ -227,9 +216,8 @@ def _problems(
             yield f"its content has the digest {digest}, the index lists {shard.digest}"
         if wrong:
             return  # the values cannot be read
-        ragged = list(opened.wrong_offsets())
-        yield from ragged
-        if ragged or digest != shard.digest:
+        opened.check_offsets()
+        if digest != shard.digest:
             return
         start = 0
         for rows in opened.blocks(shard.count):

@@ -20,25 +20,15 @@ Rows = Mapping[str, Array | Ragged]
 
 @dataclass(frozen=True)
 class BlockSamples:
-    """Some or all samples of a block.
+    """Some or all samples of a block."""
 
-    Attributes:
-        block: The block.
-        rows: The values of the samples, field by field, as the schema says.
-        which: The position of each sample in the block, (n,).
-    """
-
-    block: Block
-    rows: Rows
-    which: Int64s
+    block: Block  # the block
+    rows: Rows  # the values of the samples, field by field, as the schema says
+    which: Int64s  # the position of each sample in the block, (n,)
 
     @classmethod
     def of(cls, block: Block, source: Source) -> "BlockSamples":
-        """Return all samples of a block.
-
-        Raises:
-            DataError: The block does not fit the schema.
-        """
+        """Return all samples of a block."""
         try:
             rows = {
                 name: _native(value)

@@ -16,7 +16,7 @@ and in the provenance of the index. The parts of a job array get it as options.
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.sample_schema import check_batch, row_bytes
 from hpctrain.shards.storage.cache import ChunkCache
 from hpctrain.shards.storage.chunks import Chunked
+from hpctrain.shards.storage.plain import Plain
 from hpctrain.shards.types import Array
 
 PIECES, PIECE_BYTES = 4, 4 * 2**20  # the first PIECE_BYTES of PIECES pieces are tried
@@ -44,17 +45,11 @@ _REPEATS = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of trying a codec.
+    """The result of trying a codec."""
 
-    Attributes:
-        compression: The codec.
-        size: The bytes in the file per byte of samples.
-        mb_s: The speed at which one core reads samples, in MB/s.
-    """
-
-    compression: Compression
-    size: float
-    mb_s: float
+    compression: Compression  # the codec
+    size: float  # the bytes in the file per byte of samples
+    mb_s: float  # the speed at which one core reads samples, in MB/s
 
 
 def recorded(out: Path, fingerprint: str) -> dict[str, Any] | None:
@@ -71,17 +66,8 @@ def recorded(out: Path, fingerprint: str) -> dict[str, Any] | None:
 def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[Compression, str]:
     """Try the codecs on a few samples, and print the results.
 
-    Args:
-        source: The source; a few of its pieces are read.
-        asked: A compression with the size of chunks to use.
-        quiet: Whether nothing is printed.
-
     Returns:
         The choice and the reason for it.
-
-    Raises:
-        DataError: The source cannot be read.
-        StorageError: There is no room for a few MB in the folder for temporary files.
     """
     batches = list(_samples(source))
     if not batches:
@@ -128,11 +114,7 @@ def decide(trials: list[Trial]) -> tuple[Compression, str]:
 def trial(
     source: Source, batches: list[dict[str, Array | Ragged]], compression: Compression
 ) -> Trial:
-    """Write samples as a shard, and read it as the loader does.
-
-    Raises:
-        StorageError: There is no room in the folder for temporary files.
-    """
+    """Write samples as a shard, and read it as the loader does."""
     try:
         with tempfile.TemporaryDirectory(prefix="data_prep-") as folder:
             files = ShardFiles(Path(folder), source.fields, 2**62, compression)
@@ -178,36 +160,27 @@ def _first(value: Array | Ragged, count: int) -> Array | Ragged:
 def _read(path: Path) -> tuple[int, int, float]:
     """Return the bytes in the file, the bytes of the samples, and the seconds to read them."""
     with h5py.File(path, "r", locking=False) as file:
-        datasets = [dataset for dataset in _datasets(file) if dataset.size]
+        datasets: list[h5py.Dataset] = []
+        file.visititems(lambda _, found: datasets.append(found) if _has_values(found) else None)
         stored = sum(dataset.id.get_storage_size() for dataset in datasets)
         outs = [np.empty(dataset.shape, dataset.dtype) for dataset in datasets]
         seconds = []
         for _ in range(_REPEATS):
             cache = ChunkCache()  # a new cache holds no decoded chunks
-            readers = [
-                Chunked(dataset, path, cache=cache).copy if dataset.chunks else _mapped(dataset)
-                for dataset in datasets
-            ]
+            readers = [_reader(dataset, path, cache) for dataset in datasets]
             start = time.thread_time()  # not the wall clock: other programs may be busy
             for reader, out in zip(readers, outs, strict=True):
-                reader(0, len(out), out)
+                reader.copy(0, len(out), out)
             seconds.append(time.thread_time() - start)
     return stored, sum(out.nbytes for out in outs) or 1, min(seconds)
 
 
-def _mapped(dataset: h5py.Dataset) -> Callable[[int, int, Array], None]:
-    place, path = dataset.id.get_offset(), dataset.file.filename
-    array = np.memmap(path, dataset.dtype, "r", place, dataset.shape)
-
-    def copy(start: int, stop: int, out: Array) -> None:
-        np.copyto(out, array[start:stop])
-
-    return copy
+def _has_values(found: Any) -> bool:
+    return isinstance(found, h5py.Dataset) and bool(found.size)
 
 
-def _datasets(group: Mapping[str, Any]) -> Iterator[h5py.Dataset]:
-    for each in group.values():
-        if isinstance(each, h5py.Dataset):
-            yield each
-        else:
-            yield from _datasets(each)
+def _reader(dataset: h5py.Dataset, path: Path, cache: ChunkCache) -> Chunked | Plain:
+    if dataset.chunks:
+        return Chunked(dataset, path, cache=cache)
+    offset, shape = dataset.id.get_offset(), dataset.shape[1:]
+    return Plain(path, dataset.name, offset, dataset.dtype.name, shape)

@@ -24,14 +24,12 @@ from data_prep import processes
 from data_prep.formats.opening import naming
 from data_prep.options import Options
 from data_prep.show.console import size
-from data_prep.source import Source, SourceFile
-from data_prep.writing.finalize import BESIDE, REPORT, finalize, summary
+from data_prep.source import Source
+from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Job, Plan
-from data_prep.writing.limit import OutputLimit
-from data_prep.writing.names import renamed
+from data_prep.writing.limit import OutputLimit, renamed
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
-from data_prep.writing.provenance import made_by
 from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress as ProgressBar
@@ -47,15 +45,15 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
 
     Returns:
         The index; None when only a part was written.
-
-    Raises:
-        ConfigError: The options do not fit the source.
-        DataError: `out` holds something else, or the source cannot be used.
-        StorageError: `out` cannot be written, or has too little room.
     """
     with naming(source.folders):
         source = renamed(source, options.rename)
-    _check(source, options, out)
+        options.compression.check(source.fields)
+    if options.by_own and source.own:
+        options = replace(options, split=ByColumn(source.own))
+    _check_apart(source, out)
+    with naming(source.folders):
+        _check_split(source, options)
     plan = _plan(source, options)
     parts = options.part is not None
     commit.settle(out, wait=WAIT_S if parts else 0)
@@ -79,11 +77,7 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
 
 @contextmanager
 def _folder(out: Path) -> Iterator[None]:
-    """Make the folder `out`; at the end, remove what was made for it and is still empty.
-
-    Raises:
-        StorageError: The folder cannot be made.
-    """
+    """Make the folder `out`; at the end, remove what was made for it and is still empty."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         try:
@@ -171,11 +165,7 @@ def _is_last(job: Job, options: Options) -> bool:
 
 
 def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tuple[Options, Plan]:
-    """Choose the codec, or return the one that was chosen when this job began.
-
-    Raises:
-        ConfigError: This is a part: each part could choose another codec.
-    """
+    """Choose the codec, or return the one that was chosen when this job began."""
     from data_prep.writing import codec
 
     record = codec.recorded(out, plan.fingerprint)
@@ -192,26 +182,8 @@ def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tupl
     return replace(options, compression=compression), replace(plan, provenance=provenance)
 
 
-def _check(source: Source, options: Options, out: Path) -> None:
-    """Check that the source, the options and OUT fit together.
-
-    Raises:
-        ConfigError: They do not fit together.
-    """
-    with naming(source.folders):
-        options.compression.check(source.fields)
-    _check_apart(source, out)
-    with naming(source.folders):
-        _check_split(source, options)
-
-
 def _check_split(source: Source, options: Options) -> None:
-    """Check that the source has what --split, --group and --stratify need.
-
-    Raises:
-        ConfigError: It does not have it.
-        DataError: A file belongs to no split, or no file to a split.
-    """
+    """Check that the source has what --split, --group and --stratify need."""
     split = options.split
     if isinstance(split, ByColumn) and split.column not in source.columns:
         has = ", ".join(source.columns) or "none"
@@ -235,11 +207,7 @@ def _check_split(source: Source, options: Options) -> None:
 
 
 def _check_group(source: Source, options: Options) -> None:
-    """Check that the source has what --group needs.
-
-    Raises:
-        ConfigError: It does not have it.
-    """
+    """Check that the source has what --group needs."""
     group = options.group
     if not group or group in source.fields:
         return
@@ -257,11 +225,7 @@ def _check_group(source: Source, options: Options) -> None:
 
 
 def _check_apart(source: Source, out: Path) -> None:
-    """Check that neither OUT nor the source is inside of the other.
-
-    Raises:
-        ConfigError: One of them is inside of the other.
-    """
+    """Check that neither OUT nor the source is inside of the other."""
     target = out.resolve()
     files = (file for piece in source.pieces for file in piece.files)
     for folder in map(Path, {os.path.dirname(file.path) for file in files}):
@@ -272,13 +236,8 @@ def _check_apart(source: Source, out: Path) -> None:
             raise ConfigError(f"{folder} is read, and OUT, {out}, is inside of it; give another")
 
 
-def _files(source: Source) -> list[SourceFile]:
-    """Return each file once, in the order of the pieces."""
-    return list(dict.fromkeys(file for piece in source.pieces for file in piece.files))
-
-
 def _plan(source: Source, options: Options) -> Plan:
-    files = _files(source)
+    files = list(dict.fromkeys(file for piece in source.pieces for file in piece.files))
     identity = {
         "name": source.name,
         "identity": source.identity,
@@ -326,11 +285,7 @@ def _without_part(command: str) -> str:
 
 
 def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
-    """Return the index of the data set in `out` if it is the one that the plan describes.
-
-    Raises:
-        DataError: `out` holds something that must not be replaced.
-    """
+    """Return the index of the data set in `out` if it is the one that the plan describes."""
     index = _existing(out)
     if index is None:
         return None
@@ -350,12 +305,7 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
 
 
 def _existing(out: Path) -> Index | None:
-    """Return the index of the data set in `out`, or None when `out` is free for a new one.
-
-    Raises:
-        DataError: `out` holds something that is no data set.
-        StorageError: `out` cannot be read.
-    """
+    """Return the index of the data set in `out`, or None when `out` is free for a new one."""
     try:
         names = {path.name for path in out.iterdir()}
     except FileNotFoundError:

@@ -2,18 +2,24 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from platform import python_version
+from typing import Any
 
+import h5py
+import numpy as np
 import xxhash
 
+import hpctrain
 from data_prep.show.console import size
 from data_prep.writing.job import JOB, Job, Plan, Problem, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL, commit, discard, settle, storage_error
-from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.index import Index, Shard, Statistics
 from hpctrain.shards.moments import Moments
 from hpctrain.shards.shard import digest_file, shard_name
 
@@ -23,13 +29,7 @@ SHOWN = 3  # problems or parts that a message lists
 
 
 def finalize(job: Job) -> Index:
-    """Put the pieces of a job together.
-
-    Raises:
-        DataError: Pieces are missing, records could not be used (`on_error` is "collect"), or
-            there is no sample at all.
-        StorageError: The folder cannot be written.
-    """
+    """Put the pieces of a job together."""
     plan, out = job.plan, job.out
     missing = sorted(set(range(plan.pieces)) - job.pieces.done())
     if missing:
@@ -56,12 +56,6 @@ def finalize(job: Job) -> Index:
     except OSError as error:
         raise storage_error(out, error) from None
     moves.update({name: name for name in beside})
-    moments: dict[str, dict[str, Moments]] = defaultdict(dict)
-    for result in results:
-        for split, fields in result.moments.items():
-            for name, state in fields.items():
-                into = moments[split].setdefault(name, Moments(len(fields)))
-                into.merge(Moments.from_state(state))
     digest = xxhash.xxh3_128("".join(result.digest for result in results).encode()).hexdigest()
     skipped: Counter[str] = Counter()
     for result in results:
@@ -69,16 +63,10 @@ def finalize(job: Job) -> Index:
     index = Index(
         fields=plan.fields,
         shards=tuple(shards),
-        statistics={
-            split: {name: values.result() for name, values in fields.items()}
-            for split, fields in moments.items()
-        },
+        statistics=statistics_of(result.moments for result in results),
         provenance={
             **plan.provenance,
-            "source": {
-                **plan.provenance["source"],
-                "digest": f"xxh3_128:{digest}",
-            },
+            "source": {**plan.provenance["source"], "digest": f"xxh3_128:{digest}"},
             "left_out": {
                 "unusable": len(problems),
                 "duplicates": sum(result.duplicates for result in results),
@@ -94,13 +82,39 @@ def finalize(job: Job) -> Index:
     return index
 
 
-def finalize_parts(out: Path) -> Index:
-    """Put the parts in a folder together, unless that has been done already.
+def statistics_of(
+    found: Iterable[Mapping[str, Mapping[str, Any]]],
+) -> dict[str, dict[str, Statistics]]:
+    """Return the statistics by split and field, of `Moments.state` by split and field of parts."""
+    moments: dict[str, dict[str, Moments]] = defaultdict(dict)
+    for part in found:
+        for split, fields in part.items():
+            for name, state in fields.items():
+                into = moments[split].setdefault(name, Moments(len(fields)))
+                into.merge(Moments.from_state(state))
+    return {
+        split: {name: values.result() for name, values in fields.items()}
+        for split, fields in moments.items()
+    }
 
-    Raises:
-        DataError: There are no parts, or one is missing: the message has its command.
-        StorageError: The folder cannot be written, or a part is being written.
-    """
+
+def made_by(command: str) -> dict[str, Any]:
+    """Return the command line, the time, and the versions that the bytes depend on; JSON."""
+    return {
+        "command": command,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "hpctrain": hpctrain.__version__,
+            "python": python_version(),
+            "numpy": np.__version__,
+            "h5py": h5py.version.version,
+            "hdf5": h5py.version.hdf5_version,
+        },
+    }
+
+
+def finalize_parts(out: Path) -> Index:
+    """Put the parts in a folder together, unless that has been done already."""
     settle(out)
     if (out / PARTIAL / JOB).exists():
         with Job(out) as job:
@@ -121,7 +135,8 @@ def summary(index: Index) -> str:
     splits = ", ".join(f"{name} {count}" for name, count in counts.items())
     lines = [f"{_counted(count, 'sample')} ({splits}) in {shards}, {size(nbytes)}, {index.digest}"]
     lines += _of_groups(index, counts)
-    if empty := _left_empty(index, count):
+    asked = _asked(index)
+    if asked is not None and (empty := left_empty(asked, index.splits, count)):
         lines.append(empty)
     left_out = index.provenance.get("left_out", {})
     if left_out.get("unusable"):
@@ -155,11 +170,6 @@ def _of_groups(index: Index, counts: Mapping[str, int]) -> Iterator[str]:
         )
         line += f": {', '.join(parts)}"
     yield line
-
-
-def _left_empty(index: Index, count: int) -> str:
-    asked = _asked(index)
-    return left_empty(asked, index.splits, count) if asked is not None else ""
 
 
 def _asked(index: Index) -> Split | None:

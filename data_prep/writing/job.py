@@ -33,31 +33,19 @@ WAIT_S = 60.0  # the longest wait for another part that is putting all parts tog
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion, as far as `finalize` needs to know it; JSON.
+    """A conversion, as far as `finalize` needs to know it; JSON."""
 
-    Attributes:
-        fingerprint: A digest of the source and of all options that the result depends on.
-        pieces: The number of pieces.
-        splits: The names of the splits that are known beforehand, in their order.
-        fields: The schema.
-        categories: See `Source`.
-        provenance: The provenance for the index, without what is only known at the end.
-        on_error: What to do with records that cannot be used: "stop", "skip" or "collect".
-        parts: The number of parts N of `--part I/N`; 0 without that option.
-        beside: See `Source`.
-        group: The field of which no value is in two splits, or "".
-    """
-
-    fingerprint: str
-    pieces: int
-    splits: Sequence[str]
-    fields: Mapping[str, Field]
-    categories: Mapping[str, Sequence[str]]
+    fingerprint: str  # a digest of the source and of all options that the result depends on
+    pieces: int  # the number of pieces
+    splits: Sequence[str]  # the names of the splits that are known beforehand, in their order
+    fields: Mapping[str, Field]  # the schema
+    categories: Mapping[str, Sequence[str]]  # see `Source`
+    # The provenance for the index, without what is only known at the end.
     provenance: Mapping[str, Any]
-    on_error: str
-    parts: int = 0
-    beside: Mapping[str, str] = field(default_factory=dict)
-    group: str = ""
+    on_error: str  # what to do with records that cannot be used: "stop", "skip" or "collect"
+    parts: int = 0  # the number of parts N of `--part I/N`; 0 without that option
+    beside: Mapping[str, str] = field(default_factory=dict)  # see `Source`
+    group: str = ""  # the field of which no value is in two splits, or ""
 
     @property
     def command(self) -> str:
@@ -84,43 +72,27 @@ class Problem:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of converting a piece.
+    """The result of converting a piece."""
 
-    Attributes:
-        fingerprint: The fingerprint of the job.
-        shards: The shards; their paths are relative to the piece's folder.
-        moments: `Moments.state` by split and field.
-        digest: The digest of the samples.
-        duplicates: The number of samples left out because an earlier sample is equal.
-        leaks: How many of the duplicates belong to another split than the first equal sample.
-        problems: The records that could not be used.
-        skipped: The number of records that held nothing, by the reason.
-    """
-
-    fingerprint: str
-    shards: Sequence[Shard]
-    moments: Mapping[str, Mapping[str, Any]]
-    digest: str
-    duplicates: int
-    leaks: int
-    problems: Sequence[Problem]
+    fingerprint: str  # the fingerprint of the job
+    shards: Sequence[Shard]  # the shards; their paths are relative to the piece's folder
+    moments: Mapping[str, Mapping[str, Any]]  # `Moments.state` by split and field
+    digest: str  # the digest of the samples
+    duplicates: int  # the number of samples left out because an earlier sample is equal
+    leaks: int  # how many of the duplicates belong to another split than the first equal sample
+    problems: Sequence[Problem]  # the records that could not be used
+    # The number of records that held nothing, by the reason.
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the first of two passes decided about the samples of a piece.
+    """What the first of two passes decided about the samples of a piece."""
 
-    Attributes:
-        keep: Which samples are kept, bool (n,).
-        leaks: See `Result`.
-        names: The names of the splits.
-        splits: The number of each sample's split in `names`, (n,); None: the sample's key decides.
-    """
-
-    keep: NDArray[np.bool_]
-    leaks: int
-    names: Sequence[str]
+    keep: NDArray[np.bool_]  # which samples are kept, bool (n,)
+    leaks: int  # see `Result`
+    names: Sequence[str]  # the names of the splits
+    # The number of each sample's split in `names`, (n,); None: the sample's key decides.
     splits: NDArray[np.intp] | None
 
 
@@ -166,11 +138,7 @@ class JobFolder:
             shutil.rmtree(folder)  # the same task ran twice, with the same result
 
     def result(self, number: int) -> Result:
-        """Return the result of a finished piece.
-
-        Raises:
-            DataError: The piece is damaged, or belongs to another job.
-        """
+        """Return the result of a finished piece."""
         place, then = self._place(number), "remove it, and give the command again"
         try:
             content = json.loads((place / PIECE).read_bytes())
@@ -231,15 +199,7 @@ class JobFolder:
 
 
 class Job:
-    """An unfinished conversion; it is locked against other writers until it is closed.
-
-    Args:
-        out: The folder OUT, which must exist.
-        shared: Whether other parts of the same job may write at the same time.
-
-    Raises:
-        StorageError: The folder cannot be written, or another process is writing there.
-    """
+    """An unfinished conversion; it is locked against other writers until it is closed."""
 
     plan: Plan
     pieces: JobFolder
@@ -253,16 +213,7 @@ class Job:
             raise storage_error(out, error) from None
 
     def begin(self, plan: Plan, *, overwrite: bool = False) -> None:
-        """Begin a job, or continue it if it has been begun here.
-
-        Args:
-            plan: The plan of the job.
-            overwrite: Whether finished pieces of another job may be removed.
-
-        Raises:
-            DataError: There are finished pieces of another job.
-            StorageError: The folder cannot be written.
-        """
+        """Begin a job, or continue it if it has been begun here."""
         found, self.plan = self._found(), plan
         self.pieces = JobFolder(self.folder, plan.fingerprint)
         try:

@@ -1,25 +1,21 @@
-"""The most that a conversion may write: a small file may unpack to more than a disk holds.
+"""What a conversion adds to a source: other names of its fields, and a limit of what it gives."""
 
-A Parquet file of 226 KB can hold 5 GB, because the same value is stored once. Real compressed data
-stays below GROWTH: deflate, in gzip and PNG, cannot do more than 1,032 to 1.
-"""
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from data_prep.options import Options
 from data_prep.show.console import size
-from data_prep.source import Source
-from hpctrain.errors import DataError
+from data_prep.source import BadRecords, Block, Source
+from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.sample_schema import check_fields
 
 GROWTH = 1000
 FLOOR = 2**30  # bytes; less does no harm
 
 
 class OutputLimit:
-    """Counts what a conversion reads as samples, and stops it above the limit.
-
-    Args:
-        source: Its files decide the default; a source that computes its samples has none.
-        options: `max_output` is the limit, if it is given.
-    """
+    """Counts what a conversion reads as samples, and stops it above the limit."""
 
     def __init__(self, source: Source, options: Options) -> None:
         files = {file.path: file.size for piece in source.pieces for file in piece.files}
@@ -31,11 +27,7 @@ class OutputLimit:
         self._done = 0
 
     def add(self, nbytes: int) -> None:
-        """Count bytes of samples.
-
-        Raises:
-            DataError: They are more than may be written.
-        """
+        """Count bytes of samples."""
         self._done += nbytes
         if self._most is None or self._done <= self._most:
             return
@@ -47,3 +39,72 @@ class OutputLimit:
             "to nearly anything? If they are right, --max-output SIZE allows more, and the same "
             "command goes on"
         )
+
+
+_ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches
+
+
+@dataclass(frozen=True)
+class _Renamed(Source):
+    """A source whose fields have other names."""
+
+    source: Source | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unpacks(self) -> bool:  # type: ignore[override]
+        """See `Source`."""
+        return self._inner.unpacks
+
+    def split_files(self) -> Iterable[str]:
+        """See `Source`."""
+        return self._inner.split_files()
+
+    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
+        """See `Source`."""
+        for block in self._inner.read(what, reading):
+            yield replace(block, values=_with(self.names, block.values))
+
+    @property
+    def _inner(self) -> Source:
+        assert self.source is not None
+        return self.source
+
+
+def renamed(source: Source, names: Mapping[str, str]) -> Source:
+    """Return a source with other names of fields."""
+    new: dict[str, str] = {}
+    for name in source.fields:
+        other = new.setdefault(names.get(name, name), name)
+        if other != name:
+            raise ConfigError(f"{other!r} and {name!r} would both be {names.get(name, name)!r}")
+    for name in names:
+        if name not in source.fields:
+            have = ", ".join(source.fields)
+            raise ConfigError(f"--rename {name}: there is no such field; there are {have}")
+    fields = _with(names, source.fields)
+    for name, spec in fields.items():
+        cure = f"; --rename {new[name]!r}=NAME gives another name"
+        try:
+            check_fields({name: spec})
+        except DataError as error:
+            raise ConfigError(f"{error}{cure}") from None
+        if added := [name + more for more in _ADDED if spec.variable and name + more in fields]:
+            cure = f"; --rename {new[added[0]]!r}=NAME gives another name"
+            raise ConfigError(f"the loader adds {added[0]!r} for the lengths of {name!r}{cure}")
+    if not names:
+        return source
+    return _Renamed(
+        **{key: getattr(source, key) for key in ("name", "pieces", "identity", "columns")},
+        **{key: getattr(source, key) for key in ("folders", "beside", "own")},
+        group=names.get(source.group, source.group),
+        fields=fields,
+        categories=_with(names, source.categories),
+        about={**source.about, "renamed": dict(names)},
+        source=source,
+        names=names,
+    )
+
+
+def _with(names: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items()}

@@ -36,12 +36,7 @@ class Converter:
     options: Options
 
     def write(self, job: JobFolder, number: int, progress: Progress) -> Path:
-        """Write a piece into a folder of its own, which `finish` makes permanent.
-
-        Raises:
-            DataError: A record cannot be used (`on_error` is "stop"), or a file was changed.
-            StorageError: The disk is full, or the folder is not writable.
-        """
+        """Write a piece into a folder of its own, which `finish` makes permanent."""
         options = self.options
         with _written(job):
             folder = job.begin(number)
@@ -64,11 +59,7 @@ class Converter:
 
     @staticmethod
     def finish(job: JobFolder, number: int, folder: Path) -> None:
-        """Wait until a piece is on the disk, and make it permanent.
-
-        Raises:
-            StorageError: The disk is full, or the folder is not writable.
-        """
+        """Wait until a piece is on the disk, and make it permanent."""
         with _written(job, folder):
             job.finish(number, folder)
 

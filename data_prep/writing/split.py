@@ -102,11 +102,7 @@ class ByFile:
         return tuple(self.patterns)
 
     def of_file(self, file: str) -> str:
-        """Return the split of all samples of a file.
-
-        Raises:
-            DataError: No pattern matches.
-        """
+        """Return the split of all samples of a file."""
         for name, pattern in self.patterns.items():
             if fnmatchcase(file, pattern) or fnmatchcase(PurePath(file).name, pattern):
                 return name
@@ -116,11 +112,7 @@ class ByFile:
         )
 
     def of_files(self, files: Iterable[str]) -> list[str]:
-        """Return the split of each file.
-
-        Raises:
-            DataError: No pattern matches a file, or a split has no file.
-        """
+        """Return the split of each file."""
         found = [self.of_file(file) for file in files]
         if empty := sorted(self.patterns.keys() - set(found)):
             raise DataError(f"--split {self}: no file is left for {', '.join(empty)}")
@@ -131,13 +123,7 @@ Split = Fractions | ByColumn | ByFile
 
 
 def left_empty(split: Split, found: Collection[str], samples: int) -> str:
-    """Return a line on the splits that got no sample, and what to do; "" if each got one.
-
-    Args:
-        split: The rule.
-        found: The names of the splits that have samples.
-        samples: How many samples there are in all splits.
-    """
+    """Return a line on the splits that got no sample, and what to do; "" if each got one."""
     empty = [name for name in split.names if name not in found]
     if not empty:
         return ""
@@ -152,11 +138,7 @@ def left_empty(split: Split, found: Collection[str], samples: int) -> str:
 
 
 def parse_split(text: str) -> Split:
-    """Parse the value of `--split`.
-
-    Raises:
-        ConfigError: The text has none of the three forms, or the fractions do not add up to 1.
-    """
+    """Parse the value of `--split`."""
     kind, colon, rest = text.partition(":")
     if colon and kind == "column" and rest:
         return ByColumn(rest)

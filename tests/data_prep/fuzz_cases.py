@@ -340,10 +340,7 @@ JSONL = "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in TEX
 ARRAY = ("arrays", "--field")
 CASES = {
     "npy": Case(
-        lambda: np.save("x.npy", X),
-        "x.npy",
-        ("arrays", "x.npy"),
-        lambda: {"x": np.load("x.npy")},
+        lambda: np.save("x.npy", X), "x.npy", ("arrays", "x.npy"), lambda: {"x": np.load("x.npy")}
     ),
     "npz": Case(npz(zipfile.ZIP_STORED), "x.npz", ("arrays", "x.npz")),
     "npz deflate": Case(npz(zipfile.ZIP_DEFLATED), "x.npz", ("arrays", "x.npz")),

@@ -92,21 +92,6 @@ def test_every_codec(tmp_path, files, data_prep, codec):
     assert index.statistics == Index.load(plain).statistics
 
 
-@pytest.mark.parametrize("codec", [pytest.param("gzip", marks=pytest.mark.slow), "blosc2"])
-@pytest.mark.usefixtures("any_workers")
-def test_workers_and_parts_write_the_same_bytes(tmp_path, files, data_prep, codec):
-    paths, _ = files
-    asked = ["--codec", codec, "--shard-size", "600KB", "--chunk", "30KB", "--quiet"]
-    data_prep("arrays", *paths, tmp_path / "one", *asked, "--workers", 1)
-    data_prep("arrays", *paths, tmp_path / "two", *asked, "--workers", 2)
-    for part in ("2/2", "1/2"):
-        assert data_prep("arrays", *paths, tmp_path / "parts", *asked, "--part", part)[0] == 0
-    assert data_prep("finalize", tmp_path / "parts")[0] == 0
-    one = contents(tmp_path / "one")
-    assert len(one) > 2
-    assert one == contents(tmp_path / "two") == contents(tmp_path / "parts")
-
-
 def test_the_codec_is_a_part_of_what_was_asked(tmp_path, files, data_prep):
     paths, _ = files
     out = tmp_path / "OUT"

@@ -5,7 +5,6 @@ import pytest
 
 from data_prep.sources.flow import Solver, trajectory
 from hpctrain.data.sources.reader import Reader
-from hpctrain.shards.index import Index
 
 
 def turbulent(size=64, viscosity=1e-2, seed=0):
@@ -99,29 +98,6 @@ def test_a_trajectory_is_a_function_of_its_number():
     assert not (trajectory(16, 3, 7, 3)[1] == first).any()
     assert not (trajectory(16, 3, 8, 2)[1] == first).any()
     assert (trajectory(16, 5, 7, 2)[1][:3] == first).all()  # the first steps stay the same
-
-
-@pytest.mark.usefixtures("any_workers")
-def test_the_same_bytes_for_any_workers(tmp_path, data_prep):
-    command = ("sample", "flow", "--size", 16, "--steps", 3, "--trajectories", 20, "--seed", 5)
-    for workers in (1, 2, 3):
-        code, out, err = data_prep(*command, tmp_path / f"{workers}", "--workers", workers)
-        assert (code, err) == (0, "")
-        assert "20 samples (train 17, val 3)" in out
-    digests = {Index.load(tmp_path / str(workers)).digest for workers in (1, 2, 3)}
-    assert len(digests) == 1
-    reader = Reader(tmp_path / "1", "train")
-    rows = reader.read(np.arange(len(reader)))
-    assert [f"{name} {field}" for name, field in reader.fields.items()] == [
-        "vorticity float32[3, 16, 16]",
-        "viscosity float32",
-        "trajectory int64",
-    ]
-    for vorticity, viscosity, number in zip(*rows.values(), strict=True):
-        expected = trajectory(16, 3, 5, number)
-        assert viscosity == expected[0]
-        assert (vorticity == expected[1]).all()
-    assert np.isfinite(rows["vorticity"]).all()
 
 
 def test_more_trajectories_leave_the_others_in_their_split(tmp_path, data_prep):

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.cli import main
+from hpctrain.shards.index import Index
 from tests.data_prep.fuzz_cases import CASES, files
 
 ROOM = 2**26  # bytes that the disk seems to have: a damaged size must not fill the real one
@@ -151,6 +152,34 @@ def room(monkeypatch):
         pytest.importorskip(library)
     usage = SimpleNamespace(total=ROOM, used=0, free=ROOM)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+
+# The digests of the samples as they were before: conversions to come give the same.
+DIGESTS = {
+    **dict.fromkeys(
+        ("npy", "raw", "hdf5 chunks", "netcdf4", "netcdf3", "zarr 2 chunk", "zarr 3 chunk"),
+        "38e68cb35b008e10a98405630f9371bb",
+    ),
+    "npz deflate": "04313fa72fe7b8ac5c4a8a8a7d27a9b7",
+    "csv": "ee1de70a1b7f1486e5242b18b8fde39b",
+    "parquet": "6f3c9cd5ee515d517c29c7f566986c16",
+    "arrow stream": "6f3c9cd5ee515d517c29c7f566986c16",
+    "huggingface": "7f791af1d298cc4e3fb7f44a2898b855",
+    "mds gz": "e0739c60452b7ad2ef6b161e158df65b",
+    "webdataset": "a07ec26845eee113c0cbaa31c9852bbc",
+    "png": "3f71cf2bd928e443bb51c83285add385",
+    "txt": "df89df647fca467df8e943b35f8ddcf9",
+    "jsonl": "43d85fe5c691ae00be0c67a37f615b27",
+}
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_each_format_keeps_its_digest(name):
+    with inside_a_folder():
+        CASES[name].make()
+        assert run(*CASES[name].args, "OUT", "--workers", "1", "--quiet") == (0, "")
+        source = Index.load(Path("OUT")).provenance["source"]
+        assert source["digest"] == f"xxh3_128:{DIGESTS[name]}"
 
 
 def fuzz(examples):

@@ -68,7 +68,7 @@ def test_each_group_is_a_sample(recordings, data_prep, shard_size):
     assert [bytes(name).decode() for name in rows["name"]] == [f"räc {i}" for i in range(COUNT)]
     fields = Index.load("OUT").fields
     assert [str(fields[name]) for name in ("eeg", "events", "name")] == [
-        *("float32[4, 16]", "int32[*]", "uint8[*]"),
+        *("float32[4, 16]", "int32[*]", "uint8[*]")
     ]
     assert "already holds this data set" in data_prep(*args)[1]
 
@@ -155,10 +155,9 @@ def test_shapes_that_are_no_field(recordings, data_prep):
 
 @pytest.mark.parametrize("command", ["arrays", "index"])
 def test_it_is_said_that_a_file_has_a_group_per_sample(recordings, data_prep, command):
-    look = {
-        "arrays": ["arrays", "OUT", "--field", "x=rec.h5"],
-        "index": ["index", "rec.h5"],
-    }[command]
+    look = {"arrays": ["arrays", "OUT", "--field", "x=rec.h5"], "index": ["index", "rec.h5"]}[
+        command
+    ]
     code, _, err = data_prep(*look)
     assert code == 2
     assert "24 arrays at /rec_*/age, which look like a group per sample" in err

@@ -4,10 +4,8 @@ import csv
 import io
 import json
 import os
-import pickle
 import shutil
 import struct
-import sys
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +16,6 @@ from PIL import Image
 
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, field_of, fitted
-from data_prep.options import Options
-from data_prep.sources.images import images
 from hpctrain.data.sources.images import decode
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Index
@@ -108,13 +104,13 @@ def test_folders_are_classes(digits, data_prep):
     assert data_prep("images", "digits", "OUT", "--mode", "RGB")[0] == 3  # OUT has another data set
 
 
-def test_the_names_of_the_classes(digits):
-    options = Options(shard_bytes=1000)
-    source = pickle.loads(pickle.dumps(images(Path("digits"), options, Pixels(mode="L"))))
-    assert source.categories == {"label": [str(digit) for digit in range(10)]}
-    assert sum(piece.samples for piece in source.pieces) == 100
-    assert source.pieces[0].files[0].path == "digits/0/000.png"
-    assert images(Path("digits"), options, labels=False).categories == {}
+def test_the_names_of_the_classes(digits, data_prep):
+    assert data_prep("images", "digits", "OUT", "--mode", "L", "--shard-size", "1KB")[0] == 0
+    index = Index.load(Path("OUT"))
+    assert list(index.categories["label"]) == [str(digit) for digit in range(10)]
+    assert len(index.shards) > 5
+    assert data_prep("images", "digits", "NONE", "--mode", "L", "--no-labels")[0] == 0
+    assert not Index.load(Path("NONE")).categories
 
 
 def test_out_may_be_below_src(digits, data_prep):
@@ -624,23 +620,6 @@ def test_no_permission(two, data_prep):
     Path("src/b").chmod(0)
     assert "src/b cannot be read: Permission denied" in data_prep("images", "src", "O")[2]
     Path("src/b").chmod(0o700)
-
-
-def test_without_pillow(two, data_prep, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    code, _, err = data_prep("images", "src", "OUT")
-    assert code == 2
-    assert "pip install 'hpctrain[prep]'" in err
-
-
-def test_dedup_and_stratify(digits, data_prep):
-    Path("digits/0/again.png").write_bytes(Path("digits/0/000.png").read_bytes())
-    options = ("--mode", "L", "--dedup", "exact", "--stratify", "label", "--workers", 1)
-    code, out, _ = data_prep("images", "digits", "OUT", *options, "--split", "train=0.5,val=0.5")
-    assert code == 0
-    assert "100 samples" in out
-    assert "1 duplicate sample left out" in out
-    assert set(read_back.rows("OUT", "val")["label"]) == set(range(10))
 
 
 @pytest.mark.parametrize(

@@ -277,10 +277,10 @@ def test_offsets_that_go_back(tmp_path, repack):
 def test_into_itself(src, tmp_path, repack):
     (tmp_path / "link").symlink_to(src)
     for out, words in {
-        src: "SRC and OUT are both",
-        tmp_path / "link": "SRC and OUT are both",
-        src / "deep" / "er": "lies in",
-        tmp_path: "lies in",
+        src: "is read, and is inside of OUT",
+        tmp_path / "link": "is read, and is inside of OUT",
+        src / "deep" / "er": "is inside of it; give another",
+        tmp_path: "is read, and is inside of OUT",
     }.items():
         code, _, err = repack(src, out, "--overwrite")
         assert code == 2

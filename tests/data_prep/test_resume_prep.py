@@ -95,11 +95,7 @@ def start(tmp_path, *more, rows=40_000, wait_for=3):
     words = ["arrays", tmp_path / "x.npy", tmp_path / "OUT", "--shard-size", "1MB", *more]
     command = [*COMMAND, *map(str, words)]
     process = forkserver.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     wait(lambda: len(pieces(tmp_path)) >= wait_for or process.poll() is not None)
     assert process.poll() is None, process.communicate()

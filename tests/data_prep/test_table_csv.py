@@ -113,11 +113,7 @@ def test_a_file_is_cut_where_a_byte_ends_a_line(data_prep):
         (TEXT.encode("utf-16")[:-1], [], "a.csv is not utf-16: byte 30 is 0x0a; --encoding"),
         (b"n\n\x81\n", ["--encoding", "cp1252"], "a.csv is not cp1252: byte 2 is 0x81; --encoding"),
         (b"n,w\n1," + b"a" * 2**21, [], "a row has more than 1.0 MB of text; --block 8MiB reads"),
-        (
-            TEXT.encode(),
-            ["--encoding", "utf-16"],
-            "a.csv has no byte order mark, which utf-16",
-        ),
+        (TEXT.encode(), ["--encoding", "utf-16"], "a.csv has no byte order mark, which utf-16"),
         (b"n\n1\n", ["--encoding", "undefined"], "--encoding undefined: there is no such encoding"),
         (b'n,w\n"a,1\n', [], "column 'n' has no value: no row has 2 values, as the header has;"),
         (b"n\n1\n", ["--split", "column:z"], "a.csv: --split column:z: table has no such column"),
@@ -169,8 +165,7 @@ def test_a_sample_that_is_refused_later_has_the_number_of_its_row(data_prep):
 
 
 @pytest.mark.parametrize(
-    "more",
-    [["--columns", "z"], ["--cast", "x=int9"], ["--null", "x=z"], ["--stack", "s=x,t"], []],
+    "more", [["--columns", "z"], ["--cast", "x=int9"], ["--null", "x=z"], ["--stack", "s=x,t"], []]
 )
 def test_each_refusal_names_the_file(data_prep, more):
     """Also the reasons that depend on the type of a column, as in struct.parquet."""

@@ -473,4 +473,4 @@ def test_odd_names_and_hidden_files(data_prep, here):
     (folder / "loop").symlink_to(folder)
     assert data_prep("text", folder, "OUT")[0] == 0
     assert sorted(texts("OUT")) == ["new\nline.txt", "sub dir/[x].txt", "ünï.txt"]
-    assert source("OUT")["ignored"] == 1
+    assert source("OUT")["ignored"] == 3

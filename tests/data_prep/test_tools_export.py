@@ -1,21 +1,17 @@
-"""`data_prep export` writes a data set as npz, Parquet or image files."""
+"""`data_prep export` writes a data set as Parquet."""
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from data_prep.datasets.dataset import DataSet
-from data_prep.exports.images import folder_names
 from hpctrain.shards.field import DTYPES
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
@@ -62,47 +58,6 @@ def same(a, b):
         assert len(a[name]) == len(b[name])
         for x, y in zip(a[name], b[name], strict=True):
             assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
-
-
-def contents(samples):
-    """Return the bytes of each image with its label."""
-    labels = samples["label"].tolist()
-    return [(x.tobytes(), label) for x, label in zip(samples["image"], labels, strict=True)]
-
-
-def test_npz_and_back(digits, tmp_path, data_prep):
-    code, out, err = data_prep("export", digits, tmp_path / "out", "--to", "npz")
-    assert (code, err) == (0, "")
-    assert out == f"{tmp_path}/out: 1,797 samples (train 1,415, val 382) as npz\n"
-    assert sorted(os.listdir(tmp_path / "out")) == ["train.npz", "val.npz"]
-    assert sorted(os.listdir(tmp_path)) == ["out"]
-    for split in ("train", "val"):
-        data_prep("arrays", tmp_path / "out" / f"{split}.npz", tmp_path / split, "--quiet")
-        same(read(tmp_path / split, "train"), read(digits, split))
-
-
-def test_npz_of_all_that_there_is(everything, tmp_path, data_prep):
-    assert data_prep("export", everything, tmp_path / "a", "--to", "npz")[0] == 0
-    with np.load(tmp_path / "a" / "val.npz") as file:
-        found = dict(file)
-    for name in ("text", "boxes"):
-        values, offsets = found.pop(f"{name}.values"), found.pop(f"{name}.offsets")
-        found[name] = [values[a:b] for a, b in pairwise(offsets)]
-    same(found, read(everything, "val"))
-    # A second export writes the same bytes.
-    assert data_prep("export", everything, tmp_path / "b", "--to", "npz")[0] == 0
-    for name in ("train.npz", "val.npz"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-def test_npz_in_part(everything, tmp_path, data_prep):
-    options = ["--split", "val", "--limit", 7, "--field", "text", "-f", "nan"]
-    code, out, _ = data_prep("export", everything, tmp_path / "out", "--to", "npz", *options)
-    assert code == 0
-    assert "7 samples (val 7) as npz; without uint8, uint16" in out
-    with np.load(tmp_path / "out" / "val.npz") as file:
-        assert set(file) == {"nan", "text.values", "text.offsets"}
-        assert file["text.offsets"].tolist() == [0, 0, 1, 4, 10, 10, 11, 14]
 
 
 def test_parquet_and_back(everything, tmp_path, data_prep):
@@ -156,102 +111,6 @@ def test_bytes_that_are_no_text(tmp_path, data_prep):
     assert os.listdir(tmp_path) == ["set"]
 
 
-def test_images_by_class(digits, tmp_path, data_prep):
-    code, out, err = data_prep("export", digits, tmp_path / "out", "--to", "images", "--limit", 50)
-    assert (code, err) == (0, "")
-    assert out == f"{tmp_path}/out: 100 samples (train 50, val 50) as images\n"
-    classes = (tmp_path / "out" / "classes.txt").read_text().split()
-    assert classes == list("0123456789")
-    for split in ("train", "val"):
-        samples = read(digits, split, 50)
-        files = sorted((tmp_path / "out" / split).glob("*/*.png"), key=lambda path: path.name)
-        assert len(files) == 50
-        for i, path in enumerate(files):
-            assert path.name == f"{i:07d}.png"
-            assert classes.index(path.parent.name) == samples["label"][i]
-            with Image.open(path) as image:
-                assert np.array_equal(np.asarray(image), samples["image"][i, 0])
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4, None])
-def test_images_of_any_channels(tmp_path, data_prep, channels):
-    shape = (6, 5, 7) if channels is None else (6, channels, 5, 7)
-    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    write_shards(tmp_path / "set", [("train", {"image": images})])
-    assert data_prep("export", tmp_path / "set", tmp_path / "out", "--to", "images")[0] == 0
-    for i, image in enumerate(images):
-        with Image.open(tmp_path / "out" / "train" / f"{i:07d}.png") as found:
-            pixels = np.asarray(found)
-        assert np.array_equal(
-            pixels if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0), image.squeeze()
-        )
-
-
-def test_encoded_images_stay_as_they_are(tmp_path, data_prep):
-    files = []
-    for kind in ("JPEG", "PNG", "WEBP"):
-        content = io.BytesIO()
-        Image.new("RGB", (9, 7), (200, 30, 60)).save(content, kind)
-        files.append(content.getvalue())
-    batch = {
-        "jpeg": [np.frombuffer(file, np.uint8) for file in files],
-        "label": np.array([5, -1, 12]),
-    }
-    write_shards(tmp_path / "set", [("train", batch)])
-    assert data_prep("export", tmp_path / "set", tmp_path / "out", "--to", "images")[0] == 0
-    found = [
-        (tmp_path / "out" / "train" / name).read_bytes()
-        for name in ("05/0000000.jpg", "-1/0000001.png", "12/0000002.webp")
-    ]
-    assert found == files
-    batch["jpeg"][1] = np.frombuffer(b"no image", np.uint8)
-    write_shards(tmp_path / "bad", [("train", batch)])
-    code, _, err = data_prep("export", tmp_path / "bad", tmp_path / "new", "--to", "images")
-    assert code == 3
-    assert "field 'jpeg': sample 1 is no image file" in err
-    assert not (tmp_path / "new").exists()
-
-
-def test_what_cannot_be_images(everything, tmp_path, data_prep):
-    command = ["export", everything, tmp_path / "out", "--to", "images"]
-    code, _, err = data_prep(*command, "--field", "nan")
-    assert (code, "no field holds images" in err) == (2, True)
-    code, _, err = data_prep(*command, "--label", "nan")
-    assert (code, "one whole number per sample; there are none" in err) == (2, True)
-    images = np.zeros((2, 4, 4), np.uint8)
-    write_shards(tmp_path / "two", [("train", {"a": images, "b": images})])
-    code, _, err = data_prep("export", tmp_path / "two", tmp_path / "out", "--to", "images")
-    assert (code, "--field NAME says which of a, b" in err) == (2, True)
-    assert not (tmp_path / "out").exists()
-
-
-def test_names_of_folders_are_safe():
-    names = [
-        "cat",
-        "../../etc",
-        "Cat",
-        "",
-        ".hidden",
-        "a/b",
-        "a\\b",
-        "x" * 500,
-        "né\n",
-        "..",
-        "-rf",
-    ]
-    found = folder_names(range(len(names) + 1), names)
-    assert len({name.casefold() for name in found.values()}) == len(names) + 1
-    for name in found.values():
-        assert name
-        assert not set("/\\\n\0") & set(name)
-        assert not name.startswith((".", "-"))
-        assert len(name.encode()) <= 255
-    assert found[0] == "cat"
-    assert found[8] == "né_"
-    assert found[11] == "11"
-    assert list(folder_names([1, 20, 300], []).values()) == ["001", "020", "300"]
-
-
 def test_out_that_cannot_be(digits, tmp_path, data_prep):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
@@ -263,13 +122,13 @@ def test_out_that_cannot_be(digits, tmp_path, data_prep):
         ("file/below", 3, "lies in one"),
         (digits / "out", 2, "lies in the data set's own folder"),
     ):
-        found, _, err = data_prep("export", digits, tmp_path / out, "--to", "npz")
+        found, _, err = data_prep("export", digits, tmp_path / out, "--to", "parquet")
         assert (found, why in err) == (code, True), err
-    assert data_prep("export", digits, tmp_path / "empty", "--to", "npz")[0] == 0
+    assert data_prep("export", digits, tmp_path / "empty", "--to", "parquet")[0] == 0
     assert sorted(os.listdir(tmp_path)) == ["empty", "file", "full"]
-    for options in (["--split", "test"], ["--field", "x"], ["--label", "label"], ["--text", "x"]):
-        assert data_prep("export", digits, tmp_path / "new", "--to", "npz", *options)[0] == 2
-    assert data_prep("export", digits, tmp_path / "new")[0] == 2
+    for options in (["--split", "test"], ["--field", "x"], ["--to", "npz"], ["--to", "images"]):
+        assert data_prep("export", digits, tmp_path / "new", "--to", "parquet", *options)[0] == 2
+    assert "numpy.savez writes" in data_prep("export", digits, tmp_path / "new", "--to", "npz")[2]
     assert not (tmp_path / "new").exists()
 
 
@@ -277,7 +136,6 @@ def test_out_that_cannot_be(digits, tmp_path, data_prep):
     ("command", "module"),
     [
         (["export", "SET", "OUT", "--to", "parquet"], "pyarrow"),
-        (["export", "SET", "OUT", "--to", "images"], "PIL.Image"),
         (["stats", "SET", "--plot", "OUT.png"], "matplotlib"),
     ],
 )
@@ -299,7 +157,7 @@ def test_looking_needs_no_torch():
 
 def test_a_damaged_data_set_leaves_nothing(everything, tmp_path, data_prep):
     (everything / "val-00000.h5").write_bytes(b"")
-    code, _, err = data_prep("export", everything, tmp_path / "out", "--to", "npz")
+    code, _, err = data_prep("export", everything, tmp_path / "out", "--to", "parquet")
     assert (code, "val-00000.h5 is truncated" in err) == (3, True)
     assert os.listdir(tmp_path) == ["set"]
 
@@ -318,29 +176,18 @@ def test_names_come_back_from_parquet(tmp_path, data_prep):
 def test_what_a_killed_export_left_is_removed(digits, tmp_path, data_prep):
     program = f"""
 import os, signal
-from data_prep.exports.npz import Npz
-Npz.write = lambda self, folder, *_: ((folder / "x").touch(), os.kill(os.getpid(), signal.SIGKILL))
+from data_prep.tools.export import Parquet
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+Parquet.write = lambda self, folder, *_: ((folder / "x").touch(), die())
 from data_prep.cli import main
-main(["export", {str(digits)!r}, {str(tmp_path / "out")!r}, "--to", "npz"])
+main(["export", {str(digits)!r}, {str(tmp_path / "out")!r}, "--to", "parquet"])
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False)
     assert killed.returncode == -signal.SIGKILL
     (left,) = os.listdir(tmp_path)
     assert left.startswith(".out.")
-    assert data_prep("export", digits, tmp_path / "out", "--to", "npz")[0] == 0
+    assert data_prep("export", digits, tmp_path / "out", "--to", "parquet")[0] == 0
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_images_and_back(digits, tmp_path, data_prep):
-    assert data_prep("export", digits, tmp_path / "out", "--to", "images", "--quiet")[0] == 0
-    for split in ("train", "val"):
-        back = tmp_path / split
-        options = ["--mode", "L", "--split", f"{split}=1", "--quiet"]
-        assert data_prep("images", tmp_path / "out" / split, back, *options)[0] == 0
-        # The files are sorted by class, so the samples come back in another order.
-        given, found = contents(read(digits, split)), contents(read(back, split))
-        assert given != found
-        assert sorted(given) == sorted(found)
 
 
 def test_text_and_back(everything, tmp_path, data_prep):

@@ -115,14 +115,6 @@ def test_head_of_what_is_not_there(folder, data_prep):
         assert data_prep("head", folder, *options)[0] == 2
 
 
-def test_images_on_a_terminal(folder):
-    code, out = on_a_terminal("head", folder, "-n", 1, "--images", "-f", "image", "--split", "val")
-    assert code == 0
-    assert out.count("▀") == 2 * 4
-    # The first pixel has the RGB values (0, 16, 32), and the pixel below it has (4, 20, 36).
-    assert "\x1b[38;2;0;16;32;48;2;4;20;36m▀" in out
-
-
 NUMBERS, BYTES = Field("int64"), Field("uint8", variable=True)
 ARRAY = "int64[100]  [0, 1, 2, 3, 4, 5, 6, 7, …]  0 to 99, mean 49.5"
 PNG = np.frombuffer(b"\x89PNG\r\n\x1a\n...", np.uint8)
@@ -159,22 +151,6 @@ def test_inspect(folder, data_prep):
     found = json.loads(out)
     assert found["splits"] == {"train": 5, "val": 5}
     assert found["problem"] is None
-
-
-@pytest.mark.parametrize("first", ["image", "text"])
-def test_the_way_to_read_it_works(tmp_path, data_prep, first):
-    """The code that `inspect` prints runs unchanged."""
-    folder = tmp_path / "it's"
-    batch = {"image": np.ones((3, 2)), "text": [np.uint8([1, 2]), np.uint8([3]), np.uint8([])]}
-    ordered = {first: batch[first], **batch}
-    write_shards(folder, [("train", ordered)])
-    out = data_prep("inspect", folder)[1]
-    lines = out[out.index("to read it") :].splitlines()[1:]
-    scope = {}
-    exec("\n".join(line[2:] for line in lines), scope)
-    expected = batch[first][0]
-    assert np.array_equal(scope[first], expected)
-    assert len(scope["batch"]["image"]) == 3
 
 
 def test_inspect_of_compressed_shards(folder, data_prep):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.hdf5.groups import looks_like_groups
-from data_prep.formats.unread import matlab_5
+from data_prep.formats.opening import matlab_5
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import MAX_AXES
 from hpctrain.shards.types import Array
@@ -42,16 +42,11 @@ SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The address of an array: a file, and the array in it.
+    """The address of an array: a file, and the array in it."""
 
-    Attributes:
-        path: Path of the file, or of the folder of a Zarr store.
-        key: The text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP".
-        matched: Names the sample if the key comes from a pattern; see `groups.Match`.
-    """
-
-    path: str
-    key: str = ""
+    path: str  # path of the file, or of the folder of a Zarr store
+    key: str = ""  # the text after the colon: the array's name in the file, or "DTYPE:SHAPE:SKIP"
+    # Names the sample if the key comes from a pattern; see `groups.Match`.
     matched: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
@@ -84,10 +79,6 @@ class ArrayFile(ABC):
         single: Whether the file holds one value without axes, which only `Whole` takes.
         text: Whether the values are text.
         note: What the user should know about the axes; or "".
-
-    Raises:
-        DataError: The dtype or the shape does not give rows of numbers.
-        ConfigError: The array does not have this axis.
     """
 
     def __init__(
@@ -109,11 +100,7 @@ class ArrayFile(ABC):
         self._slab: tuple[int, Array] | None = None
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return these rows as (stop - start, *sample). The caller must not change them.
-
-        Raises:
-            DataError: The rows cannot be read.
-        """
+        """Return these rows as (stop - start, *sample). The caller must not change them."""
         if self._chunk == 1:
             return self._rows(start, stop)
         if self._slab is not None:
@@ -126,11 +113,7 @@ class ArrayFile(ABC):
         return slab[start - first : stop - first]
 
     def check(self) -> None:  # noqa: B027
-        """Compare the content with the checksum that the file has of all of it, if it has one.
-
-        Raises:
-            DataError: The content is damaged.
-        """
+        """Compare the content with the checksum that the file has of all of it, if it has one."""
 
     @abstractmethod
     def _rows(self, start: int, stop: int) -> Array: ...
@@ -206,17 +189,7 @@ def unreadable(where: Where, error: Exception) -> DataError:
 
 
 def choose(where: Where, names: Mapping[str, str]) -> str:
-    """Return the name of the array in a file. Without a key the file must have only one.
-
-    Args:
-        where: The address that the user gave.
-        names: The names of all arrays, each with a description such as "float32 (10, 3)".
-
-    Raises:
-        ConfigError: There is no such array, or several without a key. The message has all names
-            and an example.
-        DataError: The file has no arrays.
-    """
+    """Return the name of the array in a file. Without a key the file must have only one."""
     if where.key in names:
         return where.key
     if not names:
@@ -237,11 +210,7 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
 
 
 def check_dtype(where: Where, dtype: Any) -> None:
-    """Refuse a dtype that is not real numbers.
-
-    Raises:
-        DataError: The message says what to do instead.
-    """
+    """Refuse a dtype that is not real numbers."""
     kind = dtype.kind if isinstance(dtype, np.dtype) else "V"
     if kind in "biuf" + TEXT:
         return

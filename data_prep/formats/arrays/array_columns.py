@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.formats.arrays.array_base import ArrayFile, Where
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.arrays.packing import Packing
-from data_prep.formats.casts import cast
+from data_prep.formats.samples import cast
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.types import Array
@@ -32,31 +32,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Column:
-    """The arrays of a field, one after the other.
+    """The arrays of a field, one after the other."""
 
-    Attributes:
-        name: Name of the field.
-        parts: The arrays.
-        axis: The axis that counts the samples; None: each array is a sample.
-        cast: The dtype to cast to, or "".
-        external: Whether HDF5 files may lead to other files.
-        text: Whether the values are text, which is stored as UTF-8.
-        varies: The axis of a sample whose length varies, or None.
-        nbytes: Roughly the bytes of all samples.
-        note: What the user should know; or "".
-        ends: Where each part ends.
-    """
-
-    name: str
-    parts: tuple[Part, ...]
-    axis: int | None = 0
-    cast: str = ""
-    external: bool = False
-    text: bool = False
-    varies: int | None = None
-    nbytes: int = 0
-    note: str = ""
-    ends: list[int] = field(init=False)
+    name: str  # name of the field
+    parts: tuple[Part, ...]  # the arrays
+    axis: int | None = 0  # the axis that counts the samples; None: each array is a sample
+    cast: str = ""  # the dtype to cast to, or ""
+    external: bool = False  # whether HDF5 files may lead to other files
+    text: bool = False  # whether the values are text, which is stored as UTF-8
+    varies: int | None = None  # the axis of a sample whose length varies, or None
+    nbytes: int = 0  # roughly the bytes of all samples
+    note: str = ""  # what the user should know; or ""
+    ends: list[int] = field(init=False)  # where each part ends
 
     def __post_init__(self) -> None:
         """Compute where each part ends."""
@@ -171,21 +158,7 @@ class _Kind(NamedTuple):
 def open_parts(
     name: str, wheres: list[Where], axis: int | None, to: str, *, unpack: bool, external: bool
 ) -> tuple[Column, Field]:
-    """Open and check each of a field's arrays once, and return the column and its field.
-
-    Args:
-        name: Name of the field.
-        wheres: Its arrays, in their order.
-        axis: The axis that counts the samples; None: each array is a sample.
-        to: The dtype to cast to; "" keeps the stored one.
-        unpack: Whether attributes such as scale_factor are applied.
-        external: Whether HDF5 files may lead to other files.
-
-    Raises:
-        ConfigError: Text is to be cast.
-        DataError: An array cannot be read or stored, or differs from the first; or no array has
-            samples.
-    """
+    """Open and check each of a field's arrays once, and return the column and its field."""
     parts: list[Part] = []
     kinds: list[_Kind] = []
     nbytes, note = 0, ""
@@ -229,11 +202,7 @@ def open_parts(
 def _schema(
     name: str, wheres: list[Where], kinds: list[_Kind], *, whole: bool
 ) -> tuple[Field, int | None]:
-    """Return the field of arrays, and the axis of a sample whose length varies, or None.
-
-    Raises:
-        DataError: The arrays are of different kinds, or no field can hold them.
-    """
+    """Return the field of arrays, and the axis of a sample whose length varies, or None."""
     first, varying = kinds[0], set[int]()
     for where, kind in zip(wheres, kinds, strict=True):
         if kind == first:

@@ -1,35 +1,26 @@
-"""Find and open arrays in files, whatever their format; see `array_base`."""
+"""Find and open arrays in files, whatever their format, and the arrays that each field has."""
 
 import glob
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 
 from data_prep.formats.arrays import array_hdf5, array_netcdf, array_numpy, array_zarr
-from data_prep.formats.arrays.array_base import (
-    FORMS,
-    READING,
-    ArrayFile,
-    Where,
-    Whole,
-    unreadable,
-)
+from data_prep.formats.arrays.array_base import FORMS, READING, ArrayFile, Where, Whole, unreadable
 from data_prep.formats.hdf5 import groups
-from data_prep.formats.hdf5.groups import has_wildcard
+from data_prep.formats.hdf5.groups import has_wildcard, shortened
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.field import check_name
 
 
 def parse_where(text: str) -> list[Where]:
-    """Parse FILE or FILE:KEY. FILE may be a pattern; its files are returned in natural order.
-
-    Raises:
-        ConfigError: No file matches the pattern.
-    """
+    """Parse FILE or FILE:KEY. FILE may be a pattern; its files are returned in natural order."""
     cuts = [len(text), *(i for i in reversed(range(len(text))) if text[i] == ":")]
     for cut in cuts:  # the longest path that exists: file names may contain colons
         if cut and os.path.exists(text[:cut]):
@@ -50,17 +41,7 @@ def natural(text: str) -> tuple[Any, ...]:
 
 
 def open_array(where: Where, axis: int | None = 0, *, external: bool = False) -> ArrayFile:
-    """Open an array.
-
-    Args:
-        where: The address of the array.
-        axis: The axis that counts the samples; None: the array is one sample.
-        external: Whether links of an HDF5 file may lead to other files.
-
-    Raises:
-        DataError: The array is missing, damaged, or does not hold numbers.
-        ConfigError: `where` does not say which array, or the array does not have this axis.
-    """
+    """Open an array."""
     _check_file(where)
     array = _opened(where, axis or 0, external)
     if axis is None:
@@ -93,10 +74,6 @@ def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list
     """Return the arrays that a pattern in a key matches, and the groups that lack the array.
 
     Without a pattern this is the array itself.
-
-    Raises:
-        ConfigError: Nothing matches.
-        DataError: The file cannot be read.
     """
     if where.kind in ("raw", "npy") or not has_wildcard(where.key):
         return [where], []
@@ -135,11 +112,7 @@ def _names(where: Where) -> Collection[str]:
 
 
 def _check_file(where: Where) -> None:
-    """Check that the file exists and is not a folder, pipe or device.
-
-    Raises:
-        DataError: It does not exist or is something else.
-    """
+    """Check that the file exists and is not a folder, pipe or device."""
     try:
         mode = os.stat(where.path).st_mode
     except (OSError, ValueError) as error:
@@ -149,13 +122,8 @@ def _check_file(where: Where) -> None:
         raise DataError(f"{where.path} is {what}; a field is {FORMS}")
 
 
-def named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
-    """Yield the fields of files given without `--field`: an .npy by its stem, an .npz by its keys.
-
-    Raises:
-        DataError: An .npz cannot be read.
-        ConfigError: A file has another format. The message lists the arrays in it.
-    """
+def _named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
+    """Yield the fields of files without `--field`: an .npy by its stem, an .npz by its keys."""
     for path in map(str, files):
         where = Where(path)
         if where.kind == "npy":
@@ -166,3 +134,68 @@ def named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
         else:
             open_array(where).close()  # raises an error that lists the arrays
             raise ConfigError(f"{path}: say which field it is: --field NAME={path}")
+
+
+def addresses(
+    files: Sequence[Path], named: Sequence[str], *, external: bool
+) -> tuple[dict[str, list[Where]], list[str]]:
+    """Return the addresses of the arrays of each field, and notes on what patterns leave out."""
+    wheres: dict[str, list[Where]] = {}
+    for name, where in _named_by_files(files):
+        if name in wheres:
+            raise ConfigError(
+                f"{wheres[name][0]} and {where} would both be the field {name!r}; --field "
+                f"{name}={wheres[name][0]} --field {name}={where} puts one behind the other"
+            )
+        _check_name(name, where)
+        wheres[name] = [where]
+    unnamed, notes = set(wheres), list[str]()
+    for text in named:
+        name, equals, file = text.partition("=")
+        if not (name and equals and file):
+            raise ConfigError(f"--field {text!r} is not NAME=FILE; {FORMS}")
+        if name in unnamed:
+            raise ConfigError(
+                f"{wheres[name][0]} and {file} would both be the field {name!r}; give both with "
+                "--field to put one behind the other, or another NAME"
+            )
+        found = parse_where(file)
+        _check_name(name, found[0])
+        for where in found:
+            several, gone = expanded(where, external=external)
+            wheres.setdefault(name, []).extend(several)
+            if gone:
+                notes.append(f"{where} has nothing at {shortened(gone)}: left out")
+    for name, found in wheres.items():
+        where, times = Counter(found).most_common(1)[0]
+        if times > 1:
+            raise ConfigError(f"{where} is there twice in the field {name!r}")
+    if not wheres:
+        raise ConfigError(f"give .npy or .npz files before OUT, or --field NAME=FILE; {FORMS}")
+    _check_groups({name: found for name, found in wheres.items() if found[0].matched})
+    return wheres, notes
+
+
+def _check_groups(wheres: Mapping[str, Sequence[Where]]) -> None:
+    """Check that the patterns of all fields match the same groups, in the same order."""
+    groups: dict[str, dict[Any, Where]] = {}
+    for name, found in wheres.items():
+        paths = dict.fromkeys(where.path for where in found)
+        files = {path: number for number, path in enumerate(paths)}
+        groups[name] = {(files[where.path], where.matched): where for where in found}
+    first = next(iter(groups), "")
+    for name in groups:
+        for one, other in ((first, name), (name, first)):
+            if lonely := [str(groups[one][key]) for key in groups[one].keys() - groups[other]]:
+                raise ConfigError(
+                    f"the fields {first!r} and {name!r} match different groups: {other!r} has "
+                    f"nothing beside {shortened(sorted(lonely, key=natural))}; a narrower pattern "
+                    "leaves them out"
+                )
+
+
+def _check_name(name: str, where: Where) -> None:
+    try:
+        check_name(name, "field")
+    except DataError as error:
+        raise ConfigError(f"{error}; --field NAME={where} gives another") from None

@@ -8,7 +8,7 @@ import struct
 import zipfile
 import zlib
 from functools import lru_cache
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from data_prep.formats.arrays.array_base import (
     unreadable,
 )
 from data_prep.formats.arrays.mapped import Mapped
-from data_prep.formats.unread import way
+from data_prep.formats.opening import way
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.storage.scratch import Undecodable, load
 from hpctrain.shards.types import Array
@@ -53,37 +53,6 @@ def open_numpy(where: Where, axis: int) -> ArrayFile:
         return _npy(where, file, axis, 0, os.stat(file.fileno()).st_size)
 
 
-class _Checksum(NamedTuple):
-    """The CRC-32 of a range of bytes in a file."""
-
-    start: int
-    size: int
-    crc: int
-
-    def check(self, where: Where, file: int) -> None:
-        """Check the bytes of an open file.
-
-        Raises:
-            DataError: They have another checksum, or cannot be read.
-        """
-        found, at, end = 0, self.start, self.start + self.size
-        buffer = bytearray(min(self.size, _CHECKED_BYTES))
-        while at < end:
-            room = memoryview(buffer)[: end - at]
-            try:
-                count = os.preadv(file, [room], at)
-            except OSError as error:
-                raise unreadable(where, error) from None
-            if not count:
-                raise DataError(f"{where.path} was cut off while it was being read")
-            found, at = _crc32(room[:count], found), at + count
-        if found != self.crc:
-            raise DataError(
-                f"{where} is damaged: its content has the CRC-32 {found:08x}, the archive says "
-                f"{self.crc:08x}"
-            )
-
-
 class _Flat(ArrayFile):
     """Numbers without gaps in a file: .npy, an uncompressed member of .npz, or raw numbers."""
 
@@ -95,7 +64,7 @@ class _Flat(ArrayFile):
         axis: int,
         offset: int,
         fortran: bool = False,
-        checksum: "_Checksum | None" = None,
+        checksum: tuple[int, int, int] | None = None,
     ) -> None:
         super().__init__(where, dtype, shape, axis)
         # In the file's order: (outer, samples, inner). Each of the `outer` runs has `inner` values
@@ -114,8 +83,19 @@ class _Flat(ArrayFile):
 
     def check(self) -> None:
         """See `ArrayFile`."""
-        if self._checksum is not None:
-            self._checksum.check(self.where, self._file)
+        if self._checksum is None:
+            return
+        (start, size, listed), found = self._checksum, 0
+        buffer = np.empty(min(size, _CHECKED_BYTES), np.uint8)
+        for at in range(0, size, _CHECKED_BYTES):
+            part = buffer[: size - at]
+            self._fill(part, start + at)
+            found = _crc32(part, found)
+        if found != listed:
+            raise DataError(
+                f"{self.where} is damaged: its content has the CRC-32 {found:08x}, the archive "
+                f"says {listed:08x}"
+            )
 
     def _rows(self, start: int, stop: int) -> Array:
         size = self.dtype.itemsize * self._inner
@@ -248,11 +228,7 @@ atexit.register(_stream.cache_clear)  # closes the files
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return the shape, whether the array is in Fortran order, and the dtype.
-
-    Raises:
-        ValueError: It is not the header of a .npy file.
-    """
+    """Return the shape, whether the array is in Fortran order, and the dtype."""
     try:
         version = np.lib.format.read_magic(file)
     except ValueError:
@@ -280,7 +256,7 @@ def _npy(
     begin = file.tell()
     check_dtype(where, dtype)
     _check_size(where, dtype.itemsize * math.prod(shape), size - (begin - offset))
-    checksum = None if crc is None else _Checksum(offset, size, crc)
+    checksum = None if crc is None else (offset, size, crc)
     return _Flat(where, dtype, shape, axis, begin, fortran, checksum)
 
 
@@ -296,11 +272,7 @@ def _check_size(where: Where, needed: int, found: int) -> None:
 
 
 def npz_names(path: str) -> list[str]:
-    """Return the keys of an .npz.
-
-    Raises:
-        DataError: The file cannot be read, or has members that are not arrays.
-    """
+    """Return the keys of an .npz."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()

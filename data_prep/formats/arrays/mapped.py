@@ -20,12 +20,7 @@ LEAST_BYTES = 2**16  # smaller reads are as fast with a copy
 
 
 class Mapped:
-    """A memory map of a file, where the system and the file system allow one.
-
-    Args:
-        path: Path of the file.
-        descriptor: Descriptor of the same file; the caller may close it afterwards.
-    """
+    """A memory map of a file, where the system and the file system allow one."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._map: mmap.mmap | None = None
@@ -38,11 +33,7 @@ class Mapped:
                 self._map = None
 
     def bytes(self, start: int, size: int) -> NDArray[np.uint8] | None:
-        """Return bytes of the file, read-only; None if the caller has to read them itself.
-
-        Raises:
-            OSError: The bytes are no longer in the file or cannot be read.
-        """
+        """Return bytes of the file, read-only; None if the caller has to read them itself."""
         if self._map is None or size < LEAST_BYTES:
             return None
         page = start // mmap.PAGESIZE * mmap.PAGESIZE

@@ -27,39 +27,23 @@ ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Uns
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How stored numbers are read.
+    """How stored numbers are read."""
 
-    Attributes:
-        stored: The stored dtype.
-        dtype: The dtype of the unpacked values.
-        scale: Factor of the stored value; None if the values are not scaled.
-        offset: Number added after scaling.
-        missing: Stored values that mean "missing".
-        unsigned: Whether the stored bits are an unsigned integer.
-        lowest: Smaller values are missing; None: there is no such bound.
-        highest: Larger values are missing; None: there is no such bound.
-        bounds_unpacked: Whether these are bounds of the unpacked values.
-    """
-
-    stored: str
-    dtype: str
-    scale: float | None = None
-    offset: float = 0.0
-    missing: tuple[float, ...] = ()
-    unsigned: bool = False
-    lowest: float | None = None
-    highest: float | None = None
-    bounds_unpacked: bool = False
+    stored: str  # the stored dtype
+    dtype: str  # the dtype of the unpacked values
+    scale: float | None = None  # factor of the stored value; None if the values are not scaled
+    offset: float = 0.0  # number added after scaling
+    missing: tuple[float, ...] = ()  # stored values that mean "missing"
+    unsigned: bool = False  # whether the stored bits are an unsigned integer
+    lowest: float | None = None  # smaller values are missing; None: there is no such bound
+    highest: float | None = None  # larger values are missing; None: there is no such bound
+    bounds_unpacked: bool = False  # whether these are bounds of the unpacked values
 
     @classmethod
     def of(
         cls, what: str, stored: Any, attributes: Mapping[str, Any], *, text: bool = False
     ) -> "Packing":
-        """Make the packing that an array's attributes describe; text has none.
-
-        Raises:
-            DataError: An attribute is not a number.
-        """
+        """Make the packing that an array's attributes describe; text has none."""
         stored = np.dtype(stored)
         if text:
             return cls(stored.str, "uint8")
@@ -138,11 +122,7 @@ class Packing:
 def _bounds(
     what: str, attributes: Mapping[str, Any], stored: np.dtype[Any], *, unsigned: bool
 ) -> tuple[float | None, float | None]:
-    """Return the lowest and the highest valid value, None without one.
-
-    Raises:
-        DataError: An attribute is not a number, or a range does not have two.
-    """
+    """Return the lowest and the highest valid value, None without one."""
     found: list[float | None] = [None, None]
     for name in (each for each in BOUNDS if each in attributes):
         values = np.asarray(attributes[name]).reshape(-1)

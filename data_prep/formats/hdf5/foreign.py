@@ -12,7 +12,7 @@ from data_prep.formats.arrays.array_hdf5 import names_of
 from data_prep.formats.hdf5 import matlab
 from data_prep.formats.hdf5.groups import has_wildcard, looks_like_groups, one_of_many
 from data_prep.formats.hdf5.sparse import form_of, part_of
-from data_prep.formats.unread import matlab_5
+from data_prep.formats.opening import matlab_5
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.storage.inside import Elsewhere, find
@@ -24,27 +24,16 @@ _CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"
 
 @dataclass(frozen=True)
 class FieldSource:
-    """The datasets that shall be a field.
+    """The datasets that shall be a field."""
 
-    Attributes:
-        dataset: Path of the values in the file.
-        offsets: Path of the offsets of a variable-length field, or "".
-        axis: The axis that counts the samples; negative ones count from the end.
-        chosen: Whether the user has chosen this axis.
-    """
-
-    dataset: str
-    offsets: str = ""
-    axis: int = 0
-    chosen: bool = False
+    dataset: str  # path of the values in the file
+    offsets: str = ""  # path of the offsets of a variable-length field, or ""
+    axis: int = 0  # the axis that counts the samples; negative ones count from the end
+    chosen: bool = False  # whether the user has chosen this axis
 
 
 def open_file(path: Path | str) -> h5py.File:
-    """Open a file for reading. If the file system has locks, also check that no process writes it.
-
-    Raises:
-        DataError: The file cannot be opened; the message says why.
-    """
+    """Open a file for reading. Where there are locks, also check that no process writes it."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise DataError(f"{path} is not a file")
     try:
@@ -70,11 +59,7 @@ def open_file(path: Path | str) -> h5py.File:
 
 
 def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str, Field], int]:
-    """Return the schema and the number of samples of a file without reading its data.
-
-    Raises:
-        DataError: A dataset is missing or cannot be a field; the message says why.
-    """
+    """Return the schema and the number of samples of a file without reading its data."""
     with open_file(path) as file:
         try:
             fields, counts = {}, {}
@@ -98,11 +83,7 @@ def look(path: Path | str, sources: Mapping[str, FieldSource]) -> tuple[dict[str
 
 
 def notes_on(path: Path | str, sources: Mapping[str, FieldSource], rows: int) -> list[str]:
-    """Return what the user should know about the axes of fields that a file has.
-
-    Raises:
-        ConfigError: A field is one of more groups than it has rows, so that each group is a sample.
-    """
+    """Return what the user should know about the axes of fields that a file has."""
     notes, unsure = [], [s for s in sources.values() if not (s.chosen or s.offsets)]
     with open_file(path) as file:
         names = names_of(file) if unsure else {}
@@ -235,11 +216,7 @@ def _listed(file: h5py.File, most: int = _LISTED, before: str = "", between: str
 
 
 def described(path: Path | str) -> str:
-    """Return the datasets of a file with dtypes and shapes, or that they lie in alike groups.
-
-    Raises:
-        DataError: See `open_file`.
-    """
+    """Return the datasets of a file with dtypes and shapes, or that they lie in alike groups."""
     with open_file(path) as file:
         return _listed(file, 100, "\n  ", "")
 

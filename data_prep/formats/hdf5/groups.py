@@ -32,13 +32,7 @@ def expression(pattern: str) -> re.Pattern[str]:
 def matching(
     pattern: str, names: Callable[[str], Iterable[str]], has: Callable[[str], bool]
 ) -> tuple[list[Match], list[str]]:
-    """Return what matches a pattern such as /rec_*/eeg, and the paths /rec_7 without an eeg.
-
-    Args:
-        pattern: Its last part may be NAME@ATTRIBUTE.
-        names: Returns the names in a group; none if there is no such group.
-        has: Returns whether an array or attribute is at a path.
-    """
+    """Return what matches a pattern such as /rec_*/eeg, and the paths /rec_7 without an eeg."""
     if has(pattern):  # a name with a "*" in it
         return [(pattern, ())], []
     found: list[Match] = [("", ())]
@@ -80,13 +74,7 @@ def among(pattern: str, paths: Collection[str]) -> tuple[list[Match], list[str]]
 
 
 def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[int, str]:
-    """Return how many groups of a file look like samples, and a sentence with the command.
-
-    Args:
-        path: The file.
-        names: The paths of its arrays.
-        key: Only groups with this array are meant; "": any.
-    """
+    """Return how many groups of a file look like samples, and a sentence with the command."""
     found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in names:
         parts = name.strip("/").split("/")
@@ -127,14 +115,7 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def one_of_many(path: str, names: Iterable[str], key: str, rows: int) -> tuple[bool, str]:
-    """Return whether an array must be one of many samples, and what to say if it may be one.
-
-    Args:
-        path: The file.
-        names: The paths of its arrays.
-        key: The array that the user names.
-        rows: The number of its rows, each of which would be a sample.
-    """
+    """Return whether an array must be one of many samples, and what to say if it may be one."""
     many, text = looks_like_groups(path, names, key)
     said = f"{path}:{key} has {rows:,} rows, each of which would be a sample; the file has {text}"
     return many > rows, f"{said}; --axis NAME=0 takes the rows" if text else ""

@@ -19,11 +19,7 @@ from hpctrain.shards.types import Int64s
 
 
 class Written:
-    """The part of a dataset that was written into the file.
-
-    Args:
-        dataset: A dataset of a file that stays open.
-    """
+    """The part of a dataset that was written into the file."""
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         self._dataset, self._shape, self._chunks = dataset, dataset.shape, dataset.chunks
@@ -40,11 +36,7 @@ class Written:
         )
 
     def problem(self, start: int = 0, stop: int | None = None, axis: int = 0) -> str:
-        """Return why the rows `start` to `stop` along `axis` cannot be read, or "".
-
-        Raises:
-            OSError, RuntimeError: HDF5 cannot read the list of chunks.
-        """
+        """Return why the rows `start` to `stop` along `axis` cannot be read, or ""."""
         shape, chunks = self._shape, self._chunks
         if self._empty:
             return f"was made for {list(shape)} values, none of which was ever written"

@@ -34,13 +34,7 @@ def problem(found: Any) -> str:
 
 
 def axes(found: Any, shape: Sequence[int], axis: int) -> str:
-    """Return what the user should know about the axes of an array of MATLAB; "" for all others.
-
-    Args:
-        found: The dataset or group.
-        shape: The shape in HDF5.
-        axis: The axis that counts the samples.
-    """
+    """Return what the user should know about the axes of an array of MATLAB; "" for all others."""
     if not (text_of(found, _CLASS) and len(shape) > 1):
         return ""
     here, there = ("x".join(map(str, sizes)) for sizes in (shape, shape[::-1]))

@@ -19,16 +19,11 @@ _PARTS = ("data", "indices", "indptr")
 
 
 class Form(NamedTuple):
-    """How a group holds a sparse matrix.
+    """How a group holds a sparse matrix."""
 
-    Attributes:
-        axis: The axis whose rows can be read.
-        shape: The shape of the matrix.
-        parts: The names of the values, of their columns, and of the beginnings of the rows.
-    """
-
-    axis: int
-    shape: tuple[int, int]
+    axis: int  # the axis whose rows can be read
+    shape: tuple[int, int]  # the shape of the matrix
+    # The names of the values, of their columns, and of the beginnings of the rows.
     parts: tuple[str, str, str]
 
 
@@ -76,9 +71,6 @@ class SparseRows:
         group: The group that holds it.
         form: See `form_of`.
         axis: The axis whose rows are asked for.
-
-    Raises:
-        DataError: These rows cannot be read, or a part of the matrix is missing or damaged.
     """
 
     def __init__(self, name: str, group: h5py.Group, form: Form, axis: int) -> None:
@@ -108,11 +100,7 @@ class SparseRows:
             raise DataError(f"{name} is damaged: {form.parts[2]} does not fit the values")
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return dense rows, (stop - start, columns).
-
-        Raises:
-            DataError: A value lies outside of the matrix.
-        """
+        """Return dense rows, (stop - start, columns)."""
         first, last = int(self._starts[start]), int(self._starts[stop])
         dense = np.zeros((stop - start, self.shape[1]), self.dtype)
         columns = self._columns[first:last].astype(np.int64)

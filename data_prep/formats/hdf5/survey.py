@@ -11,10 +11,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.datasets.rows import blocks
+from data_prep.datasets.shards import blocks, check_offsets
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
-from data_prep.source import BLOCK_BYTES, SourceFile
+from data_prep.source import SourceFile, readable
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard
@@ -32,53 +32,32 @@ LARGE, SMALL = 8 * 2**20, 16 * 2**10
 
 @dataclass(frozen=True)
 class Found:
-    """The result of reading a file.
+    """The result of reading a file."""
 
-    Attributes:
-        shard: The file's entry in the index.
-        moments: The state of the `Moments` of each field.
-        notes: For each field, how a loader reads it, and whether other storage would be faster.
-    """
-
-    shard: Shard
-    moments: Mapping[str, Mapping[str, Any]]
+    shard: Shard  # the file's entry in the index
+    moments: Mapping[str, Mapping[str, Any]]  # the state of the `Moments` of each field
+    # For each field, how a loader reads it, and whether other storage would be faster.
     notes: Mapping[str, tuple[str, bool]]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The task of a worker process: read one file.
+    """The task of a worker process: read one file."""
 
-    Attributes:
-        folder: The folder of the index.
-        paths: Paths of the files in the folder.
-        sources: Sizes and times of the files when they were first opened.
-        counts: Number of samples of each file.
-        splits: Split of each file.
-        schema: The fields, the same in all files.
-        statistics: Whether the values are read, for the running statistics.
-    """
-
-    folder: Path
-    paths: Sequence[str]
-    sources: Sequence[SourceFile]
-    counts: Sequence[int]
-    splits: Sequence[str]
-    schema: Mapping[str, Field]
-    statistics: bool
+    folder: Path  # the folder of the index
+    paths: Sequence[str]  # paths of the files in the folder
+    sources: Sequence[SourceFile]  # sizes and times of the files when they were first opened
+    counts: Sequence[int]  # number of samples of each file
+    splits: Sequence[str]  # split of each file
+    schema: Mapping[str, Field]  # the fields, the same in all files
+    statistics: bool  # whether the values are read, for the running statistics
 
     def look(self, number: int, progress: Progress) -> Found:
-        """Compute the digest of the file, and check that all of it can be read.
-
-        Raises:
-            DataError: It cannot be read, or it was changed meanwhile.
-        """
+        """Compute the digest of the file, and check that all of it can be read."""
         source, path = self.sources[number], self.folder / self.paths[number]
         source.check()
-        try:
+        with readable(path):
             digest = digest_file(path, progress)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
         shard = Shard(
             *(self.paths[number], self.splits[number], self.counts[number], source.size, digest)
         )
@@ -89,10 +68,12 @@ class Survey:
         try:
             for name, field in self.schema.items():
                 if field.variable:
-                    _check_offsets(layout, name, shard.count)
+                    check_offsets(layout, name, shard.count)
                     elements[name] = layout.totals[f"{name}/values"]
                 if self.statistics:
-                    found = _moments(layout, name, field, shard.count, len(self.schema))
+                    found = Moments(len(self.schema))
+                    for _, values in blocks(layout, {name: field}, 0, shard.count):
+                        found.add(values[name])
                     moments[name] = found.state()
         except MemoryError:
             raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
@@ -115,16 +96,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_storage(layout: Layout, fields: Mapping[str, Field], *, decode: bool) -> None:
-    """Check that HDF5 finds the chunks that a loader finds, and decodes the first and last alike.
-
-    Args:
-        layout: The file as a loader reads it.
-        fields: The schema.
-        decode: Whether chunks may be decoded.
-
-    Raises:
-        DataError: HDF5 reads something else.
-    """
+    """Check that HDF5 finds the chunks that a loader finds, and decodes both ends alike."""
     with h5py.File(layout.path, "r", locking=False) as file:
         for name, field in fields.items():
             parts = ("/values", "/offsets") if field.variable else ("",)
@@ -147,26 +119,6 @@ def _read_otherwise(dataset: h5py.Dataset, stored: Chunked, axis: int) -> str:
         if stored.rows(np.array([row]))[0].tobytes() != theirs.tobytes():
             return f"is damaged: HDF5 reads other values at {row} than the ones that are stored"
     return ""
-
-
-def _check_offsets(layout: Layout, name: str, count: int) -> None:
-    """Check that offsets never decrease. `Layout` checks the first and the last."""
-    rows, last = layout.rows[f"{name}/offsets"], 0
-    for start in range(0, count + 1, BLOCK_BYTES // 8):
-        ends = np.empty(min(BLOCK_BYTES // 8, count + 1 - start), np.int64)
-        rows.copy(start, start + len(ends), ends)
-        back = np.flatnonzero(np.diff(ends, prepend=last) < 0)
-        if len(back):
-            sample = start + int(back[0]) - 1
-            raise DataError(f"{layout.path}: the offsets of {name!r} go back at sample {sample}")
-        last = int(ends[-1])
-
-
-def _moments(layout: Layout, name: str, field: Field, count: int, fields: int) -> Moments:
-    moments = Moments(fields)
-    for _, values in blocks(layout, {name: field}, 0, count):
-        moments.add(values[name])
-    return moments
 
 
 def _how_read(layout: Layout, fields: Mapping[str, Field]) -> dict[str, tuple[str, bool]]:
@@ -198,7 +150,7 @@ def _note(layout: Layout, name: str, dataset: h5py.Dataset, field: Field) -> tup
 def _of_chunks(dataset: h5py.Dataset, rows: Chunked, field: Field) -> tuple[str, bool]:
     codec = ", ".join(describe(each) for each in filters(dataset)) or "not compressed"
     unit = "element" if field.variable else "sample"
-    parts = [f"chunks of {_number(rows.chunk_rows, unit)}", codec]
+    parts = [f"chunks of {rows.chunk_rows:,} {unit}{'s' * (rows.chunk_rows != 1)}", codec]
     tiles = rows.chunk_bytes // max(1, math.prod(dataset.chunks) * dataset.dtype.itemsize)
     slow = []
     if tiles > 1:
@@ -210,7 +162,3 @@ def _of_chunks(dataset: h5py.Dataset, rows: Chunked, field: Field) -> tuple[str,
     if not rows.direct:
         slow.append(f"decoded by HDF5, one thread at a time ({rows.reason})")
     return f"{', '.join(parts)}: {', '.join(slow) or 'decoded in threads'}", bool(slow)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

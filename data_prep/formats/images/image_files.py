@@ -37,11 +37,7 @@ SWAPPED = {
 
 
 def pillow() -> Any:
-    """Return Pillow's module `Image`.
-
-    Raises:
-        ConfigError: Pillow is not installed.
-    """
+    """Return Pillow's module `Image`."""
     image = library("PIL.Image", "an image", name="Pillow", error=ConfigError)
     # Pillow also logs why it refuses a file; our message says it once, with the file's name.
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
@@ -76,17 +72,7 @@ def reasons() -> Iterator[None]:
 
 
 def opened(content: bytes, max_pixels: int, pages: str = "refuse") -> Any:
-    """Open an image and check its header.
-
-    Args:
-        content: The bytes of the file.
-        max_pixels: The most pixels that the image may have; all pages together if they are read.
-        pages: One of PAGES.
-
-    Raises:
-        Unusable: The header is damaged, the format is not supported, or the image has more than
-            `max_pixels` pixels or several pages that may not be there.
-    """
+    """Open an image and check its header."""
     library = pillow()
     library.init()
     formats = [name for name in FORMATS if name in library.OPEN]  # an old Pillow has no AVIF
@@ -135,11 +121,7 @@ def is_deep(image: Any) -> bool:
 
 
 def check_depth(kind: str, content: bytes) -> None:
-    """Check that Pillow would neither cut nor scale the values of an AVIF or JPEG 2000.
-
-    Raises:
-        Unusable: It would.
-    """
+    """Check that Pillow would neither cut nor scale the values of an AVIF or JPEG 2000."""
     bits = [8]
     if kind == "AVIF":
         # The third byte of the decoder's configuration has the bit `high_bitdepth`.
@@ -159,16 +141,7 @@ def check_depth(kind: str, content: bytes) -> None:
 
 
 def colours16(image: Any, content: bytes, max_pixels: int) -> list[Any]:
-    """Return red, green and blue of 16 bits, each as an image of mode I.
-
-    Args:
-        image: A page of an image that was not loaded yet.
-        content: The bytes of the file.
-        max_pixels: See `opened`.
-
-    Raises:
-        Unusable: It is no TIFF or PNG with three such channels, or has transparent pixels.
-    """
+    """Return red, green and blue of 16 bits, each as an image of mode I."""
     tiles = []
     for tile in image.tile if image.format in ("TIFF", "PNG") else ():
         raw, *rest = (tile.args,) if isinstance(tile.args, str) else tile.args
@@ -198,15 +171,7 @@ def is_negative(image: Any) -> bool:
 
 
 def grey16(image: Any, negative: bool) -> Any:
-    """Convert an image to mode I, which keeps the values of the file.
-
-    Args:
-        image: The image.
-        negative: Whether 0 is white; the values are then inverted, as Pillow does for 8 bits.
-
-    Raises:
-        Unusable: The image has colours, or values beyond 16 bits.
-    """
+    """Convert an image to mode I, which keeps the values of the file."""
     if image.mode not in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
         raise Unusable(
             f"it is not grey of 16 bits (Pillow's mode {image.mode}); --mode RGB16 takes colours "
@@ -220,11 +185,7 @@ def grey16(image: Any, negative: bool) -> Any:
 
 
 def check_whole(image: Any, kind: str, content: bytes) -> None:
-    """Check the checksums of a PNG, and that a JPEG or WebP is not cut off, without decoding it.
-
-    Raises:
-        Unusable: It is damaged or cut off.
-    """
+    """Check the checksums of a PNG, and that a JPEG or WebP is not cut off, without decoding it."""
     if kind == "PNG":
         _check_chunks(memoryview(content))
     elif kind == "JPEG":

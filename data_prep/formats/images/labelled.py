@@ -10,8 +10,8 @@ from typing import Any
 
 import xxhash
 
-from data_prep.formats.images.listing import Files, Ignored, look, rows, scan
-from data_prep.formats.outside import Inside
+from data_prep.formats.files import Ignored, Inside, scan
+from data_prep.formats.images.listing import Files, look, rows
 from data_prep.formats.samples import Unusable
 from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError
@@ -25,22 +25,18 @@ WHOLE = range(-(2**63), 2**63)
 
 @dataclass(slots=True)
 class Labelled:
-    """Files with their labels, splits and problems; each piece has a part of them.
+    """Files with their labels, splits and problems; each piece has a part of them."""
 
-    Attributes:
-        files: The files, in their order.
-        texts: The label of each file as it was found; a piece needs only the number.
-        labels: The label of each file as a number; empty without labels.
-        column: The value of each file for `--split column:…` or `--group`; empty without them.
-        records: The line of each file in the list; empty without a list.
-        problems: The files that cannot be used: (file, record, reason).
-    """
-
-    files: Files
+    files: Files  # the files, in their order
+    # The label of each file as it was found; a piece needs only the number.
     texts: list[Any] = field(default_factory=list)
+    # The label of each file as a number; empty without labels.
     labels: "array[int]" = field(default_factory=lambda: array("q"))
+    # The value of each file for `--split column:…` or `--group`; empty without them.
     column: list[str] = field(default_factory=list)
+    # The line of each file in the list; empty without a list.
     records: list[str] = field(default_factory=list)
+    # The files that cannot be used: (file, record, reason).
     problems: list[tuple[str, str, str]] = field(default_factory=list)
 
     def part(self, start: int, stop: int) -> "Labelled":
@@ -75,24 +71,13 @@ def by_folder(
     split: bool,
     outside: bool = False,
 ) -> Labelled:
-    """Find files in folders; the names of the folders are the labels and splits of the files.
-
-    Args:
-        root: The folder with the classes, or with the splits, which then have the classes.
-        suffixes: Endings of the files to find.
-        problems: Takes the files that cannot be used.
-        ignored: Takes all other files.
-        fixed: The classes, if the user lists them.
-        labels: Whether the folders are classes.
-        split: Whether the folders directly below `root` are splits.
-        outside: Whether links may lead out of `root`.
-
-    Raises:
-        ConfigError: The folders seem to be splits, but are taken for classes.
-        DataError: A file is in no class, or a class has no file.
-    """
+    """Find files in folders; the names of the folders are the labels and splits of the files."""
     found = Labelled(Files(str(root)))
-    for name, status in scan(root, suffixes, ignored, outside):
+
+    def taken(name: str) -> bool:
+        return os.path.splitext(name)[1].lower() in suffixes
+
+    for name, status in scan(root, taken, ignored, outside):
         above = name.split(os.sep)[:-1]
         if len(above) < labels + split:
             what = " and ".join(["its split"] * split + ["its class"] * labels)
@@ -137,22 +122,7 @@ def by_list(
     split: bool,
     outside: bool,
 ) -> Labelled:
-    """Take the files that a list names; see `data_prep.formats.images.listing.rows`.
-
-    Args:
-        path: The list.
-        columns: Names of the columns with the path, then the label (with `labels`), then the split
-            (with `split`).
-        problems: Takes the files that cannot be used.
-        fixed: The classes, if the user lists them.
-        labels: Whether the list has labels.
-        split: Whether the list has splits.
-        outside: Whether files may be outside of the list's folder.
-
-    Raises:
-        ConfigError: A column is missing.
-        DataError: The list is damaged.
-    """
+    """Take the files that a list names; see `data_prep.formats.images.listing.rows`."""
     root = path.parent
     found = Labelled(Files(str(root)))
     seen: dict[str, str] = {}
@@ -192,11 +162,7 @@ def by_list(
 
 
 def _label(value: Any, column: str, known: frozenset[str] | None) -> str | int:
-    """Check a label from a list, and return it.
-
-    Raises:
-        Unusable: It is missing, neither text nor an integer, or not in --classes.
-    """
+    """Check a label from a list, and return it."""
     if value is None or value == "":
         raise Unusable(f"it has no {column!r}")
     if isinstance(value, bool) or not isinstance(value, (str, int)):
@@ -211,11 +177,7 @@ def _label(value: Any, column: str, known: frozenset[str] | None) -> str | int:
 def numbers(
     path: Path, found: Labelled, fixed: Sequence[str] | None
 ) -> tuple[list[str] | None, "array[int]"]:
-    """Return the names of the classes (None if labels are numbers), and each file's number.
-
-    Raises:
-        DataError: Some labels are text and some are numbers.
-    """
+    """Return the names of the classes (None if labels are numbers), and each file's number."""
     texts = found.texts
     if fixed is None:
         kinds = {type(text) for text in texts}
@@ -243,11 +205,7 @@ def _is_whole(text: str | int) -> bool:
 
 
 def classes(path: Path) -> list[str]:
-    """Read a file with the name of one class in each line.
-
-    Raises:
-        ConfigError: The file has no name, or one twice, or cannot be read.
-    """
+    """Read a file with the name of one class in each line."""
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except OSError as error:

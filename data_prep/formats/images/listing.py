@@ -1,4 +1,4 @@
-"""Many small files: find them in an order that never changes, and read lists that name them.
+"""Many small files, and lists that name them.
 
 A million files take little more memory than their paths.
 """
@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-from data_prep.formats.opening import open_parquet, parquet_batches
-from data_prep.formats.outside import Inside
-from data_prep.formats.unread import way
+from data_prep.formats.opening import open_parquet, parquet_batches, way
 from data_prep.show import console
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
@@ -25,18 +23,12 @@ _LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 @dataclass(slots=True)
 class Files(Sequence[SourceFile]):
-    """A compact sequence of files with their sizes and times.
+    """A compact sequence of files with their sizes and times."""
 
-    Attributes:
-        root: The folder that the names are relative to.
-        names: Paths below the root, or absolute paths.
-        sizes: Sizes in bytes.
-        times: Times of the last change, in ns.
-    """
-
-    root: str
-    names: list[str] = field(default_factory=list)
-    sizes: "array[int]" = field(default_factory=lambda: array("q"))
+    root: str  # the folder that the names are relative to
+    names: list[str] = field(default_factory=list)  # paths below the root, or absolute paths
+    sizes: "array[int]" = field(default_factory=lambda: array("q"))  # sizes in bytes
+    # Times of the last change, in ns.
     times: "array[int]" = field(default_factory=lambda: array("q"))
 
     def add(self, name: str, found: os.stat_result) -> None:
@@ -58,72 +50,8 @@ class Files(Sequence[SourceFile]):
         return SourceFile(os.path.join(self.root, self.names[i]), self.sizes[i], self.times[i])
 
 
-@dataclass
-class Ignored:
-    """The files that are not taken: their number, and the path of the first."""
-
-    count: int = 0
-    first: str = ""
-
-    def add(self, path: str) -> None:
-        """Count a file."""
-        self.first = self.first or path
-        self.count += 1
-
-
-def scan(
-    root: Path, suffixes: frozenset[str], ignored: Ignored, outside: bool = False
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files with one of these suffixes at any depth: path below `root`, and its stat.
-
-    The order in each folder is that of the names' bytes. Links are followed; unless `outside` is
-    true, they must not lead out of `root`. Hidden files and folders, files with other suffixes and
-    non-regular files are counted in `ignored`.
-
-    Raises:
-        DataError: A folder cannot be read, or a link leads back to a folder above it, or out of
-            `root`.
-    """
-    within = Inside(str(root), outside)
-
-    def walk(below: str, above: tuple[tuple[int, int], ...]) -> Iterator[Any]:
-        folder = os.path.join(root, below)
-        here = os.stat(folder)
-        inside = (*above, (here.st_dev, here.st_ino))
-        if inside[-1] in above:
-            raise DataError(f"{folder} is a link that leads back to a folder above it")
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
-        for entry in entries:
-            name = os.path.join(below, entry.name)
-            if entry.name.startswith("."):
-                ignored.add(name)
-            elif entry.is_dir():
-                if entry.is_symlink():
-                    within.check(entry.path)
-                yield from walk(name, inside)
-            elif os.path.splitext(name)[1].lower() not in suffixes:
-                ignored.add(name)
-            elif stat.S_ISREG((status := entry.stat()).st_mode):  # raises if a link is broken
-                if entry.is_symlink():
-                    within.check(entry.path)
-                yield name, status
-            else:
-                ignored.add(name)
-
-    try:
-        yield from walk("", ())
-    except OSError as error:
-        where = os.fsdecode(error.filename) if error.filename else root
-        raise DataError(f"{where} cannot be read: {error.strerror}") from None
-
-
 def look(path: str) -> os.stat_result:
-    """Return the stat of a file that a list names.
-
-    Raises:
-        DataError: It cannot be read. The message says why, without the path.
-    """
+    """Return the stat of a file that a list names."""
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a zero byte
@@ -135,16 +63,7 @@ def look(path: str) -> os.stat_result:
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the rows of a list: a name for messages such as "line 3", and the values.
-
-    Args:
-        path: A list: CSV or TSV with a header, JSONL, or Parquet.
-        columns: Names of the columns whose values are returned.
-
-    Raises:
-        ConfigError: The list has no such column.
-        DataError: The file is damaged or has another format.
-    """
+    """Yield the rows of a list: a name for messages such as "line 3", and the values."""
     reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(_LISTS)}")

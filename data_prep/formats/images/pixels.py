@@ -43,6 +43,7 @@ from data_prep.formats.images.image_files import (
     reasons,
 )
 from data_prep.formats.samples import Unusable
+from data_prep.options import add_options
 from hpctrain.data.sources.images import FORMATS as LOADED
 from hpctrain.data.sources.images import MAX_PIXELS, orientation, planes, upright
 from hpctrain.errors import ConfigError
@@ -51,112 +52,63 @@ from hpctrain.shards.types import Array
 
 MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1, "RGB16": 3}
 DEEP = ("L16", "RGB16")
-_RESIZE = ("crop", "pad", "stretch", "none")
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 _DRAFT = 2  # a JPEG decoded with --draft has at least this many times the target size
+
+
+_OPTIONS = f"""
+--size HxW
+    height and width of the samples; 64 means 64x64
+--resize {{crop,pad,stretch,none}} = crop
+    how images are resized to --size. crop: scale the shorter side, keep the middle; pad: scale the
+    longer side, fill the rest; stretch: scale both sides; none: images of another size cannot be
+    used
+--filter {{{",".join(FILTERS)}}} = bilinear
+    the filter for resizing
+--mode {{{",".join(MODES)}}}
+    mode of the pixels (default: MODE)
+--pages {{{",".join(PAGES)}}} = refuse
+    images with several pages. first: take the first page; all: the pages of an image are one sample
+    of any length; refuse: they cannot be used
+--background COLOR =
+    the colour under transparent pixels and around images resized by `pad`
+--encoded
+    keep the bytes of the files; the loader decodes them
+--quality 1-95 = 95 : int
+    quality of JPEGs that are encoded again
+--max-pixels N = {MAX_PIXELS} : int
+    images with more pixels cannot be used: a file of a few KB can need many GB of memory
+--draft
+    decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is at least {_DRAFT} times --size: faster,
+    but the pixels differ a little
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
     """Add the options for images; `mode` is the default of --mode, see `Pixels`."""
     group = parser.add_argument_group("images")
-    group.add_argument(
-        "--size", metavar="HxW", help="height and width of the samples; 64 means 64x64"
-    )
-    group.add_argument(
-        "--resize",
-        choices=_RESIZE,
-        default="crop",
-        help="how images are resized to --size. crop: scale the shorter side, keep the middle; "
-        "pad: scale the longer side, fill the rest; stretch: scale both sides; none: images of "
-        "another size cannot be used (default: %(default)s)",
-    )
-    group.add_argument(
-        "--filter",
-        choices=FILTERS,
-        default="bilinear",
-        help="the filter for resizing (default: %(default)s)",
-    )
-    group.add_argument(
-        "--mode",
-        choices=MODES,
-        help=f"mode of the pixels (default: {mode or 'that of the first image'})",
-    )
-    group.add_argument(
-        "--pages",
-        choices=PAGES,
-        default="refuse",
-        help="images with several pages. first: take the first page; all: the pages of an image "
-        "are one sample of any length; refuse: they cannot be used (default: %(default)s)",
-    )
-    group.add_argument(
-        "--background",
-        default="",
-        metavar="COLOR",
-        help="the colour under transparent pixels and around images resized by `pad`",
-    )
-    group.add_argument(
-        "--encoded",
-        action="store_true",
-        help="keep the bytes of the files; the loader decodes them",
-    )
-    group.add_argument(
-        "--quality",
-        type=int,
-        default=95,
-        metavar="1-95",
-        help="quality of JPEGs that are encoded again (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-pixels",
-        type=int,
-        default=MAX_PIXELS,
-        metavar="N",
-        help="images with more pixels cannot be used: a file of a few KB can need many GB of "
-        "memory (default: %(default)s)",
-    )
-    group.add_argument(
-        "--draft",
-        action="store_true",
-        help=f"decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is at least {_DRAFT} times "
-        "--size: faster, but the pixels differ a little",
-    )
+    add_options(group, _OPTIONS.replace("MODE)", f"{mode or 'that of the first image'})"))
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """How image files become samples; see the module.
+    """How image files become samples; see the module."""
 
-    Attributes:
-        size: Height and width; None keeps the size of each file.
-        resize: One of _RESIZE.
-        filter: One of FILTERS.
-        mode: One of MODES; "" is L for grey images and RGB for all others.
-        background: The name of a colour that Pillow knows, or "".
-        encoded: Whether a sample is the bytes of the file.
-        quality: Quality of JPEGs that are encoded again, 1 to 95.
-        max_pixels: Images with more pixels cannot be used.
-        draft: Whether JPEGs may be decoded at a fraction of their size.
-        pages: One of PAGES: what is read of an animation, or of a file with several pages.
-    """
-
-    size: tuple[int, int] | None = None
-    resize: str = "crop"
-    filter: str = "bilinear"
-    mode: str = "RGB"
-    background: str = ""
-    encoded: bool = False
-    quality: int = 95
-    max_pixels: int = MAX_PIXELS
-    draft: bool = False
+    size: tuple[int, int] | None = None  # height and width; None keeps the size of each file
+    resize: str = "crop"  # one of _RESIZE
+    filter: str = "bilinear"  # one of FILTERS
+    mode: str = "RGB"  # one of MODES; "" is L for grey images and RGB for all others
+    background: str = ""  # the name of a colour that Pillow knows, or ""
+    encoded: bool = False  # whether a sample is the bytes of the file
+    quality: int = 95  # quality of JPEGs that are encoded again, 1 to 95
+    max_pixels: int = MAX_PIXELS  # images with more pixels cannot be used
+    draft: bool = False  # whether JPEGs may be decoded at a fraction of their size
+    # One of PAGES: what is read of an animation, or of a file with several pages.
     pages: str = "refuse"
 
     @classmethod
     def of(cls, args: argparse.Namespace, mode: str = "RGB") -> Self:
-        """Make the pixels that the command line describes; `mode` is the default of --mode.
-
-        Raises:
-            ConfigError: A value is not allowed, or Pillow is not installed.
-        """
+        """Make the pixels that the command line describes; `mode` is the default of --mode."""
         pillow()
         size = _size(args.size) if args.size else None
         if args.encoded and args.mode and (size is None or MODES[args.mode] == 4):
@@ -184,18 +136,9 @@ class Pixels:
                 ) from None
             if args.mode in DEEP:
                 raise ConfigError("--background: images of 16 bits have no transparent pixels")
-        return cls(
-            size=size,
-            resize=args.resize,
-            filter=args.filter,
-            mode=args.mode or mode,
-            background=args.background,
-            encoded=args.encoded,
-            quality=args.quality,
-            max_pixels=args.max_pixels,
-            draft=args.draft,
-            pages=args.pages,
-        )
+        names = ("resize", "filter", "background", "encoded", "quality", "max_pixels")
+        given = {name: getattr(args, name) for name in (*names, "draft", "pages")}
+        return cls(size=size, mode=args.mode or mode, **given)
 
     @property
     def field(self) -> Field | None:
@@ -217,17 +160,9 @@ class Pixels:
     def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
         """Return the sample of an image file.
 
-        Args:
-            content: The bytes of the file.
-            field: The field that the sample must fit; None for the first image, which decides.
-            out: An array that may be used for the result; not used if encoded.
-
         Returns:
             uint8 or uint16 (channels, height, width), perhaps `out` itself; with all pages
             (pages, channels, height, width); if encoded, uint8 (bytes,).
-
-        Raises:
-            Unusable: The image is damaged, too large, or its format or size is not accepted.
         """
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)
@@ -258,11 +193,7 @@ class Pixels:
         return self._array(self._resized(self._upright(image)), out)
 
     def _check(self, pixels: Array, field: Field, what: str) -> None:
-        """Check that an image or page is like the first one.
-
-        Raises:
-            Unusable: It has other channels or another size.
-        """
+        """Check that an image or page is like the first one."""
         if len(pixels) != field.shape[0]:
             raise Unusable(
                 f"it has {_channels(len(pixels))}, the first {what} {_channels(field.shape[0])}; "
@@ -275,11 +206,7 @@ class Pixels:
             )
 
     def convert(self, image: Any) -> Array:
-        """Return the sample of an open Pillow image; see `sample`.
-
-        Raises:
-            Unusable: See `sample`.
-        """
+        """Return the sample of an open Pillow image; see `sample`."""
         with reasons():
             if self.encoded:
                 file = io.BytesIO()
@@ -289,14 +216,7 @@ class Pixels:
             return pixels[None] if self.pages == "all" else pixels
 
     def of_pil(self, content: bytes) -> Array:
-        """Return the sample of an image as mosaicml-streaming and litdata store those of Pillow.
-
-        Args:
-            content: Width, height, length of the mode (uint32 each), mode, pixels.
-
-        Raises:
-            Unusable: See `sample`.
-        """
+        """Return the sample of an image as mosaicml-streaming stores those of Pillow."""
         try:
             width, height, length = np.frombuffer(content[:12], "<u4").tolist()
             if width * height > self.max_pixels:

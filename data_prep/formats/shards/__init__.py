@@ -1,1 +1,1 @@
-"""Shards of other libraries: tar files, MDS and litdata."""
+"""Shards of other libraries: tar files and MDS."""

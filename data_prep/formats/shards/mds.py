@@ -27,11 +27,12 @@ import numpy as np
 import xxhash
 
 from data_prep.formats.samples import Unusable
-from data_prep.formats.shards.split_folders import INDEX, unpacked_zstd
-from data_prep.source import SourceFile
+from data_prep.libraries import library
+from data_prep.source import SourceFile, readable
 from hpctrain.disk import parse_json
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 
+INDEX = "index.json"
 SCALARS = frozenset(
     (
         *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -65,32 +66,20 @@ class Column:
 
 @dataclass(frozen=True)
 class Shard:
-    """An .mds file.
+    """An .mds file."""
 
-    Attributes:
-        file: The file, raw or compressed.
-        compression: "" for a raw file, otherwise the name in the index, such as "zstd:3".
-        samples: Number of samples.
-        bytes: Size of the raw file.
-        folder: Name of its folder if each folder is a split, otherwise "".
-        digests: The digests that the index has, as hexadecimal text by the algorithm's name, of
-            the content of `file`, and then of the raw file.
-    """
-
-    file: SourceFile
-    compression: str
-    samples: int
-    bytes: int
-    folder: str
+    file: SourceFile  # the file, raw or compressed
+    compression: str  # "" for a raw file, otherwise the name in the index, such as "zstd:3"
+    samples: int  # number of samples
+    bytes: int  # size of the raw file
+    folder: str  # name of its folder if each folder is a split, otherwise ""
+    # The digests that the index has, as hexadecimal text by the algorithm's name, of the content of
+    # `file`, and then of the raw file.
     digests: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
 
 def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ...]]]:
-    """Yield the shards that an index lists, each with its columns.
-
-    Raises:
-        DataError: The index is damaged, or a shard is missing.
-    """
+    """Yield the shards that an index lists, each with its columns."""
     path = folder / INDEX
     try:
         content = parse_json(path.read_bytes())
@@ -101,10 +90,7 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
                     f"{entry['version']}; mds of version 2 is read"
                 )
             columns = zip(
-                entry["column_names"],
-                entry["column_encodings"],
-                entry["column_sizes"],
-                strict=True,
+                entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True
             )
             raw, packed = entry["raw_data"], entry["zip_data"]
             names = [str(info["basename"]) for info in (raw, packed) if info]
@@ -132,23 +118,16 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
 
 
 def samples(shard: Shard) -> Iterator[bytes]:
-    """Yield the encoded samples of a shard.
-
-    Raises:
-        DataError: The shard is damaged.
-    """
+    """Yield the encoded samples of a shard."""
     path = shard.file.path
-    try:
-        with open(path, "rb") as file:
-            content: Any = b""
-            if shard.compression:
-                content = file.read()
-                _check_digests(path, content, shard.digests[0])
-                content = _decompressed(content, shard)
-            elif shard.file.size:
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    with readable(path), open(path, "rb") as file:
+        content: Any = b""
+        if shard.compression:
+            content = file.read()
+            _check_digests(path, content, shard.digests[0])
+            content = _decompressed(content, shard)
+        elif shard.file.size:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     head = 4 * (shard.samples + 2)  # bytes of the count and of all byte offsets
     ends = np.frombuffer(content[:head], "<u4", count=min(head, len(content)) // 4).astype(int)
     if (
@@ -169,11 +148,7 @@ def samples(shard: Shard) -> Iterator[bytes]:
 
 
 def _check_digests(path: str, content: Any, digests: Mapping[str, str]) -> None:
-    """Check the digests that the index has; mosaicml-streaming knows those of two libraries.
-
-    Raises:
-        DataError: A digest is another one, or its algorithm is unknown.
-    """
+    """Check the digests that the index has; mosaicml-streaming knows those of two libraries."""
     for name, listed in digests.items():
         try:
             known = name in xxhash.algorithms_available
@@ -187,11 +162,7 @@ def _check_digests(path: str, content: Any, digests: Mapping[str, str]) -> None:
 
 
 def _decompressed(content: bytes, shard: Shard) -> bytes:
-    """Return the decompressed content of a shard.
-
-    Raises:
-        DataError: It is damaged, or its compression is not supported.
-    """
+    """Return the decompressed content of a shard."""
     kind = shard.compression.partition(":")[0]
     limit = shard.bytes + 1  # a file that expands to more than the index says is damaged
     try:
@@ -202,18 +173,19 @@ def _decompressed(content: bytes, shard: Shard) -> bytes:
                 raise ValueError("its end is not where it should be")
             return raw
         if kind == "zstd":
-            return unpacked_zstd(content, limit)
+            zstandard = library("zstandard", "zstd", error=ConfigError)
+            try:
+                found: bytes = zstandard.ZstdDecompressor().stream_reader(content).read(limit)
+            except zstandard.ZstdError as error:
+                raise ValueError(error) from None
+            return found
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{shard.file.path} is damaged: {error}") from None
     raise DataError(f"{shard.file.path} is compressed by {kind!r}; gz, bz2 and zstd are read")
 
 
 def columns_of(sample: bytes, layout: Sequence[Column]) -> dict[str, bytes]:
-    """Cut a sample into its encoded values.
-
-    Raises:
-        Unusable: The sample is damaged.
-    """
+    """Cut a sample into its encoded values."""
     varying = sum(not column.size for column in layout)
     head = np.frombuffer(sample[: 4 * varying], "<u4", count=min(varying, len(sample) // 4))
     sizes, parts, start = iter(head.tolist()), dict[str, bytes](), 4 * varying
@@ -227,11 +199,7 @@ def columns_of(sample: bytes, layout: Sequence[Column]) -> dict[str, bytes]:
 
 
 def decode(column: Column, part: bytes) -> Any:
-    """Decode a value that is neither an image nor JSON. Text and bytes are returned as bytes.
-
-    Raises:
-        Unusable: The value is damaged.
-    """
+    """Decode a value that is neither an image nor JSON. Text and bytes are returned as bytes."""
     kind = column.kind
     try:
         if kind in SCALARS or kind == "int":

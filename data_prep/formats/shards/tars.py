@@ -31,12 +31,6 @@ def samples(
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield the samples of a tar: consecutive members with the same key.
 
-    Args:
-        path: The tar, compressed or not.
-        extensions: The extensions to read, in lower case; None reads all.
-        reading: Takes the records that cannot be used. Behind a damaged place, the rest of the tar
-            is one such record.
-
     Yields:
         The key, and the content of the members by extension.
     """

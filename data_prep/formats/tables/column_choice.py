@@ -1,11 +1,18 @@
 """The command line's choice of columns: which ones become fields, and how."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
+from data_prep.formats.tables import tables
+from data_prep.formats.tables.columns import Column, plain
+from data_prep.formats.tables.csv_files import Csv
+from data_prep.formats.tables.tables import without
 from data_prep.show import console
-from hpctrain.errors import ConfigError
+from data_prep.source import SourceFile
+from hpctrain.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -20,11 +27,7 @@ class ColumnChoice:
     stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def choose(self, names: Sequence[str]) -> list[str]:
-        """Return those of these columns that become fields.
-
-        Raises:
-            ConfigError: An option names a column that does not exist.
-        """
+        """Return those of these columns that become fields."""
         options = {
             "--columns": self.columns,
             "--drop": self.drop,
@@ -48,11 +51,7 @@ class ColumnChoice:
         return chosen
 
     def outputs(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the fields, each with its column, or with the columns that are stacked in it.
-
-        Raises:
-            ConfigError: Two fields have the same name, or a pattern of --stack matches no column.
-        """
+        """Return the fields, each with its column, or with the columns that are stacked in it."""
         stacked: dict[str, str] = {}
         there = frozenset(names)
         for target, patterns in self.stack.items():
@@ -83,3 +82,61 @@ def listed(given: Sequence[str]) -> list[str]:
 
 def _has(names: Sequence[str]) -> str:
     return f"there are {console.listed(names)}"
+
+
+_MAX_CATEGORIES = 1_000_000
+NAMES = b"categories"  # key in a column's metadata, with a JSON list; `export` writes it
+
+
+def categorical(
+    sources: Sequence[SourceFile], choice: ColumnChoice, csv: Csv, schema: Any
+) -> dict[str, list[Any]]:
+    """Return the sorted values of each column in --categorical."""
+    import pyarrow.types as types
+
+    names = list(dict.fromkeys(choice.categorical))
+    for name in names:
+        kind = plain(schema.field(name).type)
+        if not (types.is_integer(kind) or types.is_boolean(kind) or _is_string(kind)):
+            raise ConfigError(f"--categorical {name}: it is {kind}, not text or whole numbers")
+        if name in choice.cast and choice.cast[name] != "text":
+            raise ConfigError(f"--categorical {name}: its codes are int32, there is no --cast")
+    found: dict[str, set[Any]] = {name: set() for name in names}
+    for file in sources if names else ():
+        for part, _ in tables.parts_of(file, file.size or 1, csv):
+            for rows in tables.rows_of(part, names, csv):
+                for name in names if rows.batch.num_rows else ():
+                    values = without(rows.batch.column(name), rows.bad)
+                    found[name].update(values.unique().to_pylist())
+                    if len(found[name]) > _MAX_CATEGORIES:
+                        raise DataError(
+                            f"{file.path}: --categorical {name}: it has more than "
+                            f"{_MAX_CATEGORIES:,} different values"
+                        )
+    for name, values in found.items():
+        if None in values:
+            values.remove(None)
+            if name in choice.null:  # the value that replaces nulls
+                null = Column.of(name, schema.field(name).type, null=choice.null[name]).null
+                values.add(null.as_py())
+    return {name: sorted(values) for name, values in found.items()}
+
+
+def names_of(column: Column, schema: Any) -> list[str]:
+    """Return the names of a field's values 0, 1, …: its categories, or those in the metadata."""
+    if column.categories is not None:
+        return list(map(str, column.categories))
+    if column.field.variable or column.field.shape or "int" not in column.field.dtype:
+        return []
+    metadata = schema.field(column.name).metadata or {}
+    try:
+        names = json.loads(metadata.get(NAMES, b"[]"))
+    except ValueError:
+        return []
+    return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else []
+
+
+def _is_string(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))

@@ -12,43 +12,39 @@ decimal                   what --cast says; floats are then rounded, integers ar
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.formats.casts import lost
+from data_prep.formats.samples import lost
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import DTYPES, Field
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array, Int64s
 
+_DTYPES = ", ".join(DTYPES)
 _CODES = "int32"  # dtype of the codes of categories
 WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
 
+Taken = Callable[[Int64s | None], Any]
+"""Returns the values of these rows, or of all."""
+
 
 @dataclass(frozen=True)
 class Column:
-    """A column and the field that it becomes; picklable.
+    """A column and the field that it becomes; picklable."""
 
-    Attributes:
-        name: Name in the source.
-        type: Arrow type.
-        field: The field that stores it.
-        cast: The dtype of --cast, or "".
-        null: The value that replaces nulls, of `type`; None if rows with nulls cannot be used.
-        categories: The values, if the field stores their codes.
-    """
-
-    name: str
-    type: Any
-    field: Field
-    cast: str = ""
+    name: str  # name in the source
+    type: Any  # arrow type
+    field: Field  # the field that stores it
+    cast: str = ""  # the dtype of --cast, or ""
+    # The value that replaces nulls, of `type`; None if rows with nulls cannot be used.
     null: Any = None
-    categories: Sequence[Any] | None = None
+    categories: Sequence[Any] | None = None  # the values, if the field stores their codes
 
     @classmethod
     def of(
@@ -59,25 +55,15 @@ class Column:
         null: str | None = None,
         categories: Sequence[Any] | None = None,
     ) -> "Column":
-        """Decide what a column of the Arrow type `kind` becomes.
-
-        Args:
-            name: Name of the column.
-            kind: A `pyarrow.DataType`.
-            cast: A dtype that fields can have, for a column of numbers.
-            null: The text of the value that replaces nulls.
-            categories: The values, in the order of their codes.
-
-        Raises:
-            ConfigError: The type does not allow this cast or this value for nulls.
-            DataError: No field can hold the type.
-        """
+        """Decide what a column of the Arrow type `kind` becomes."""
         import pyarrow as pa
 
         kind = plain(kind)
         inner, shape, variable = _layout(name, kind)
         if cast and (cast not in DTYPES or _is_text(kind)):
-            what = f"the column is {kind}" if cast in DTYPES else f"the dtypes are {_dtypes()}"
+            what = (
+                f"the column is {kind}" if cast in DTYPES else f"the dtypes are {', '.join(DTYPES)}"
+            )
             raise ConfigError(f"--cast {name}={cast}: {what}")
         if categories is not None:
             field = Field(_CODES)
@@ -102,6 +88,12 @@ class Column:
             if floating and WHOLE.fullmatch(null) and value.as_py() != int(null):
                 raise ConfigError(f"--null {name}={null}: a {kind} would round it")
         return cls(name, kind, field, cast, value, categories)
+
+    def taken(self, array: Any) -> tuple[dict[int, str], "Taken"]:
+        """Return the rows that cannot be stored, and a function that gives the values of others."""
+        return self.problems(array), lambda kept: self.values(
+            array if kept is None else array.take(kept)
+        )
 
     def problems(self, array: Any) -> dict[int, str]:
         """Return the rows of an array that cannot be stored, each with the reason."""
@@ -250,10 +242,6 @@ def _dtype(name: str, kind: Any, inner: Any) -> str:
     raise DataError(
         f"the column {name!r} is {kind}, which no field can hold; --columns or --drop leave it out"
     )
-
-
-def _dtypes() -> str:
-    return ", ".join(DTYPES)
 
 
 def _ends(array: Any, outer: bool = False) -> Int64s:

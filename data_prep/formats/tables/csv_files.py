@@ -30,49 +30,33 @@ LONGEST = 2**24  # bytes of the first line that are looked at
 
 
 class Rows(NamedTuple):
-    """A batch of rows, and the rows in it or between them that cannot be used.
+    """A batch of rows, and the rows in it or between them that cannot be used."""
 
-    Attributes:
-        batch: A `pyarrow.RecordBatch`.
-        bad: For each row of the batch that cannot be used, the reason.
-        missing: The rows of the file that are not in the batch: number in the file and reason.
-        number: Returns the number in the file (from 1) of a row of the batch (from 0).
-    """
-
-    batch: Any
-    bad: Mapping[int, str]
+    batch: Any  # a `pyarrow.RecordBatch`
+    bad: Mapping[int, str]  # for each row of the batch that cannot be used, the reason
+    # The rows of the file that are not in the batch: number in the file and reason.
     missing: Sequence[tuple[int, str]]
+    # Returns the number in the file (from 1) of a row of the batch (from 0).
     number: Callable[[int], int]
 
 
 @dataclass(frozen=True)
 class Csv:
-    """How CSV is read.
+    """How CSV is read."""
 
-    Attributes:
-        delimiter: The character between values; "" is a comma, or a tab in .tsv files.
-        names: Names of the columns, if the first row does not have them.
-        quotes: Whether a value may be in quotes; otherwise quotes are ordinary characters.
-        encoding: The encoding of files without a byte order mark; "" is UTF-8.
-        block: Bytes of text that are parsed at once; 0 is BLOCK, and FIRST for the first rows.
-        types: Types of the columns, once they are known.
-        exact: Columns of floats that must not round integers.
-    """
-
-    delimiter: str = ""
-    names: tuple[str, ...] = ()
+    delimiter: str = ""  # the character between values; "" is a comma, or a tab in .tsv files
+    names: tuple[str, ...] = ()  # names of the columns, if the first row does not have them
+    # Whether a value may be in quotes; otherwise quotes are ordinary characters.
     quotes: bool = True
-    encoding: str = ""
+    encoding: str = ""  # the encoding of files without a byte order mark; "" is UTF-8
+    # Bytes of text that are parsed at once; 0 is BLOCK, and FIRST for the first rows.
     block: int = 0
+    # Types of the columns, once they are known.
     types: Mapping[str, Any] = field(default_factory=dict)
-    exact: frozenset[str] = frozenset()
+    exact: frozenset[str] = frozenset()  # columns of floats that must not round integers
 
     def for_width(self, path: str) -> "Csv":
-        """Return the same with larger blocks if the file has many columns and `block` is 0.
-
-        Raises:
-            DataError: The file cannot be read, or is UTF-16 without a byte order mark.
-        """
+        """Return the same with larger blocks if the file has many columns and `block` is 0."""
         line = len(csv_text.first_line(path, self.encoding, LONGEST))
         if self.block or line <= LONG:
             return self
@@ -80,21 +64,13 @@ class Csv:
 
 
 def first_rows(path: str, csv: Csv) -> tuple[Any, Any]:
-    """Return the schema of the first rows, and these rows, or None if there are no rows.
-
-    Raises:
-        DataError: The file cannot be read as CSV.
-    """
+    """Return the schema of the first rows, and these rows, or None if there are no rows."""
     with _csv(Part(path), csv, {}, None, max(FIRST, csv.block)) as reader:
         return reader.schema, next(iter(reader), None)
 
 
 def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
-    """Yield the rows of a part with the columns `names`, converted to the types of `csv`.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Yield the rows of a part with the columns `names`, converted to the types of `csv`."""
     # Convert whole batches. From the first one that fails, read bytes and convert them by value.
     types = {name: csv.types[name] for name in names}
     exact = [i for i, name in enumerate(names) if name in csv.exact]
@@ -185,25 +161,9 @@ def _rows_before(part: Part, headers: int) -> int:
 
 @contextmanager
 def _csv(
-    part: Part,
-    csv: Csv,
-    types: Mapping[str, Any],
-    invalid: "_Invalid | None",
-    block: int = 0,
+    part: Part, csv: Csv, types: Mapping[str, Any], invalid: "_Invalid | None", block: int = 0
 ) -> Iterator[Any]:
-    """Open a part, and yield Arrow's reader.
-
-    Args:
-        part: The part.
-        csv: How the file is read.
-        types: Types of the columns to read; empty: all columns, and the values decide the types.
-        invalid: Takes the rows with too few or too many values; None leaves them out.
-        block: Bytes of text that are parsed at once; 0: those of `csv`, or BLOCK.
-
-    Raises:
-        DataError: The file cannot be read.
-        _ByValueError: A value does not have the type of its column.
-    """
+    """Open a part, and yield Arrow's reader."""
     pa = pyarrow()
     from pyarrow import csv as library
 

@@ -29,11 +29,7 @@ class NotTextError(Exception):
 
 
 def check_encoding(name: str) -> str:
-    """Return the standard name of an encoding that --encoding gives; "" stays "".
-
-    Raises:
-        ConfigError: Python does not know it.
-    """
+    """Return the standard name of an encoding that --encoding gives; "" stays ""."""
     try:
         "a".encode(name or "utf-8")
     except (LookupError, UnicodeError):
@@ -46,11 +42,7 @@ def check_encoding(name: str) -> str:
 
 
 def encoding_of(path: str, given: str) -> str:
-    """Return the encoding of a file; `given` is used if it has no byte order mark.
-
-    Raises:
-        DataError: The file has no byte order mark, but `given` needs one.
-    """
+    """Return the encoding of a file; `given` is used if it has no byte order mark."""
     with opened(Part(path)) as stream:
         head = stream.read(4)
     for mark, encoding in _MARKS.items():
@@ -73,11 +65,7 @@ def ends_lines_with_one_byte(encoding: str) -> bool:
 
 
 def first_line(path: str, given: str, most: int) -> bytes:
-    """Return the bytes of the first line, at most `most`.
-
-    Raises:
-        DataError: The file is UTF-16 without a byte order mark, and `given`, its encoding, is "".
-    """
+    """Return the bytes of the first line, at most `most`."""
     with opened(Part(path)) as stream:
         line = stream.readline(most)
     if b"\0" in line and not given and not line.startswith(tuple(_MARKS)):
@@ -111,11 +99,7 @@ class Utf8(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return exactly `size` bytes, or fewer at the end.
-
-        Raises:
-            NotTextError: A byte is not possible in the encoding.
-        """
+        """Return exactly `size` bytes, or fewer at the end."""
         held, more = [self._left], True
         count = len(self._left)
         while count < size and more:

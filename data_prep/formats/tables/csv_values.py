@@ -25,13 +25,7 @@ def may_be_rounded(batch: Any) -> bool:
 def convert_values(
     batch: Any, types: Mapping[str, Any], exact: frozenset[int]
 ) -> tuple[Any, dict[int, str]]:
-    """Convert a batch of bytes to types; also return the rows with a value that is impossible.
-
-    Args:
-        batch: Columns of bytes, in the order of `types`.
-        types: Types of the columns.
-        exact: The columns of floats that must not round integers.
-    """
+    """Convert a batch of bytes to types; also return the rows with a value that is impossible."""
     pa = pyarrow()
     columns, bad = [], dict[int, str]()
     for i, (name, kind) in enumerate(types.items()):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.casts import lost
+from data_prep.formats.samples import lost
 from data_prep.formats.tables.columns import Column
 from hpctrain.shards.types import Array
 
@@ -22,10 +22,6 @@ def numbers_of(batch: Any, columns: Sequence[Column]) -> dict[str, Array]:
 
     These are columns of single numbers, without nulls, that the fields can hold. `Column.problems`
     would find nothing in them, and `Column.values` would return the same.
-
-    Args:
-        batch: A `pyarrow.RecordBatch`.
-        columns: The columns; the batch may have others too.
 
     Returns:
         By name of the column, an array (n,) of the field's dtype.

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.files import Part, ranges
-from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow
+from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow, way
 from data_prep.formats.tables import nested
 from data_prep.formats.tables.columns import plain
 from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
-from data_prep.formats.unread import way
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -37,11 +36,7 @@ PATTERNS = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", *(f"*{s}" for s in list(SU
 
 
 def format_of(path: str) -> str:
-    """Return the format of a file by its ending: "csv", "parquet" or "arrow".
-
-    Raises:
-        ConfigError: The ending is none of a table.
-    """
+    """Return the format of a file by its ending: "csv", "parquet" or "arrow"."""
     name = PurePath(path)
     packed = name.suffix in GROWTH
     kind = SUFFIXES.get(PurePath(name.stem).suffix if packed else name.suffix, "")
@@ -51,11 +46,7 @@ def format_of(path: str) -> str:
 
 
 def schema_of(path: str, csv: Csv) -> tuple[Any, Any]:
-    """Return a file's `pyarrow.Schema` and, for CSV, its first rows.
-
-    Raises:
-        DataError: The file cannot be read, or has two columns of the same name.
-    """
+    """Return a file's `pyarrow.Schema` and, for CSV, its first rows."""
     kind, first = format_of(path), None
     if kind == "parquet":
         with open_parquet(path) as table:
@@ -97,11 +88,7 @@ def parts_of(file: SourceFile, nbytes: int, csv: Csv) -> Iterator[tuple[Part, in
 
 
 def rows_of(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
-    """Yield the rows of a part with the columns `names`.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Yield the rows of a part with the columns `names`."""
     kind = format_of(part.path)
     if kind == "csv":
         yield from csv_rows(part, names, csv)
@@ -125,11 +112,7 @@ def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, in
 
 
 def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    """Yield each `pyarrow.RecordBatch` (a few MB) with the number of rows before it in the file.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Yield each `pyarrow.RecordBatch` (a few MB) with the number of rows before it in the file."""
     with _arrow(part.path) as reader:
         first, count = 0, getattr(reader, "num_record_batches", None)
         batches = iter(reader) if count is None else iter(())  # a stream, or a file
@@ -185,11 +168,7 @@ def _arrow(path: str) -> Iterator[Any]:
 
 
 def _is_arrow_file(path: str, file: Any) -> bool:
-    """Return whether it is an Arrow file, which begins and ends with _MAGIC, or else a stream.
-
-    Raises:
-        DataError: It only begins or only ends so, or it is of the first version of Feather.
-    """
+    """Return whether it is an Arrow file, which begins and ends with _MAGIC, or else a stream."""
     size = file.size()
     begins = file.read_at(min(size, len(_MAGIC)), 0) == _MAGIC
     ends = file.read_at(min(size, len(_MAGIC)), max(0, size - len(_MAGIC))) == _MAGIC
@@ -207,11 +186,7 @@ def _is_arrow_file(path: str, file: Any) -> bool:
 
 
 def _check_first_schema(path: str, file: Any, schema: Any) -> None:
-    """Compare the schema at the beginning of an Arrow file with that at its end, which is used.
-
-    Raises:
-        DataError: They differ, or the first one cannot be read.
-    """
+    """Compare the schema at the beginning of an Arrow file with that at its end, which is used."""
     import pyarrow as pa
 
     try:

@@ -30,24 +30,14 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads documents.
+    """Reads documents."""
 
-    Attributes:
-        lines: Whether each line of a text file is a document; otherwise the file is one.
-        key: The column with the text, in JSON Lines and Parquet.
-        column: The column that decides the split, or "".
-    """
-
-    lines: bool = False
-    key: str = "text"
-    column: str = ""
+    lines: bool = False  # whether each line of a text file is a document; otherwise the file is one
+    key: str = "text"  # the column with the text, in JSON Lines and Parquet
+    column: str = ""  # the column that decides the split, or ""
 
     def parts(self, file: SourceFile, nbytes: int) -> Iterator[tuple[Part, int]]:
-        """Cut a file into parts; yield each with the approximate bytes of its text.
-
-        Raises:
-            DataError: A Parquet file cannot be read, or has no such column of text.
-        """
+        """Cut a file into parts; yield each with the approximate bytes of its text."""
         kind, packing = kind_of(file.path)
         if self.column and kind == "text":
             raise DataError(
@@ -84,11 +74,7 @@ class Reader:
         return []
 
     def read(self, part: Part, reading: BadRecords) -> Iterator[Document]:
-        """Yield the documents of a part in their order, without the empty ones.
-
-        Raises:
-            DataError: The file cannot be read.
-        """
+        """Yield the documents of a part in their order, without the empty ones."""
         kind, _ = kind_of(part.path)
         if kind == "parquet":
             yield from self._rows(part, reading)

@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from data_prep.libraries import library
+from data_prep.source import readable
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array
@@ -29,19 +30,12 @@ _SMALLEST = BYTES + 1  # the least vocabulary: all bytes, and the end-of-documen
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How documents become tokens.
+    """How documents become tokens."""
 
-    Attributes:
-        name: A name for messages and the provenance.
-        vocabulary: The ids are 0 to vocabulary - 1.
-        eod: The id that ends each document, or None.
-        content: The text of tokenizer.json; "" if the tokens are the bytes.
-    """
-
-    name: str
-    vocabulary: int
-    eod: int | None
-    content: str = ""
+    name: str  # a name for messages and the provenance
+    vocabulary: int  # the ids are 0 to vocabulary - 1
+    eod: int | None  # the id that ends each document, or None
+    content: str = ""  # the text of tokenizer.json; "" if the tokens are the bytes
 
     @property
     def dtype(self) -> str:
@@ -100,21 +94,10 @@ def of_bytes(eod: bool) -> Tokenizer:
 
 
 def of_file(path: Path, eod: bool, token: str | None = None) -> Tokenizer:
-    """Read a tokenizer.json.
-
-    Args:
-        path: Path of the file.
-        eod: Whether a token ends each document.
-        token: The token that ends a document; None takes the one of `_EODS` that is in the file.
-
-    Raises:
-        ConfigError: The tokenizer has no such token, or several of `_EODS`.
-        DataError: The file cannot be read, or is not a tokenizer.
-    """
+    """Read a tokenizer.json."""
     try:
-        content = path.read_bytes().decode()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        with readable(path):
+            content = path.read_bytes().decode()
     except UnicodeDecodeError:
         raise DataError(f"{path} is no {FILE}: it is not UTF-8") from None
     return of_content(content, str(path), eod, token)
@@ -137,12 +120,7 @@ def of_content(content: str, name: str, eod: bool, token: str | None = None) -> 
 
 
 def check_vocabulary(vocabulary: int) -> None:
-    """Check the value of `--train-bpe`.
-
-    Raises:
-        ConfigError: The vocabulary is too small for all bytes and the end of a document, or too
-            large.
-    """
+    """Check the value of `--train-bpe`."""
     if not _SMALLEST <= vocabulary <= 2**24:
         raise ConfigError(
             f"--train-bpe {vocabulary}: a vocabulary has {_SMALLEST} tokens (every byte, and the "
@@ -152,10 +130,6 @@ def check_vocabulary(vocabulary: int) -> None:
 
 def trained(texts: Iterator[str], vocabulary: int) -> str:
     """Train a byte-level BPE. The same text gives the same tokenizer.
-
-    Args:
-        texts: The documents.
-        vocabulary: The number of tokens, including the 256 bytes and the end of a document.
 
     Returns:
         The content of tokenizer.json.

@@ -1,0 +1,105 @@
+"""Sources whose samples come one by one. The first sample that can be used decides the schema."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self
+
+from data_prep.formats.images.pixels import Pixels
+from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all, is_name, text_of
+from data_prep.options import Options
+from data_prep.source import BadRecords, Block, Source
+from data_prep.writing.piece import Problems
+from data_prep.writing.split import ByColumn
+from hpctrain.errors import DataError
+
+
+class Encoded(NamedTuple):
+    """A sample that is not decoded yet."""
+
+    record: str  # its name for messages
+    # Returns its values by field, and the name of its split or "", or raises `Unusable`.
+    decode: Callable[[], tuple[Mapping[str, Any], str]]
+    key: bytes = b""  # the key that decides its split, if the source is `keyed`
+
+
+@dataclass(frozen=True)
+class Stream(Source):
+    """A source of samples that are decoded one by one."""
+
+    keyed: ClassVar[bool] = False  # whether samples have keys, or their content decides the split
+    pixels: Pixels = field(default_factory=Pixels)  # how images become samples
+    images: frozenset[str] = frozenset()  # the fields that are images
+    # The fields whose floats may lose digits, because the user chose the dtype.
+    rounded: frozenset[str] = frozenset()
+    column: str = ""  # the field whose values name the splits, or `own`, or ""
+    sample_bytes: int = 1  # the size of the first sample
+
+    @abstractmethod
+    def encoded(self, what: Any, reading: BadRecords) -> Iterator[Encoded]:
+        """Yield the samples of a piece; see `Source.read`."""
+
+    @abstractmethod
+    def place(self, what: Any) -> str:
+        """Return the file of a piece, for messages."""
+
+    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
+        """See `Source`."""
+        place, by_field = self.place(what), self.column in self.fields and self.column != self.own
+        samples = Samples(self.fields, place, keyed=self.keyed, columned=bool(self.column))
+        for record, decode, key in self.encoded(what, reading):
+            try:
+                values, split = decode()
+                if bool(split) != bool(self.own):
+                    raise Unusable("some samples have a 'split', some have none")
+                sample = fit_all(values, self.fields, self.rounded)
+            except Unusable as error:
+                reading.bad(place, record, str(error))
+                continue
+            if by_field:
+                split = text_of(sample[self.column])
+            samples.add(sample, record, key, split)
+            if samples.full:
+                yield samples.take()
+        if len(samples):
+            yield samples.take()
+
+    def with_fields(
+        self,
+        options: Options,
+        variable: Sequence[str],
+        none: str,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Return the source with the schema of its first sample that can be used.
+
+        Args:
+            options: The options of the conversion; `on_error` and `split` are used.
+            variable: Fields whose first axis varies in length.
+            none: Begins the message if there is no such sample.
+            dtypes: Dtypes to store, by field.
+        """
+        problems = Problems(options.on_error)
+        for what in (piece.what for piece in self.pieces):
+            for record, decode, _ in self.encoded(what, problems):
+                try:
+                    values, split = decode()
+                    fields = fields_of(values, variable, dtypes)
+                    fields |= {name: self.pixels.field_of(values[name]) for name in self.images}
+                    first = fit_all(values, fields, self.rounded)
+                except Unusable as error:
+                    problems.bad(self.place(what), record, str(error))
+                    continue
+                own = self.own if split else ""
+                names = [name for name, field in fields.items() if is_name(field)]
+                by = options.split.column if isinstance(options.split, ByColumn) else ""
+                return replace(
+                    self,
+                    fields=fields,
+                    own=own,
+                    columns=[own, *names] if own else names,
+                    column=by or own,
+                    sample_bytes=max(1, sum(value.nbytes for value in first.values())),
+                )
+        why = f": {problems.found[0]}" if problems.found else ""
+        raise DataError(f"{none}{why}")

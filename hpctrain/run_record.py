@@ -132,6 +132,16 @@ class RunRecord(Record, frozen=True):
         return None if step is None else int(step)
 
 
+class ListedRun(Record, frozen=True):
+    """A run in the list of its sweep, `sweep.json`; `run` is its directory."""
+
+    run: str = ""
+    name: str = ""
+    state: str = ""
+    job: JobId = ""
+    swept: tuple[str, ...] = ()
+
+
 def is_own_run(run: Path) -> bool:
     """Return whether this user owns a run directory, and the files that say what it runs."""
     return all(map(is_own, (run, run / "run.json", run / "config.yaml")))

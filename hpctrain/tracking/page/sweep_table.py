@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import DamageError
-from hpctrain.record import JobId, Record, read
-from hpctrain.run_record import Progress, RunRecord
+from hpctrain.record import read
+from hpctrain.run_record import ListedRun, Progress, RunRecord
 from hpctrain.secrets import mask
 
 FILE = "sweep.json"
@@ -33,15 +33,6 @@ _LONGEST = 200  # characters of a cause or a value
 _MOST_VALUES = 16
 # The metrics that `status` shows if the main metric has no value, and which values are better.
 _USUAL = {"val/accuracy": "higher", "val/loss": "lower", "train/loss": "lower"}
-
-
-class _Listed(Record, frozen=True):
-    """A run in the list of its sweep, `sweep.json`."""
-
-    name: str
-    state: str = ""
-    job: JobId = ""
-    swept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,7 +117,7 @@ def waiting(run_dir: Path, begun: Sequence[Row]) -> list[Row]:
     """
     folder = (_known(run_dir).sweep or {}).get("folder")
     try:
-        listed = read(tuple[_Listed, ...], Path(folder) / FILE) if folder else ()
+        listed = read(tuple[ListedRun, ...], Path(folder) / FILE) if folder else ()
     except (FileNotFoundError, DamageError):
         return []
     known, found = {row.name for row in begun}, []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import read_json
+from hpctrain.disk import read_json, text_of
 from hpctrain.report.account.run_account import RunAccount
 
 # Keys that say where a run is and how it is called, not what it does.
@@ -116,7 +116,7 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
             continue
         if a.get("commit") != b.get("commit"):
             found.append(f"{name}: commit {_short(a)} and {_short(b)}")
-        changes = [_text(folder / f"{name}.diff") for folder in (left, right)]
+        changes = [text_of(folder / f"{name}.diff") for folder in (left, right)]
         if changes[0] != changes[1]:
             found.append(f"{name}: the changes that are not committed differ")
             found += _lines(*changes)
@@ -134,13 +134,6 @@ def _short(tree: Mapping[str, Any]) -> str:
     return f"{str(tree.get('commit'))[:10]} ({tree.get('branch')})"
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
 def _lines(left: str, right: str) -> list[str]:
     lines = difflib.unified_diff(left.splitlines(), right.splitlines(), lineterm="", n=0)
     some = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
@@ -151,7 +144,7 @@ def _lines(left: str, right: str) -> list[str]:
 def _packages(
     left: Path, right: Path, left_out: list[str]
 ) -> dict[str, tuple[str | None, str | None]]:
-    a, b = (_versions(_text(folder / "packages.txt")) for folder in (left, right))
+    a, b = (_versions(text_of(folder / "packages.txt")) for folder in (left, right))
     if not (a and b):
         left_out.append("packages: a run has no record of them (it has not begun)")
         return {}

@@ -140,11 +140,7 @@ def _result(step: Step) -> str:
 
 
 def _carry_out(plan: list[Step]) -> None:
-    """Write the stop requests, then call `scancel` once for each kind of action.
-
-    Raises:
-        LaunchError: Slurm refuses; the stop requests are still there.
-    """
+    """Write the stop requests, then call `scancel` once for each kind of action."""
     for index, step in enumerate(plan):
         # Before anything else: if Slurm is just requeuing the job, it finds the request later.
         if step.action != "skip":

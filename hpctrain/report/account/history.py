@@ -148,11 +148,7 @@ class _Raw:
                 found = series.get(name)
                 if found is None:
                     found = series[name] = Series()
-                try:
-                    found.values.append(float(value))
-                except (TypeError, ValueError):
-                    history.damaged += 1
-                    continue
+                found.values.append(float(value))
                 found.steps.append(step)
 
 

@@ -231,8 +231,11 @@ def test_no_data_set(tmp_path, data_prep):
     [
         ({"shards": []}, "it lists no shards"),
         ({"fields": {}}, "it lists no fields"),
-        ({"provenance": "made"}, "the provenance is no object"),
-        ({"statistics": {"train": {"x": dict.fromkeys(VALUES, "much")}}}, "are no numbers"),
+        ({"provenance": "made"}, '$.provenance is "made"; it must be `object`'),
+        (
+            {"statistics": {"train": {"x": dict.fromkeys(VALUES, "much")}}},
+            ".mean is `str`; it must be `int | float | null`",
+        ),
     ],
 )
 def test_an_index_that_is_no_index(folder, data_prep, change, why):
@@ -242,7 +245,7 @@ def test_an_index_that_is_no_index(folder, data_prep, change, why):
     for command in ("verify", "inspect", "stats", "head"):
         code, out, err = data_prep(command, folder)
         assert (code, out) == (3, "")
-        assert err.startswith(f"data_prep: {folder}/index.json: damaged: ")
+        assert err.startswith(f"data_prep: {folder}/index.json is damaged: ")
         assert why in err
 
 
@@ -253,7 +256,7 @@ def test_split_names_are_no_paths(folder, data_prep, tmp_path):
     content["digest"] = _digest(content)
     (folder / "index.json").write_text(json.dumps(content))
     code, _, err = data_prep("export", folder, tmp_path / "out" / "here", "--to", "npz")
-    assert (code, "damaged: split '../train'" in err) == (3, True)
+    assert (code, "is damaged: split '../train'" in err) == (3, True)
 
 
 @pytest.mark.parametrize("seed", range(40))

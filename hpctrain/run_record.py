@@ -30,12 +30,12 @@ class Submission(Record, frozen=True):
     time: Time = 0.0
 
 
-class BestValue(Record, frozen=True):
+class BestValue(Record, frozen=True, kw_only=True):
     """The best value of a metric so far, and its step."""
 
+    metric: str = ""
     value: Finite
     step: Count
-    metric: str = ""
 
 
 class Followed(Record, frozen=True):

@@ -192,7 +192,7 @@ def _is_of(run: Facts) -> bool:
     """Return whether the script that the run names was submitted for this run."""
     assert run.submission is not None
     try:
-        with open_regular(Path(run.submission.script).with_name("tasks")) as file:
+        with open_regular(Path(run.submission.script).parent / "tasks") as file:
             paths = file.read().splitlines()
     except OSError:
         return False

@@ -48,8 +48,8 @@ def relist(folder, name):
 def edited(folder, content):
     """Write an index with this content, and with the digest that belongs to it."""
     content = dict(content)
-    index = Index._parse(content | {"digest": _digest(content)})
-    index.save(folder)
+    text = json.dumps(content | {"digest": _digest(content)})
+    Index.loads(text.encode(), "index.json").save(folder)
 
 
 def _digest(content):

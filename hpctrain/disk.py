@@ -191,6 +191,13 @@ def open_regular(path: Path, parts: int = 1) -> BinaryIO:
     return open(descriptor, "rb")
 
 
+def text_of(path: Path, parts: int = 1, errors: str = "replace") -> str:
+    """Return the text of a file, at most LARGEST_JSON; "" if there is none (see `open_regular`)."""
+    with suppress(OSError), open_regular(path, parts) as file:
+        return file.read(LARGEST_JSON).decode(errors=errors)
+    return ""
+
+
 def opener(parts: int) -> Callable[[str, int], int]:
     """Return the `opener` with which `open` follows no link in the last parts of a path."""
     return lambda path, flags: open_below(Path(path), flags, parts)

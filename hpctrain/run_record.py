@@ -18,7 +18,7 @@ from hpctrain.record import Count, Finite, JobId, Record, Seconds, Time, matchin
 # Such a text becomes a part of a path, or an argument of squeue.
 _Code = Annotated[str, matching("([0-9a-f]{16})?", "16 hexadecimal digits")]
 _User = Annotated[str, matching(r"([^-\s,=][^\s,=]*)?", "the name of a user")]
-_Rate = Annotated[float, Meta(ge=1e-9, le=1e12)]
+_LEAST_RATE = 1e-9  # steps a second; a clock that was set back makes it negative
 
 
 class Submission(Record, frozen=True):
@@ -30,12 +30,12 @@ class Submission(Record, frozen=True):
     time: Time = 0.0
 
 
-class BestValue(Record, frozen=True):
+class BestValue(Record, frozen=True, kw_only=True):
     """The best value of a metric so far, and its step."""
 
+    metric: str = ""
     value: Finite
     step: Count
-    metric: str = ""
 
 
 class Followed(Record, frozen=True):
@@ -88,7 +88,7 @@ class RunRecord(Record, frozen=True):
     provenance: str | None = None
     parent: dict[str, str | int | None] | None = None
     left_out: tuple[tuple[Count, Count], ...] = ()
-    rank_s: tuple[Seconds, ...] = ()
+    rank_s: tuple[float, ...] = ()
     micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     lowered_in: tuple[str, int] | None = None
     preflight_requeues: Count = 0
@@ -132,6 +132,16 @@ class RunRecord(Record, frozen=True):
         return None if step is None else int(step)
 
 
+class ListedRun(Record, frozen=True):
+    """A run in the list of its sweep, `sweep.json`; `run` is its directory."""
+
+    run: str = ""
+    name: str = ""
+    state: str = ""
+    job: JobId = ""
+    swept: tuple[str, ...] = ()
+
+
 def is_own_run(run: Path) -> bool:
     """Return whether this user owns a run directory, and the files that say what it runs."""
     return all(map(is_own, (run, run / "run.json", run / "config.yaml")))
@@ -147,7 +157,7 @@ class Progress(Record, frozen=True):
     step_s: Seconds | None = None
     longest_step_s: Seconds = 0.0
     doing: str = ""
-    steps_per_s: _Rate | None = None
+    steps_per_s: Finite | None = None
     metric: str = ""
     better: str | None = None
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
@@ -170,3 +180,10 @@ class Progress(Record, frozen=True):
             if error.at:
                 raise
             return cls()
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds to the last step at the present speed; None if that is not known."""
+        if self.max_steps is None or self.steps_per_s is None or self.steps_per_s < _LEAST_RATE:
+            return None
+        return (self.max_steps - (self.step or 0)) / self.steps_per_s

@@ -50,13 +50,7 @@ _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoin
 
 
 class _SpreadModel(Protocol):
-    """What is saved of a model on several ranks; `ParallelModel` has more of it.
-
-    Attributes:
-        module: The model, wrapped or not; the checkpoint has the names of the plain model.
-        parameters: Those that are trained.
-        names: Their names.
-    """
+    """What is saved of a model on several ranks; `ParallelModel` has more of it."""
 
     module: nn.Module
     parameters: list[nn.Parameter]
@@ -304,11 +298,7 @@ class Checkpointer:
         return []
 
     def _wanted(self, reader: Reader, part: str) -> dict[str, Any]:
-        """Return what the optimizer's state is loaded into.
-
-        Raises:
-            ConfigError: The checkpoint has the state of another optimizer.
-        """
+        """Return what the optimizer's state is loaded into."""
         kind: dict[str, Any] = {_KIND: ""} if _KIND in reader.saved else {}
         if kind:
             reader.load(kind)

@@ -140,11 +140,7 @@ def _result(step: Step) -> str:
 
 
 def _carry_out(plan: list[Step]) -> None:
-    """Write the stop requests, then call `scancel` once for each kind of action.
-
-    Raises:
-        LaunchError: Slurm refuses; the stop requests are still there.
-    """
+    """Write the stop requests, then call `scancel` once for each kind of action."""
     for index, step in enumerate(plan):
         # Before anything else: if Slurm is just requeuing the job, it finds the request later.
         if step.action != "skip":
@@ -196,7 +192,7 @@ def _is_of(run: Facts) -> bool:
     """Return whether the script that the run names was submitted for this run."""
     assert run.submission is not None
     try:
-        with open_regular(Path(run.submission.script).with_name("tasks")) as file:
+        with open_regular(Path(run.submission.script).parent / "tasks") as file:
             paths = file.read().splitlines()
     except OSError:
         return False

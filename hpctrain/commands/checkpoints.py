@@ -113,18 +113,16 @@ def main(argv: list[str]) -> int:
         help="read all files and compare their digests; without it only the manifests are read",
     )
     options = parser.parse_args(argv)
-    rows = [
-        row
-        for path in select(options.dir, options.runs)
-        for row in look(Facts.read(path), verify=options.verify)
-    ]
+    runs = [Facts.read(path) for path in select(options.dir, options.runs)]
+    rows = [row for run in runs for row in look(run, verify=options.verify)]
     if options.json:
         print(json.dumps([row.facts() for row in rows]))
     else:
         _show(rows)
-    damaged = [row for row in rows if row.problem]
-    for row in damaged:
-        print(printable(f"damaged: {row.path}: {row.problem}"), file=sys.stderr)
+    damaged = [run.damage for run in runs if run.damage]
+    damaged += [f"{row.path}: {row.problem}" for row in rows if row.problem]
+    for problem in damaged:
+        print(printable(f"damaged: {problem}"), file=sys.stderr)
     return 1 if damaged else 0
 
 

@@ -185,7 +185,7 @@ def _ask_squeue(runs: list[Facts]) -> None:
 def _array_id(script: str) -> str:
     """Return the job id of the array with this script; "" if `sbatch` has not printed one."""
     try:
-        with open_regular(Path(script).with_name("job_id")) as file:
+        with open_regular(Path(script).parent / "job_id") as file:
             answer = file.read(1000).decode(errors="replace").strip()
     except OSError:
         return ""

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from hpctrain.disk import read_json
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.record import read
+from hpctrain.run_record import ListedRun
 
 _ARCHIVED = re.compile(r"-[0-9a-f]{8}\.\d+$")
 
@@ -94,18 +95,15 @@ def runs_of(sweep: Path) -> list[Path]:
     """Return the run directories of a sweep, in its order, whether they still exist or not.
 
     Raises:
-        StorageError: sweep.json is damaged.
+        DamageError: sweep.json is damaged.
     """
     try:
-        entries = read_json(sweep / "sweep.json")
-        return [Path(entry["run"]) for entry in entries]
+        return [Path(each.run) for each in read(tuple[ListedRun, ...], sweep / "sweep.json")]
     except FileNotFoundError:
         # The submission was interrupted or is in progress; the lists are written before the file.
         lists = sorted(sweep.glob("array-*/tasks"))
         listed = (os.fsdecode(line) for path in lists for line in path.read_bytes().split(b"\n"))
         return [*map(Path, filter(None, listed))]
-    except (ValueError, TypeError, KeyError) as error:
-        raise StorageError(f"{sweep}/sweep.json is damaged ({error!r})") from error
 
 
 def _find(folder: Path, name: str, several: bool) -> Iterable[Path]:

@@ -85,16 +85,10 @@ def step(run: Facts) -> int | None:
 
 def eta_s(run: Facts, now: float) -> float | None:
     """Return the seconds until the last step at the present speed; None if the speed is unknown."""
-    seen = run.progress
-    if (
-        not seen.steps_per_s
-        or seen.max_steps is None
-        or not _is_of_this_attempt(run)
-        or _stalled_s(run, now) is not None
-    ):
+    left = run.progress.left_s
+    if left is None or not _is_of_this_attempt(run) or _stalled_s(run, now) is not None:
         return None
-    left = (seen.max_steps - (seen.step or 0)) / seen.steps_per_s
-    return max(0.0, left - max(0.0, now - seen.time))
+    return max(0.0, left - max(0.0, now - run.progress.time))
 
 
 def metric(run: Facts) -> tuple[str, float] | None:

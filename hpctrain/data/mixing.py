@@ -101,18 +101,7 @@ class Mix:
 def _rectangles(
     height: int, width: int, share: torch.Tensor, y: torch.Tensor, x: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rectangles that are replaced, and the part of the image that each covers.
-
-    Args:
-        height: Rows of the images.
-        width: Their columns.
-        share: The part of each image that stays, if the rectangle is whole, (batch,).
-        y: The centre of each rectangle, 0 to 1, (batch,).
-        x: The same along the columns.
-
-    Returns:
-        bool (batch, height, width), and float32 (batch,).
-    """
+    """Return the rectangles that are replaced, and the part of the image that each covers."""
     side = (1 - share).sqrt()
 
     def within(size: int, centre: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from hpctrain.disk import read_json
+from hpctrain.errors import DamageError
+from hpctrain.record import read
 
 _SHOWN = 8  # ranks that are named in an error
 _KEPT = 100  # entries of the flight recorder in a record
@@ -122,10 +123,8 @@ class Record:
     def read(cls, file: Path) -> Record | None:
         """Return what `write` has written; None if the file does not exist or is damaged."""
         try:
-            content = read_json(file)
-            waits_in = content.pop("waits_in")
-            return cls(waits_in=Operation(**waits_in) if waits_in else None, **content)
-        except (OSError, ValueError, TypeError, KeyError):
+            return read(cls, file, parts=2)
+        except (FileNotFoundError, DamageError):
             return None
 
     def text(self) -> str:

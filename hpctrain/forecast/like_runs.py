@@ -15,6 +15,7 @@ from hpctrain.config.frozen import dump
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.disk import text_of
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.forecast.measured_run import MeasuredRun, measured_run
 
@@ -124,14 +125,7 @@ def _candidates(output_dir: str) -> tuple[tuple[Path, str], ...]:
     except OSError:
         return ()
     newest = [path for _, path in sorted(found, reverse=True)[:_MOST_RUNS]]
-    return tuple((path, _model_lines(_text(path / "config.yaml"))) for path in newest)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, ValueError):
-        return ""
+    return tuple((path, _model_lines(text_of(path / "config.yaml"))) for path in newest)
 
 
 def _model_lines(text: str) -> str:

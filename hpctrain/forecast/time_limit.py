@@ -25,13 +25,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class _Duration:
-    """The expected time of a run without interruptions.
-
-    Attributes:
-        seconds: From its start to its end.
-        steps: Its steps.
-        run: The run that it comes from.
-    """
+    """The expected time of a run without interruptions."""
 
     seconds: float
     steps: int

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import socket
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -20,15 +21,23 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import HpctrainError, MisfitError, NodeError, PortTakenError, StorageError
+from hpctrain.errors import (
+    ConfigError,
+    HpctrainError,
+    MisfitError,
+    NodeError,
+    PortTakenError,
+    StorageError,
+)
 from hpctrain.job import run_page
-from hpctrain.job.building.build_trackers import other_trackers
+from hpctrain.job.building.make import make
 from hpctrain.job.environment import changes, environment
 from hpctrain.job.requeue import may_requeue, requeue_for_a_port, requeue_from_rank
 from hpctrain.runs import failure, lost_checkpoints, stop_request
 from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.swept import titled
+from hpctrain.trackers import OtherTracker
 from hpctrain.trackers.several import SeveralTrackers
 from hpctrain.tracking.alerts.settings import Settings, remove, variable_of
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
@@ -188,7 +197,7 @@ class Attempt(NoAttempt):
         if not tracking.enabled:
             return NullTracker()
         self._arm_alerts()
-        others = other_trackers(tracking.also)
+        others = _other_trackers(tracking.also)
         known = self._run.read()
         sweep, uid = known.sweep or {}, known.uid
         name = titled(self._run.name, known.swept)
@@ -254,3 +263,19 @@ class Attempt(NoAttempt):
                 ", ".join(changed[:6]),
                 f" and {len(changed) - 6} more" if len(changed) > 6 else "",
             )
+
+
+def _other_trackers(nodes: Sequence[Mapping[str, Any]]) -> list[OtherTracker]:
+    """Return the trackers.
+
+    Raises:
+        ConfigError: One of them cannot be made, or is no tracker.
+    """
+    made = [make(f"tracking.also[{i}]", node) for i, node in enumerate(nodes)]
+    for i, tracker in enumerate(made):
+        if not isinstance(tracker, OtherTracker):
+            raise ConfigError(
+                f"tracking.also[{i}]={nodes[i]}: it makes a {type(tracker).__name__}; it must be a "
+                "class that inherits from hpctrain.trackers.OtherTracker"
+            )
+    return made

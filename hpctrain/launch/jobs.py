@@ -86,12 +86,7 @@ class _QueueWatcher(InfoWatcher):  # type: ignore[misc]
                 }
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return Slurm's word for the state; "" if it is unknown.
-
-        Args:
-            job_id: `ARRAYJOB_TASK`.
-            mode: "force", "standard" (ask if the last answer is old) or "cache" (do not ask).
-        """
+        """Return Slurm's word for the state; "" if it is unknown."""
         return str(self.get_info(job_id, mode=mode).get("State", ""))
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
@@ -186,24 +181,13 @@ class LoggedJob:
 
 
 class _RunJob(LoggedJob):
-    """What the jobs of runs have in common.
-
-    Attributes:
-        run: The run directory.
-    """
+    """What the jobs of runs have in common."""
 
     run: RunDir
     _metric: str
 
     def result(self) -> float | None:
-        """Wait for the end of the run and return its metric.
-
-        Returns:
-            The last value of the config key `metric`; None if the run has not measured it.
-
-        Raises:
-            LaunchError: The run did not finish. The message names its logs.
-        """
+        """Wait for the end of the run and return its metric."""
         self.wait()  # type: ignore[attr-defined]
         return outcome(self.run, self._metric)
 

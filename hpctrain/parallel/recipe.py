@@ -55,16 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class _Stage(NamedTuple):
-    """A model that is ready to be wrapped, or one stage of it.
-
-    Attributes:
-        module: What this rank has of the model.
-        inputs: The names of the arguments of the whole model.
-        counts: The blocks of each stage; empty without a pipeline.
-        loads: The sizes of the loads of experts in the whole model.
-        settings: What the config says about each parameter of the whole model.
-        summary: The summary of the whole model.
-    """
+    """A model that is ready to be wrapped, or one stage of it."""
 
     module: nn.Module
     inputs: list[str]
@@ -144,17 +135,7 @@ def _stage(
     divided_loss: bool,
     warns: bool,
 ) -> _Stage:
-    """Return what this rank has of a stage. Without a pipeline the model is one stage.
-
-    Args:
-        build: Returns a new model.
-        number: The number of the stage.
-        config: The config.
-        mesh: The ranks.
-        precision: The number formats.
-        divided_loss: Whether the logits stay divided by the vocabulary.
-        warns: Whether layers whose statistics depend on the ranks are named.
-    """
+    """Return what this rank has of a stage. Without a pipeline the model is one stage."""
     parallel, train, degrees = config.parallel, config.train, mesh.degrees
     device, whole = precision.device, _is_whole(config, mesh)
     storage = torch.device("cpu") if parallel.fsdp.offload else device

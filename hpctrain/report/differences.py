@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.disk import text_of
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.runs.code import provenance
 from hpctrain.runs.code.git import Tree
@@ -120,7 +121,7 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
             continue
         if a.commit != b.commit:
             found.append(f"{name}: commit {_short(a)} and {_short(b)}")
-        changes = [_text(folder / f"{name}.diff") for folder in (left, right)]
+        changes = [text_of(folder / f"{name}.diff") for folder in (left, right)]
         if changes[0] != changes[1]:
             found.append(f"{name}: the changes that are not committed differ")
             found += _lines(*changes)
@@ -129,13 +130,6 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
 
 def _short(tree: Tree) -> str:
     return f"{tree.commit[:10]} ({tree.branch})"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _lines(left: str, right: str) -> list[str]:
@@ -148,7 +142,7 @@ def _lines(left: str, right: str) -> list[str]:
 def _packages(
     left: Path, right: Path, left_out: list[str]
 ) -> dict[str, tuple[str | None, str | None]]:
-    a, b = (_versions(_text(folder / "packages.txt")) for folder in (left, right))
+    a, b = (_versions(text_of(folder / "packages.txt")) for folder in (left, right))
     if not (a and b):
         left_out.append("packages: a run has no record of them (it has not begun)")
         return {}

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.disk import write_atomically
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.disk import read_json, write_atomically
+from hpctrain.errors import ConfigError, DamageError, StorageError
+from hpctrain.record import Record, read
 
 _TYPES = "None, bool, int, float, str, and lists, tuples and dicts of these, and paths"
 
@@ -98,7 +99,7 @@ class Call:
         """
         file = folder / "call.json"
         try:
-            content = json.loads(file.read_text())
+            content = read_json(file)
             args, kwargs = decode(content["args"]), decode(content["kwargs"])
             return cls(content["module"], content["function"], args, kwargs)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -129,18 +130,23 @@ class Call:
 
 def code_of(folder: Path) -> str:
     """Return the digest of the code's copy that the call in a folder uses; "" if it has none."""
-    try:
-        return str(json.loads((folder / "call.json").read_text()).get("code") or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
+    return _stored(folder).code or ""
 
 
 def is_check(folder: Path) -> bool:
     """Return whether the call in a folder is that of `doctor --nodes`, and not one of a user."""
-    with suppress(OSError, ValueError, AttributeError):
-        module = json.loads((folder / "call.json").read_text()).get("module")
-        return str(module).startswith("hpctrain.doctor.")
-    return False
+    return _stored(folder).module.startswith("hpctrain.doctor.")
+
+
+class _Stored(Record, frozen=True):
+    module: str = ""
+    code: str | None = None
+
+
+def _stored(folder: Path) -> _Stored:
+    with suppress(FileNotFoundError, DamageError):
+        return read(_Stored, folder / "call.json")
+    return _Stored()
 
 
 def write_result(folder: Path, rank: int, content: dict[str, Any]) -> None:
@@ -154,7 +160,7 @@ def read_results(folder: Path, ranks: int) -> list[tuple[int, dict[str, Any]]]:
     found = []
     for rank in range(ranks):
         with suppress(OSError, ValueError):
-            found.append((rank, json.loads(result_file(folder, rank).read_text())))
+            found.append((rank, read_json(result_file(folder, rank))))
     return found
 
 

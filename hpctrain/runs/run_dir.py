@@ -177,6 +177,8 @@ class RunDir:
         with self._change() as content:
             content["state"] = state
             content["result"] = facts.pop("result", content.get("result"))
+            # No record has NUL in a text, which an error of a library may have.
+            facts = {k: v.replace("\0", "") if isinstance(v, str) else v for k, v in facts.items()}
             content["attempts"][-1] |= {"ended": time.time(), "state": state, **facts}
 
     @contextmanager

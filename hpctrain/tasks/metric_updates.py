@@ -27,13 +27,6 @@ class _Measuring(SplitTask):
 
     A pipeline may compute the sums of a micro-batch twice, once to learn shapes. So the last
     arguments of each micro-batch are kept until `update`.
-
-    Args:
-        task: A task with `metrics`.
-        device: Where the states are.
-
-    Raises:
-        ConfigError: A metric is none of torchmetrics.
     """
 
     def __init__(self, task: SplitTask, device: torch.device) -> None:
@@ -59,14 +52,7 @@ class _Measuring(SplitTask):
             metric.reset()
 
     def update(self, counted: bool) -> None:
-        """Update the metrics after a batch.
-
-        Args:
-            counted: Whether the samples of this rank count; other ranks may have the same ones.
-
-        Raises:
-            ConfigError: A metric refuses what the task gives it.
-        """
+        """Update the metrics after a batch."""
         waiting, self._waiting = self._waiting, {}
         for arguments in waiting.values():
             if not counted or not len(arguments[0]):

@@ -72,9 +72,8 @@ def _head(seen: Snapshot) -> Text:
     parts += [f"{name} {values[name]:.4g}" for name in shown]
     if rate := values.get("perf/samples_per_s"):
         parts.append(f"{rate:,.0f} samples/s")
-    if progress.steps_per_s and most is not None and seen.state == "running":
-        left = (most - (progress.step or 0)) / progress.steps_per_s
-        parts.append(f"ETA {time.strftime('%H:%M:%S', time.gmtime(left))}")
+    if (left := progress.left_s) is not None and seen.state == "running":
+        parts.append(f"ETA {time.strftime('%H:%M:%S', time.gmtime(min(left, 1e9)))}")
     if seen.slowest:
         parts.append(f"slowest: {seen.slowest}")
     return Cell("  ".join(parts), "bold")

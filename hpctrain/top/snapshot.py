@@ -8,6 +8,7 @@ Nothing but files of the run directory is read; no node and no scheduler is aske
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import statistics
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.frozen import load
 from hpctrain.run_record import Attempt, Progress
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import samples
@@ -127,26 +129,20 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
     nodes = [node for node in read if node is not None and now - node.age_s >= begun]
     _compare(nodes)
     if state == "running":
-        every_s = float(_config_every(run.path) or 10.0)
+        every_s = _config(run.config_file).monitor.every_s
         for node in nodes:
             if node.age_s > _SILENT * every_s + 5.0:
                 node.notes.append(f"silent: no sample for {node.age_s:.0f} s")
+    idle = samples.idle(run.path)
     for node in nodes:
-        idle = samples.folder(run.path) / f"{node.name}.idle"
-        if idle.exists() and idle.stat().st_mtime >= begun:
-            node.notes.append(f"idle: {idle.read_text().strip()}")
+        when, text = idle.get(node.name, (0.0, ""))
+        if text and when >= begun:
+            node.notes.append(f"idle: {text}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
     return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt))
 
 
-def _config_every(run: Path) -> float | None:
-    """Return `monitor.every_s` of the frozen config, without reading all of it."""
-    try:
-        text = (run / "config.yaml").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^monitor:\n(?:  .*\n)*?  every_s: ([\d.]+)$", text, re.M)
-    return float(found[1]) if found else None
+_config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the rest
 
 
 def _node(path: Path, name: str, now: float) -> Node | None:

@@ -124,6 +124,10 @@ class _Status(_Event, frozen=True, tag_field="kind", tag="status"):
     final: bool = True
     killed: bool = False
 
+    def __post_init__(self) -> None:
+        if self.status == "RUNNING" and not (self.host and self.pid):
+            raise ValueError("a start has a host and a pid")
+
 
 _Checked: Any = (
     _Metrics | _Time | _Params | _Tags | _Superseded | _Artifact | _Dataset | _Model | _Status

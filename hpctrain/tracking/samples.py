@@ -13,6 +13,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,16 @@ def files(run_dir: Path) -> dict[str, Path]:
     """Return the files of all nodes by the name of the node, in its order."""
     found = sorted(folder(run_dir).glob("*.jsonl"))
     return {path.stem: path for path in found if _NODE.fullmatch(path.stem)}
+
+
+def idle(run_dir: Path) -> dict[str, tuple[float, str]]:
+    """Return by node what its monitor has said of idle devices, and when."""
+    found = {}
+    for path in sorted(folder(run_dir).glob("*.idle")):
+        with suppress(OSError), open_regular(path, parts=2) as file:
+            when = os.fstat(file.fileno()).st_mtime
+            found[path.stem] = when, file.read(4096).decode(errors="replace").strip()
+    return found
 
 
 class Writer:

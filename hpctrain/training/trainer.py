@@ -197,11 +197,7 @@ class Trainer:
         )
 
     def _caught_up(self) -> bool:
-        """Make the evaluation in which a stop request has ended the attempt before, if any.
-
-        Returns:
-            False when it is still due.
-        """
+        """Make the evaluation in which a stop request has ended the attempt before, if any."""
         due = self.evaluation_due
         if not self._evaluated():
             return False
@@ -257,12 +253,7 @@ class Trainer:
         return values
 
     def _evaluate(self, evaluation: Feed) -> dict[str, float] | None:
-        """Return the means over the evaluation split, whose samples all count exactly once.
-
-        Returns:
-            The means; None on all ranks when they have agreed on a stop request before the last
-            batch.
-        """
+        """Return the means over the evaluation split, whose samples all count exactly once."""
         model, task = self.train_step.model, self.train_step.task
         measured = Measured(task, model.mesh)
         model.share_buffers()

@@ -1080,7 +1080,7 @@ def make_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     folder = run / "checkpoints" / f"step-{step:08d}"
     folder.mkdir()
     (folder / "__0_0.distcp").write_text("12345")
-    files = {"__0_0.distcp": {"bytes": 5 if whole else 6}}
+    files = {"__0_0.distcp": {"bytes": 5 if whole else 6, "xxh3_128": ""}}
     Manifest(step, 1, {}, files, NOW, {}).write(folder)
     return folder
 
@@ -1214,7 +1214,7 @@ def test_checkpoints_are_listed_and_verified(
     assert checkpoints.main([*where, "--verify"]) == 1
     said = capsys.readouterr().err
     assert f"{newest}: the content of __0_0.distcp has changed" in said
-    assert f"{before}: manifest.json: damaged (it does not fit its digest)" in said
+    assert f"{before}: manifest.json is damaged: it does not fit its digest" in said
     assert checkpoints.main([*where, "--json"]) == 1
     rows = json.loads(capsys.readouterr().out)
     assert [(row["step"], row["epoch"], row["ranks"], row["kept"]) for row in rows] == [

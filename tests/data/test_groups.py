@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.samplers.folds import held_out
 from hpctrain.data.samplers.groups import divide
 from hpctrain.data.samplers.subset import of_groups
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.job.building.chosen_samples import held_out
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.row_bytes import hash_rows
 

@@ -131,7 +131,7 @@ def test_no_data_set_at_a_url(memory):
     with pytest.raises(DataError, match=r"memory://bucket has no index.json: it is not a finished"):
         load_index("memory://bucket")
     fsspec.filesystem("memory").pipe("/bucket/set/index.json", b"{")
-    with pytest.raises(DataError, match=r"memory://bucket/set/index.json: not valid JSON"):
+    with pytest.raises(DataError, match=r"memory://bucket/set/index.json is damaged: it is not"):
         load_index(memory)
 
 

@@ -48,8 +48,8 @@ def relist(folder, name):
 def edited(folder, content):
     """Write an index with this content, and with the digest that belongs to it."""
     content = dict(content)
-    index = Index._parse(content | {"digest": _digest(content)})
-    index.save(folder)
+    text = json.dumps(content | {"digest": _digest(content)})
+    Index.loads(text.encode(), "index.json").save(folder)
 
 
 def _digest(content):
@@ -229,8 +229,11 @@ def test_no_data_set(tmp_path, data_prep):
     [
         ({"shards": []}, "it lists no shards"),
         ({"fields": {}}, "it lists no fields"),
-        ({"provenance": "made"}, "the provenance is no object"),
-        ({"statistics": {"train": {"x": dict.fromkeys(VALUES, "much")}}}, "are no numbers"),
+        ({"provenance": "made"}, '$.provenance is "made"; it must be `object`'),
+        (
+            {"statistics": {"train": {"x": dict.fromkeys(VALUES, "much")}}},
+            ".mean is `str`; it must be `int | float | null`",
+        ),
     ],
 )
 def test_an_index_that_is_no_index(folder, data_prep, change, why):
@@ -240,7 +243,7 @@ def test_an_index_that_is_no_index(folder, data_prep, change, why):
     for command in ("verify", "inspect", "stats", "head"):
         code, out, err = data_prep(command, folder)
         assert (code, out) == (3, "")
-        assert err.startswith(f"data_prep: {folder}/index.json: damaged: ")
+        assert err.startswith(f"data_prep: {folder}/index.json is damaged: ")
         assert why in err
 
 
@@ -251,7 +254,7 @@ def test_split_names_are_no_paths(folder, data_prep, tmp_path):
     content["digest"] = _digest(content)
     (folder / "index.json").write_text(json.dumps(content))
     code, _, err = data_prep("export", folder, tmp_path / "out" / "here", "--to", "parquet")
-    assert (code, "damaged: split '../train'" in err) == (3, True)
+    assert (code, "is damaged: split '../train'" in err) == (3, True)
 
 
 @pytest.mark.parametrize("seed", range(40))

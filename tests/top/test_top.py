@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from hpctrain.config.frozen import dump
+from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
@@ -39,7 +41,9 @@ def made(folder: Path, hosts: list[str], state: str = "running", now: float = NO
     attempt = {"started": now - 600, "hosts": hosts, "world_size": 2 * len(hosts)}
     frozen = {"signature": "s", "data_digest": "d", "state": state, "attempts": [attempt]}
     (path / "run.json").write_text(json.dumps(frozen))
-    (path / "config.yaml").write_text("monitor:\n  enabled: true\n  every_s: 10.0\n")
+    config = Config(model={"_target_": "hpctrain.models.MLP"})
+    config.data.path, config.monitor.every_s = "data", 10.0
+    (path / "config.yaml").write_text(dump(config))
     progress = {
         "step": 1200,
         "max_steps": 5000,

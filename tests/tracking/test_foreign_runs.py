@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -191,3 +192,47 @@ def test_a_uri_with_a_secret_is_refused(uri: str) -> None:
         check_uri(uri)
     assert "p/a" not in str(caught.value)
     assert "abc" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_sync_runs_no_code_of_others_and_uploads_no_file_behind_a_link(
+    database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = tmp_path / "home" / "id_rsa.txt"
+    secret.parent.mkdir()
+    secret.write_text("the key of the user")
+    run, uri = tmp_path / "run", f"sqlite:///{database}"
+    tracker = JournalTracker(run, uri=uri, experiment="e", run_name="r", uid="u", upload=False)
+    tracker.start({}, {})
+    tracker.log_model()
+    tracker.finish("FAILED", "")
+    evil = tmp_path / "theirs.py"
+    evil.write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\n")
+    (run / "config.yaml").write_text("model:\n  _target_: theirs.Model\n")
+    (run / "run.json").write_text(json.dumps({"state": "finished", "code": "0" * 16}))
+    (tmp_path / "code" / ("0" * 16)).mkdir(parents=True)
+    (tmp_path / "code" / ("0" * 16) / "pythonpath.json").write_text(json.dumps([str(tmp_path)]))
+    for folder in ("provenance", "logs", "monitor"):
+        (run / folder).mkdir()
+    (run / "provenance" / "notes.txt").symlink_to(secret)
+    (run / "provenance" / "git.json").write_text("[]")
+    (run / "logs" / "zzz.rank0.log").symlink_to(secret)
+    (run / "monitor" / "n1.idle").symlink_to(secret)
+    for path in (run / "config.yaml", run / "run.json"):
+        os.chown(path, OTHER, OTHER)
+    assert sync([run]) == 0
+    assert "the model is not in MLflow: the run is another user's" in caplog.text
+    assert not (tmp_path / "was_run").exists()
+    with sqlite3.connect(database) as store:
+        ((place,),) = store.execute("SELECT artifact_uri FROM runs").fetchall()
+        assert secret.read_text() not in "\n".join(store.iterdump())
+    store.close()
+    folder = Path(place.removeprefix("file://"))
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert found == {"config.yaml", "provenance/git.json"}
+    # The lock of an upload that is a link to a file of the user: its mode stays.
+    (run / "journal" / "upload.lock").unlink()
+    (run / "journal" / "upload.lock").symlink_to(secret)
+    with pytest.raises(TrackingError, match="not everything is uploaded"):
+        sync([run], check=True)
+    assert secret.stat().st_mode & 0o777 == 0o644

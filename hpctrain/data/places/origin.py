@@ -89,11 +89,7 @@ class FolderOrigin:
 
 
 class _UrlOrigin:
-    """A folder that fsspec can open.
-
-    Raises:
-        DataError: fsspec, or the package that it needs for the protocol, is not installed.
-    """
+    """A folder that fsspec can open."""
 
     folder: Path | None = None
 

@@ -62,11 +62,6 @@ class _Stepped:
     """A torch scheduler as a function of the step: one for an optimizer whose rate is 1 is stepped.
 
     It is deterministic, so a resumed run steps it to where it was, at about 10 us a step.
-
-    Args:
-        make_scheduler: Makes the scheduler for an optimizer.
-        target: Its name in the config.
-        max_steps: The steps of the run.
     """
 
     def __init__(

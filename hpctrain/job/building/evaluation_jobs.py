@@ -146,12 +146,7 @@ class EvaluationJobs(Readers):
                 self._wake.set()
 
     def _submit_missing(self) -> bool:
-        """Submit a job for each evaluation that has neither a result nor a job in the queue.
-
-        Returns:
-            Whether a job without a result is ending, so that only another look tells what becomes
-            of it: one that was cancelled leaves the queue, one that was preempted starts again.
-        """
+        """Submit a job for each evaluation that has neither a result nor a job in the queue."""
         for one in asked(self._run.path):
             if recorded.read(self._run.path, one.step) is not None:
                 one.remove()

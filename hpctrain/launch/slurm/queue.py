@@ -102,6 +102,13 @@ def me() -> str:
         return str(os.getuid())
 
 
+def _is_known(user: str) -> bool:
+    try:
+        return user.isdecimal() or bool(pwd.getpwnam(user))
+    except (KeyError, ValueError):
+        return False
+
+
 def queued(users: Iterable[str]) -> dict[Task, Job]:
     """Return the jobs of these users that are in the queue, by script and array task.
 
@@ -110,7 +117,9 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
     Raises:
         UnreachableError: The controller does not answer.
     """
-    command = ("squeue", "--noheader", "--array", f"--user={','.join(users)}")
+    named = [*users]  # squeue refuses all if it does not know one
+    known = [*filter(_is_known, named)] or named
+    command = ("squeue", "--noheader", "--array", f"--user={','.join(known)}")
     answer = ask(*command, f"--format={_SQUEUE}")
     if answer is None:
         raise UnreachableError("squeue does not answer: is the controller up (scontrol ping)?")

@@ -151,14 +151,7 @@ def _forward(
 
 
 class _OverRanks(TorchFunctionMode):
-    """Within this context, batch norms take their statistics from the inputs of all ranks.
-
-    Args:
-        group: The ranks. All of them make the same calls.
-
-    Attributes:
-        used: Whether there was a call of `torch.nn.functional.batch_norm`.
-    """
+    """Within this context, batch norms take their statistics from the inputs of all ranks."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()

@@ -31,17 +31,7 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 @dataclass(frozen=True)
 class _Line:
-    """A layer, or some that look the same.
-
-    Attributes:
-        name: Its name in the model, such as `layers.0-31`.
-        kind: Its class.
-        shape: The shape of its largest parameter; empty if it has layers within it.
-        count: How many layers it stands for.
-        parameters: The elements of the parameters of each that no line before has counted.
-        trained: Those that are trained.
-        bytes: Their size.
-    """
+    """A layer, or some that look the same."""
 
     name: str
     kind: str
@@ -112,11 +102,7 @@ class ModelSummary:
 
 
 class _Counter:
-    """Counts each parameter for the first layer that has it.
-
-    Args:
-        trained: The ids of the parameters that are trained.
-    """
+    """Counts each parameter for the first layer that has it."""
 
     def __init__(self, trained: set[int]) -> None:
         self._trained = trained
@@ -125,13 +111,7 @@ class _Counter:
     def lines(
         self, module: nn.Module, name: str, holders: tuple[set[str], set[str]]
     ) -> Iterator[_Line]:
-        """Yield the lines of what a module holds.
-
-        Args:
-            module: The module.
-            name: Its name; "" is the model.
-            holders: The names of the blocks, and of the modules that hold some.
-        """
+        """Yield the lines of what a module holds."""
         blocks, around = holders
         own = list(module.named_parameters(recurse=False))
         for key, parameter in own:

@@ -97,10 +97,6 @@ def _average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Fu
     """Average the gradients of a bucket in another format, on any backend.
 
     torch has such hooks for fp16, and for bf16 with NCCL only.
-
-    Args:
-        dtype: The format that is sent and added.
-        bucket: Gradients in the format of the parameters.
     """
     buffer = bucket.buffer()
     sent = buffer.div(dist.get_world_size()).to(dtype)

@@ -191,12 +191,7 @@ class PipelineModel(ParallelModel):
         return schedule
 
     def _loss_of(self, outputs: Any, number: torch.Tensor) -> torch.Tensor:
-        """Return the part of the loss of one micro-batch, and keep its sums.
-
-        Args:
-            outputs: What the last stage has returned.
-            number: The number of the micro-batch, int64 (1,), on the CPU.
-        """
+        """Return the part of the loss of one micro-batch, and keep its sums."""
         assert self._work is not None
         work, index = self._work, int(number)
         with self._clock, self.precision.forward():
@@ -228,9 +223,6 @@ class _Clock:
 
     As a context it measures one computation. On a GPU these are times of its stream. They are read
     when the GPU has passed them, so that no step waits.
-
-    Args:
-        device: Device of the rank.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -284,11 +276,6 @@ class _Stage(PipelineStage):
     """A stage of torch that measures its computations and can be evaluated by zbv.
 
     It also begins the loads of the experts anew in each pass.
-
-    Attributes:
-        clock: Measures the computations.
-        loads: The loads of the experts in this stage.
-        whole: The micro-batches whose backward pass was made whole instead of its first half.
     """
 
     clock: _Clock

@@ -20,9 +20,6 @@ from typing import Any
 from hpctrain.tracking import recorded
 from hpctrain.tracking.journal import Record, journal_path, read_all
 
-# What a record of other types than ours raises; it is left out like a damaged line.
-_OTHER_TYPES = (TypeError, ValueError, KeyError, AttributeError, OverflowError)
-
 
 @dataclass
 class Series:
@@ -94,10 +91,7 @@ class History:
             for record in read_all(path):
                 history.damaged += record.start != end
                 end = record.end
-                try:
-                    raw.add(record, history)
-                except _OTHER_TYPES:
-                    history.damaged += 1
+                raw.add(record, history)
             history.damaged += path.stat().st_size > end
         except OSError:
             pass
@@ -127,23 +121,19 @@ class _Raw:
         body = record.body
         kind = body["kind"]
         if kind == "metrics":
-            step, time, values = int(body["step"]), float(body["time"]), body["metrics"]
-            if not isinstance(values, dict):
-                raise TypeError("metrics")
             self.starts.append(record.start)
-            self.steps.append(step)
-            self.values.append(values)
-            history.reported.append((time, step))
+            self.steps.append(body["step"])
+            self.values.append(body["metrics"])
+            history.reported.append((body["time"], body["step"]))
         elif kind == "time":
-            seconds = {str(part): float(value) for part, value in body["seconds"].items()}
-            history.times.append(TimeRecord(float(body["time"]), int(body["step"]), seconds))
+            history.times.append(TimeRecord(body["time"], body["step"], body["seconds"]))
         elif kind == "superseded":
-            begin, end = int(body["from"]), int(body["to"])
-            self.superseded.append((begin, end))
+            begin = body["from"]
+            self.superseded.append((begin, body["to"]))
             before = bisect_left(self.starts, begin)
             kept = self.steps[before - 1] if before else 0
             reached = max(self.steps[before:], default=kept)
-            history.rewinds.append(_Rewind(float(body["time"]), kept, reached))
+            history.rewinds.append(_Rewind(body["time"], kept, reached))
 
     def finish(self, history: History) -> None:
         ranges = _merged(self.superseded)
@@ -158,11 +148,7 @@ class _Raw:
                 found = series.get(name)
                 if found is None:
                     found = series[name] = Series()
-                try:
-                    found.values.append(float(value))
-                except (TypeError, ValueError):
-                    history.damaged += 1
-                    continue
+                found.values.append(float(value))
                 found.steps.append(step)
 
 

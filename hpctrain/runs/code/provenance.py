@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpctrain.disk import set_aside
+from hpctrain.disk import set_aside, text_of
 from hpctrain.errors import ConfigError
 from hpctrain.record import read_known
 from hpctrain.runs.code.git import Tree, code_folders, repositories
@@ -73,16 +73,14 @@ def take_over(folder: Path, source: Path) -> None:
         folder: `RUN/provenance`.
         source: The provenance folder of the sweep; it may be gone.
     """
-    content = {path.name: _text(path) for path in sorted(source.glob("*"))}
+    content = {
+        path.name: text_of(path, errors="surrogateescape") for path in sorted(source.glob("*"))
+    }
     if content:
         store(folder, content, source)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="surrogateescape")
-    except OSError:
-        return ""
+_text = functools.partial(text_of, errors="surrogateescape")
 
 
 def packages() -> str:
@@ -105,9 +103,8 @@ def changes(folder: Path) -> list[str]:
 
     Recorded lines that are missing now begin with `-`, new lines with `+`.
     """
-    try:
-        recorded = set((folder / "packages.txt").read_text().splitlines())
-    except OSError:
+    recorded = set(text_of(folder / "packages.txt", parts=2).splitlines())
+    if not recorded:
         return []
     now = set(packages().splitlines())
     gone = [f"-{line.removeprefix('# ')}" for line in sorted(recorded - now)]

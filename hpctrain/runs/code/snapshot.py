@@ -217,11 +217,7 @@ def _digest(files: dict[str, _File], imported: list[str]) -> str:
 
 
 class _Reader:
-    """Reads the files of a snapshot. Over the size limit it only adds up their sizes.
-
-    Attributes:
-        files: The files, by their path in the snapshot.
-    """
+    """Reads the files of a snapshot. Over the size limit it only adds up their sizes."""
 
     def __init__(self, config: Config, used: list[Path]) -> None:
         self.files: dict[str, _File] = {}
@@ -242,12 +238,7 @@ class _Reader:
         self._reason = functools.cache(_reason)
 
     def read_repository(self, repo: Repo) -> None:
-        """Read the files of a working tree.
-
-        Raises:
-            ConfigError: git cannot list them.
-            StorageError: A file cannot be read.
-        """
+        """Read the files of a working tree."""
         self._read_all(repo.name, repo.root, repo.files())
         inside = [os.path.relpath(folder, repo.root) for folder in repo.used]
         self._folders += [os.path.normpath(os.path.join(repo.name, folder)) for folder in inside]

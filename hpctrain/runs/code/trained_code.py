@@ -132,12 +132,7 @@ def turning_points(content: RunRecord) -> dict[int, str]:
 
 
 def _maker(content: RunRecord, step: int) -> int:
-    """Return the number of the attempt that made a checkpoint, counted from 1.
-
-    Args:
-        content: The content of run.json.
-        step: The step of the checkpoint. A run that has begun as a branch has had it before: 0.
-    """
+    """Return the number of the attempt that made a checkpoint, counted from 1."""
     attempts, reached = content.attempts, step
     for number in range(len(attempts), 0, -1):
         first = attempts[number - 1].first_step or 0

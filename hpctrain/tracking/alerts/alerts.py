@@ -18,11 +18,10 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.disk import open_regular, write_atomically
+from hpctrain.disk import write_atomically
 from hpctrain.record import Time, read_known
 from hpctrain.secrets import mask
 from hpctrain.tracking import samples
@@ -102,12 +101,9 @@ class Alerts:
                 self._tell("failed", reason, when)
 
     def _look_for_idle(self) -> None:
-        for path in sorted(samples.folder(self._run_dir).glob("*.idle")):
-            with suppress(OSError, ValueError):
-                if (when := path.lstat().st_mtime) >= self._began:
-                    with open_regular(path, parts=2) as file:
-                        text = file.read(500).decode(errors="replace").strip()
-                    self._tell("idle", text, when)
+        for when, text in samples.idle(self._run_dir).values():
+            if when >= self._began:
+                self._tell("idle", text, when)
 
     def _tell(self, event: str, reason: str, when: float) -> None:
         settings = self._settings

@@ -11,12 +11,10 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.disk import open_regular
 from hpctrain.secrets import mask
 from hpctrain.tracking import samples
 
 _MOST_NODES = 64
-_MOST_BYTES = 4096
 Facts = Mapping[str, str]
 
 
@@ -46,7 +44,7 @@ class Nodes:
         }
         if differences := _differing(self._facts):
             found["hpctrain.nodes_differ"] = "; ".join(differences)
-        if idle := _idle(self._run_dir):
+        if idle := "; ".join(text for _, text in samples.idle(self._run_dir).values()):
             found["hpctrain.idle"] = idle
         found = {key: mask(value) for key, value in found.items()}
         new = {key: value for key, value in found.items() if self._tags.get(key) != value}
@@ -55,11 +53,7 @@ class Nodes:
 
 
 def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
-    """Return what is not the same on all nodes, and what has changed on a node.
-
-    Args:
-        known: The facts of each node, the oldest first.
-    """
+    """Return what is not the same on all nodes, and what has changed on a node."""
     found = []
     newest = {node: facts[-1] for node, facts in known.items()}
     for key in sorted({key for facts in newest.values() for key in facts}):
@@ -82,14 +76,3 @@ def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
 
 def _short(names: list[str]) -> str:
     return " ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _idle(run_dir: Path) -> str:
-    texts = []
-    for path in sorted(samples.folder(run_dir).glob("*.idle")):
-        try:
-            with open_regular(path, parts=2) as file:
-                texts.append(file.read(_MOST_BYTES).decode(errors="replace").strip())
-        except OSError:
-            continue
-    return "; ".join(texts)

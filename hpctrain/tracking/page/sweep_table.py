@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import DamageError
-from hpctrain.record import JobId, Record, read
-from hpctrain.run_record import Progress, RunRecord
+from hpctrain.record import Finite, decode, read
+from hpctrain.run_record import ListedRun, Progress, RunRecord
 from hpctrain.secrets import mask
 
 FILE = "sweep.json"
@@ -33,15 +33,6 @@ _LONGEST = 200  # characters of a cause or a value
 _MOST_VALUES = 16
 # The metrics that `status` shows if the main metric has no value, and which values are better.
 _USUAL = {"val/accuracy": "higher", "val/loss": "lower", "train/loss": "lower"}
-
-
-class _Listed(Record, frozen=True):
-    """A run in the list of its sweep, `sweep.json`."""
-
-    name: str
-    state: str = ""
-    job: JobId = ""
-    swept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,11 +48,11 @@ class Row:
     swept: tuple[str, ...] = ()
     """Its swept values, such as `optimizer.lr=0.1`."""
     metric: str = ""
-    value: float | None = None
+    value: Finite | None = None
     """The last value of the metric; None if there is none, or if it is not finite."""
     better: str = ""
     """Which values of the metric are better: "lower" or "higher"; "" if its name does not tell."""
-    best: float | None = None
+    best: Finite | None = None
     """The best value of the metric so far."""
     step: int | None = None
     why: str = ""
@@ -98,17 +89,9 @@ class Row:
     @classmethod
     def parse(cls, text: str) -> Row | None:
         """Return the row of a tag; None if somebody has damaged it."""
-        try:
-            content = json.loads(text)
-            row = cls(**{**content, "swept": tuple(map(str, content["swept"]))})
-        except (ValueError, TypeError, LookupError):
-            return None
-        texts = (row.name, row.run_id, row.status, row.metric, row.better, row.why)
-        numbers = (row.value, row.best, row.step)
-        good = all(isinstance(each, str) for each in texts) and all(
-            each is None or _number(each) is not None for each in numbers
-        )
-        return row if good else None
+        with suppress(DamageError):
+            return decode(cls, text.encode(errors="replace"), PREFIX)
+        return None
 
 
 def asked_of(run_dir: Path) -> int:
@@ -126,7 +109,7 @@ def waiting(run_dir: Path, begun: Sequence[Row]) -> list[Row]:
     """
     folder = (_known(run_dir).sweep or {}).get("folder")
     try:
-        listed = read(tuple[_Listed, ...], Path(folder) / FILE) if folder else ()
+        listed = read(tuple[ListedRun, ...], Path(folder) / FILE) if folder else ()
     except (FileNotFoundError, DamageError):
         return []
     known, found = {row.name for row in begun}, []

@@ -131,11 +131,7 @@ def _names(model: ParallelModel) -> list[str]:
 
 
 def _row(tensor: torch.Tensor, factor: Scalar) -> torch.Tensor:
-    """Return the counts, the sum and the sum of squares of what this rank has of a tensor.
-
-    Returns:
-        float64 (_COUNTS + 2,). Complex values count as two.
-    """
+    """Return the counts, the sum and the sum of squares of what this rank has of a tensor."""
     values = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().flatten()
     if values.is_complex():
         values = torch.view_as_real(values).flatten()

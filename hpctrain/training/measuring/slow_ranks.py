@@ -142,12 +142,7 @@ class SlowRanks:
             self._record([statistics.median(seconds) for seconds in by_rank])
 
     def _keep(self, worked: Sequence[float], samples: int) -> None:
-        """Keep the seconds of a sample, but those of the first report, which starts everything.
-
-        Args:
-            worked: The seconds of each rank, divided by its weight.
-            samples: Those of all ranks; a share has the same number on each.
-        """
+        """Keep the seconds of a sample, but those of the first report, which starts everything."""
         self._reports += 1
         if self._on_cpu and self._reports > 1 and samples:
             share = samples / self._mesh.shares

@@ -57,13 +57,7 @@ class _Unmade(Exception):
 
 @dataclass
 class _Ended:
-    """Where a trial has ended.
-
-    Attributes:
-        weights: The parameters, first as they are trained and then as they are evaluated.
-        numbers: The numbers in the groups of parameters.
-        state: What the optimizer keeps, by name.
-    """
+    """Where a trial has ended."""
 
     weights: list[torch.Tensor]
     numbers: dict[str, float]
@@ -121,11 +115,7 @@ class OptimizerTrial:
     def _steps(
         self, small: Sequence[SmallTensor], places: Sequence[Place | None] = (), seed: int = 0
     ) -> _Ended:
-        """Return where the steps end, with whole tensors or with divided ones.
-
-        Raises:
-            ConfigError: The optimizer keeps what a checkpoint cannot hold, or its step fails.
-        """
+        """Return where the steps end, with whole tensors or with divided ones."""
         with self._untouched(seed):
             trained = self._make(small, places)
             try:

@@ -1,0 +1,181 @@
+"""Run directories of strangers, and damaged ones: commands touch nothing else, and go on."""
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.commands import cancel, checkpoints, gc, state, status
+from hpctrain.commands.observations import Facts
+from hpctrain.errors import StorageError
+from hpctrain.report import report_command
+from hpctrain.runs import stop_request
+from hpctrain.runs.run_dir import RunDir
+from tests.commands.test_commands import NOW, make_checkpoint, make_run, no_slurm
+
+__all__ = ["no_slurm"]
+OTHER = 65534  # user id
+BEGUN = {"started": NOW, "launcher": "single", "host": socket.gethostname()}
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this user that has nothing to do with any run."""
+    with subprocess.Popen(["sleep", "60"]) as one:
+        yield one
+        one.kill()
+
+
+def hold(path: Path) -> int:
+    """Hold the lock of a run in this process."""
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+@pytest.mark.parametrize("pid", ["other", 1, 0])
+def test_cancel_ends_only_the_process_that_holds_the_lock(
+    pid: Any,
+    process: subprocess.Popen[bytes],
+    tmp_path: Path,
+    no_slurm: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+    attempt = BEGUN | {"pid": process.pid if pid == "other" else pid}
+    run = make_run(tmp_path, state="running", attempts=[attempt])
+    lock = hold(run)
+    assert cancel.main(["--dir", str(tmp_path), "--all"]) == 0
+    assert signalled == []
+    # Asking by file reaches whoever trains the run, and nobody else.
+    assert "asked to save and stop" in capsys.readouterr().out
+    assert stop_request.read(run) is not None
+    own = make_run(
+        tmp_path, "digits-00000002", state="running", attempts=[BEGUN | {"pid": os.getpid()}]
+    )
+    other = hold(own)
+    cancel.main(["--dir", str(tmp_path), own.name])
+    assert signalled == [os.getpid()]
+    os.close(lock)
+    os.close(other)
+
+
+@as_root
+def test_cancel_leaves_the_runs_of_others_and_goes_on(
+    tmp_path: Path,
+    no_slurm: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+    attempt = BEGUN | {"pid": os.getpid()}
+    theirs = make_run(tmp_path, "digits-00000001", state="running", attempts=[attempt])
+    os.chown(theirs / "run.json", OTHER, OTHER)
+    full = make_run(tmp_path, "digits-00000002", state="running", attempts=[attempt])
+    (full / "stop").mkdir()
+    (full / "stop" / "x").touch()  # also root cannot write the request
+    own = make_run(tmp_path, "digits-00000003", state="running", attempts=[attempt])
+    locks = [hold(run) for run in (theirs, full, own)]
+    assert cancel.main(["--dir", str(tmp_path), "--all"]) == 0
+    said = capsys.readouterr().out
+    assert "skipped: it is the run of another user" in said
+    assert f"skipped: {full} cannot be written (Is a directory)" in said
+    assert signalled == [os.getpid()]
+    assert not (theirs / "stop").exists()
+    for lock in locks:
+        os.close(lock)
+
+
+@pytest.mark.parametrize("job_id", ["--state=RUNNING", "7_0 8", "7_0\n8", "7_*", "7,8", "-1"])
+def test_only_a_job_id_reaches_scancel(job_id: str, tmp_path: Path, no_slurm: None) -> None:
+    attempts = [BEGUN | {"launcher": "slurm", "job_id": job_id}]
+    run = make_run(tmp_path, state="running", attempts=attempts)
+    assert Facts.read(run).damage.startswith(f"{run}/run.json is damaged: $.attempts[0].job_id is ")
+    submitted = {"script": f"{tmp_path}/array-0/job.sh", "task": 0, "user": "me", "time": NOW}
+    queued = make_run(tmp_path, "digits-00000002", state="queued", submission=submitted)
+    (tmp_path / "array-0").mkdir()
+    (tmp_path / "array-0" / "job_id").write_text(job_id)
+    assert Facts.read(queued).job_id == ""
+
+
+@pytest.mark.parametrize("listed", ["", "/elsewhere/digits-00000009\n"])
+def test_a_job_of_another_run_is_not_cancelled(listed: str, tmp_path: Path, no_slurm: None) -> None:
+    script = tmp_path / "array-0" / "job.sh"
+    script.parent.mkdir()
+    submitted = {"script": str(script), "task": 0, "user": "me", "time": NOW}
+    run = make_run(tmp_path, state="queued", submission=submitted)
+    facts = Facts.read(run)
+    facts.job = cancel.queue.Job("7_0", "PENDING", "None", "", "N/A")
+    (script.parent / "tasks").write_text(listed)
+    step = cancel._step(facts, state.State("queued"), save=False)
+    assert (step.action, "not of this run" in step.message) == ("skip", True)
+    (script.parent / "tasks").write_text(f"{run}\n")
+    assert cancel._step(facts, state.State("queued"), save=False).action == "cancel"
+
+
+def test_gc_and_training_follow_no_link_of_a_lock(
+    tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("ten years of work")
+    folder = tmp_path / "runs"
+    run = make_run(folder, state="finished")
+    for step in (10, 20):
+        make_checkpoint(run, step)
+    (run / "lock").symlink_to(thesis)
+    (run / ".run.json.lock").symlink_to(thesis)
+    with pytest.raises(StorageError, match="could not be deleted"):
+        gc.main(["--dir", str(folder), "--delete"])
+    assert "it is a link, or lies behind one" in capsys.readouterr().err
+    for change in (RunDir(run).lock, lambda: RunDir(run)._change()):
+        with pytest.raises(OSError, match="it is a link"), change():
+            pass
+    assert (thesis.read_text(), thesis.stat().st_mode & 0o777) == ("ten years of work", 0o644)
+
+
+DAMAGE = [
+    {"state": "finished", "best": {"metric": "val/loss", "value": 0.5, "step": "ten"}},
+    {"state": "finished", "result": {"step": 1e30}},
+    {"state": "running", "attempts": [{"started": 1e300}]},
+    {"state": "running", "attempts": [{"started": float("nan")}]},
+    {"state": "finished", "code": "../../home/me"},
+    {"state": "failed", "attempts": [{"started": NOW, "error": "a\0b"}]},
+    {"state": "queued", "submission": {"script": "x", "task": 0, "user": "--all", "time": 0.0}},
+]
+
+
+@pytest.mark.parametrize("content", DAMAGE, ids=str)
+def test_a_damaged_run_is_shown_and_the_others_too(
+    content: dict[str, Any], tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = make_run(tmp_path, "digits-00000002", state="finished", signature="2")
+    bad = make_run(tmp_path, "digits-00000001", **content)
+    for run in (good, bad):
+        for step in (10, 20):
+            make_checkpoint(run, step)
+    where = ["--dir", str(tmp_path)]
+    assert status.main([*where, "--json"]) == 0
+    rows = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
+    assert [rows[run.name]["state"] for run in (good, bad)] == ["finished", "damaged"]
+    assert f"{bad}/run.json is damaged: " in rows[bad.name]["reason"]
+    assert checkpoints.main(where) == 1
+    said = capsys.readouterr()
+    assert (said.out.count(good.name), said.out.count(bad.name)) == (2, 2)
+    assert f"damaged: {bad}/run.json is damaged: " in said.err
+    assert gc.main([*where, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(item["path"]).parents[1] for item in found] == [good]
+    assert cancel.main([*where, "--all"]) == 0
+    assert report_command.main([*where, "--json", str(bad), str(good)]) == 0
+    assert good.name in capsys.readouterr().out

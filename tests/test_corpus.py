@@ -1,0 +1,99 @@
+"""What 0.1.0 has written is read as it was meant: runs, checkpoints, journals and data sets.
+
+`tests/corpus/0.1.0` was made by the code before files were records. The first run is a training;
+the second one has every key of run.json, and numbers that are not finite.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.commands import status
+from hpctrain.commands.observations import Facts
+from hpctrain.config.frozen import dump, load
+from hpctrain.report.account.history import History
+from hpctrain.run_record import Attempt, BestValue, Followed, RunRecord, Submission
+from hpctrain.runs.asked_evaluations import asked
+from hpctrain.runs.chosen_checkpoint import best_of
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.shards.index import Index
+from hpctrain.tracking import recorded, samples
+from hpctrain.tracking.journal import journal_path, read_all
+from hpctrain.tracking.meta import Meta
+
+TRAINED, MADE = "digits-968707dd", "digits-0db66357"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(Path(__file__).parent / "corpus" / "0.1.0", tmp_path / "old"))
+
+
+def test_runs_of_0_1_0(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = corpus / "runs"
+    assert status.main(["--dir", str(runs), "--json"]) == 0
+    rows = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
+    assert {name: (row["state"], row["step"]) for name, row in rows.items()} == {
+        TRAINED: ("finished", 6),
+        MADE: ("finished", 7),
+    }
+    for name in (TRAINED, MADE):
+        run, content = RunDir.open(runs / name), (runs / name / "run.json").read_bytes()
+        config = load(run.config_file)
+        assert dump(config) == run.config_file.read_text()
+        assert RunDir.of(config, run.read().data_digest).name == name
+        run.update()
+        assert (runs / name / "run.json").read_bytes() == content
+    record = RunRecord.of(runs / MADE)
+    assert record.submission == Submission(
+        script="/home/me/runs/sweeps/a/array-0/job.sh", task=3, user="me", time=1.7e9
+    )
+    assert record.attempts[0].environment == {"python": "3.11.7"}
+    assert (record.attempt.first_step, record.attempt.code_changed) == (5, "a.py differs")
+    assert record.result is not None
+    assert math.isnan(record.result["val/loss"])
+    assert record.result["train/loss"] == math.inf
+    assert (record.left_out, record.lowered_in) == (((3, 192),), ("12_3", 0))
+    assert record.best_by_jobs == Followed(metric="val/loss", lower=True)
+    assert record.attempts[0] != Attempt()
+    facts = Facts.read(runs / MADE)
+    assert (facts.damage, math.isnan(facts.progress.metrics["val/loss"])) == ("", True)
+    assert [one.step for one in asked(runs / MADE)] == [5]
+    (found,) = recorded.read_all(runs / MADE)
+    assert (found.metrics["val/loss"], math.isnan(found.metrics["val/odd"])) == (0.25, True)
+
+
+def test_the_journal_and_the_checkpoints_of_0_1_0(corpus: Path) -> None:
+    run = corpus / "runs" / TRAINED
+    records = list(read_all(journal_path(run)))
+    lines = journal_path(run).read_bytes().splitlines()
+    assert [record.body for record in records] == [json.loads(line) for line in lines]
+    history = History.read(run)
+    assert (history.damaged, history.series("train/loss").steps.tolist()) == (0, [2, 4, 6])
+    assert len(history.times) > 0
+    assert Meta.read(run).experiment == "hpctrain"
+    assert next(samples.read(run / "monitor" / "vm.jsonl")).number == 0
+    for step in (3, 6):
+        folder = run / "checkpoints" / f"step-{step:08d}"
+        content = json.loads((folder / "manifest.json").read_bytes())
+        found = Manifest.read(folder)
+        assert (found.step, found.progress) == (step, content["progress"])
+        assert found.files == content["files"]
+        found.write(folder)
+        assert json.loads((folder / "manifest.json").read_bytes()) == content
+    best = best_of(run, RunRecord.of(run))
+    assert isinstance(best, BestValue)
+    assert best.metric == "val/loss"
+
+
+def test_data_sets_of_0_1_0(corpus: Path) -> None:
+    file = corpus / "digits" / "index.json"
+    content = file.read_bytes()
+    index = Index.load(corpus / "digits")
+    assert (index.split("train").count, index.split("val").count) == (1415, 382)
+    index.save(corpus / "digits")
+    assert file.read_bytes() == content

@@ -12,11 +12,14 @@ and ranks without any formed a group, it would hang: they use different backends
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -24,6 +27,8 @@ import torch.distributed as dist
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
 
+log = logging.getLogger(__name__)
+_PATIENCE = timedelta(seconds=20)  # then the ranks that are waited for are named
 _TELLING_S = 10.0  # rank 0 serves the store, so it does not end before the others know why
 _SHOWN = 8  # ranks that are named in an error
 # Slurm sets one of these if the step or the job has GPUs on this node.
@@ -116,7 +121,7 @@ def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) 
         seen = Seen(socket.gethostname(), [], str(error))
     store.set(_key(ranks.rank), json.dumps(asdict(seen)))
     if ranks.is_main:
-        answer = _compare(store, ranks.world_size)
+        answer = _compare(store, ranks)
         store.set("devices/answer", json.dumps(asdict(answer)))
     else:
         answer = _Answer(**json.loads(store.get("devices/answer")))
@@ -179,19 +184,30 @@ def assign(seen: Sequence[Seen]) -> list[int]:
     return indices
 
 
-def _compare(store: dist.Store, world_size: int) -> _Answer:
+def _compare(store: dist.Store, ranks: RankInfo) -> _Answer:
+    keys = [_key(rank) for rank in range(ranks.world_size)]
+    with suppress(RuntimeError):  # the timeout
+        store.wait(keys, min(_PATIENCE, store.timeout / 2))
+    if late := _late(store, ranks):
+        log.warning(
+            "%s waits for %s at %s:%d: were they started, and do the nodes reach each other? "
+            "HPCTRAIN_LAUNCHER=single trains with this process alone",
+            *(ranks, late, ranks.master_addr, ranks.master_port),
+        )
     try:
-        texts = [store.get(_key(rank)) for rank in range(world_size)]
-        return _Answer(assign([Seen(**json.loads(text)) for text in texts]))
+        return _Answer(assign([Seen(**json.loads(store.get(key))) for key in keys]))
     except ConfigError as error:
         return _Answer([], str(error))
     except RuntimeError:  # the timeout of the store
-        late = [str(rank) for rank in range(world_size) if not store.check([_key(rank)])]
-        if not late:
+        if not (late := _late(store, ranks)):
             raise
-        more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
-        names = f"rank{'s'[: len(late) - 1]} {', '.join(late[:_SHOWN])}{more}"
-        return _Answer([], f"{names} did not come to the start in time", late=True)
+        return _Answer([], f"{late} did not come to the start in time", late=True)
+
+
+def _late(store: dist.Store, ranks: RankInfo) -> str:
+    """Return the ranks that have said nothing yet; "" if all have."""
+    late = [rank for rank in range(ranks.world_size) if not store.check([_key(rank)])]
+    return _named(late, {rank: Seen(ranks.host(rank), []) for rank in late}) if late else ""
 
 
 def _visible(device: str) -> list[str]:
@@ -218,7 +234,7 @@ def _key(rank: int) -> str:
     return f"devices/{rank}"
 
 
-def _named(members: Sequence[int], seen: Sequence[Seen]) -> str:
-    names = [f"{rank} ({seen[rank].host})" for rank in members[:_SHOWN]]
+def _named(members: Sequence[int], seen: Sequence[Seen] | Mapping[int, Seen]) -> str:
+    names = [f"{rank} ({seen[rank].host})".removesuffix(" ()") for rank in members[:_SHOWN]]
     more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
     return f"{'rank' if len(members) == 1 else 'ranks'} {', '.join(names)}{more}"

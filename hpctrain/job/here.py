@@ -174,6 +174,12 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
     Raises:
         ConfigError: `launch` requests another number of ranks, or tasks of the job are idle.
     """
+    if idle := ranks.idle_tasks():
+        raise ConfigError(
+            f"this job has {idle + 1} tasks (SLURM_NTASKS), but only this process was started: put "
+            "srun in front (srun --overlap in a shell that srun has started), or set "
+            "HPCTRAIN_LAUNCHER=single to train with one process here"
+        )
     asked = config.asked_world_sizes
     # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
     if list(asked) != [1] and ranks.world_size not in asked:
@@ -184,11 +190,6 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
             f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
             "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
             "--ntasks-per-node), or leave launch.* out"
-        )
-    if idle := ranks.idle_tasks():
-        raise ConfigError(
-            f"this job has {idle + 1} tasks (SLURM_NTASKS), but only this process was started: "
-            "put srun in front, or set HPCTRAIN_LAUNCHER=single to train with one process here"
         )
 
 

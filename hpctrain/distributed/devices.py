@@ -187,7 +187,7 @@ def assign(seen: Sequence[Seen]) -> list[int]:
 def _compare(store: dist.Store, ranks: RankInfo) -> _Answer:
     keys = [_key(rank) for rank in range(ranks.world_size)]
     with suppress(RuntimeError):  # the timeout
-        store.wait(keys, min(_PATIENCE, store.timeout / 2))
+        store.wait(keys, min(_PATIENCE, store.timeout / 2))  # type: ignore[attr-defined]
     if late := _late(store, ranks):
         log.warning(
             "%s waits for %s at %s:%d: were they started, and do the nodes reach each other? "

@@ -8,7 +8,7 @@ from dataclasses import fields
 from statistics import median
 
 from hpctrain.doctor import against_hardware
-from hpctrain.doctor.checks import clocks
+from hpctrain.doctor.checks import clocks, reach
 from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
 from hpctrain.doctor.look import Look
@@ -58,8 +58,11 @@ def compared(looks: Sequence[Look]) -> Places:
     if len(times) > 1:
         for host, finding in clocks.compared(times).items():
             places[host].append(finding)
-    for host, finding in links(_pairs(looks)).items():
-        places[host].append(finding)
+    tried = [each.lost for each in looks if each.lost is not None]
+    lost = {host: found for each in tried for host, found in each.items()}
+    for judged in (links(_pairs(looks)), reach.judged(lost, places) if tried else {}):
+        for host, finding in judged.items():
+            places[host].append(finding)
     return places
 
 

@@ -86,6 +86,7 @@ class Look:
         uuids: The UUIDs of all GPUs that it sees, also of those that other ranks look at.
         gpus_given: The GPUs that its node should have; 0 if they are not counted.
         peers: The number of ranks on its node.
+        lost: Which nodes each node does not reach by TCP, and why; None if nobody has tried.
         findings: What was found.
         time: The time of its clock after all ranks had met; 0 if they have not.
         figures: What was measured, by name, in the unit that the name says.
@@ -102,6 +103,7 @@ class Look:
     uuids: list[str] = field(default_factory=list)
     gpus_given: int = 0
     peers: int = 1
+    lost: dict[str, dict[str, str]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the look as JSON."""

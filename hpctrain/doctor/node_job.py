@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor.checks import infiniband, interfaces
-from hpctrain.doctor.finding import Finding
+from hpctrain.doctor.checks import infiniband, interfaces, reach
+from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.doctor.look import Asked, Look, look
 from hpctrain.errors import HpctrainError
 
@@ -44,6 +45,12 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
         free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
         seen.findings.append(free)
         if free.verdict == "fail":
+            reach.tell(Path(folder), None)
+            return seen.to_json()
+    if ranks.num_nodes > 1:
+        seen = replace(seen, lost=reach.lost(ranks, Path(folder), given.interface))
+        if seen.lost is None or any(seen.lost.values()):
+            seen.findings.append(unknown("speed", "not measured: the ranks cannot meet"))
             return seen.to_json()
     return _measured(given, ranks, Path(folder), seen).to_json()
 
@@ -115,7 +122,7 @@ def meet(seen: Look) -> Look:
     import torch.distributed as dist
 
     dist.barrier()
-    return Look(**{**vars(seen), "time": time.time()})
+    return replace(seen, time=time.time())
 
 
 def _add(figures: dict[str, float], name: str, rows: list[Any]) -> None:

@@ -1,0 +1,162 @@
+"""Which nodes reach each other by TCP, before a process group needs it and waits for minutes.
+
+    first rank of a node   listens ── FOLDER/listens-2.json ── connects to all other nodes
+    node 0                 FOLDER/lost-1.json, lost-2.json ... ── FOLDER/lost.json
+    every rank             reads lost.json, so that all decide alike
+
+A connection needs no Python of the other node: its kernel answers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpctrain.disk import read_json, write_atomically
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.distributed.rendezvous.port import listen
+from hpctrain.doctor.finding import Finding, good
+
+Lost = dict[str, dict[str, str]]
+_CONNECT_S = 5.0  # the kernel tries again after 1 and 3 seconds
+_TOLD = "lost.json"
+_SIOCGIFADDR = 0x8915
+
+
+def lost(
+    ranks: RankInfo, folder: Path, interface: str | None = None, *, start_s: float = 60.0
+) -> Lost | None:
+    """Return which nodes each node does not reach, and why; all ranks call it, and get the same.
+
+    Args:
+        ranks: The rank.
+        folder: A folder that all ranks see, without files of another check.
+        interface: `network.interface`; a node that has it is reached at its address.
+        start_s: Seconds until the first ranks of all nodes have come here.
+
+    Returns:
+        None if the ranks cannot meet: node 0 has told nothing, or that it has no port.
+    """
+    if ranks.local_rank == 0:
+        _try_all(ranks, folder, os.environ.get("GLOO_SOCKET_IFNAME") or interface, start_s)
+    told: Lost | None = _read(folder, [_TOLD], 2 * start_s).get(0)
+    return told
+
+
+def tell(folder: Path, found: Lost | None) -> None:
+    """Tell all ranks what was found; None: they cannot meet. Rank 0 does it."""
+    write_atomically(folder / _TOLD, json.dumps(found), sync=False)
+
+
+def _try_all(ranks: RankInfo, folder: Path, interface: str | None, start_s: float) -> None:
+    own, name = ranks.node_rank, socket.gethostname()
+    others = [node for node in range(ranks.num_nodes) if node != own]
+    # The ranks will meet at the port of rank 0.
+    where = ("", 0) if own else (ranks.master_addr, ranks.master_port)
+    with listen(*where, only_here=False) as listening:
+        place = [name, _address(interface), listening.getsockname()[1]]
+        write_atomically(folder / f"listens-{own}.json", json.dumps(place), sync=False)
+        places = _read(folder, [f"listens-{node}.json" for node in others], start_s)
+        with ThreadPoolExecutor(32) as pool:
+            tried = pool.map(lambda i: _tried(ranks, others[i], places.get(i)), range(len(others)))
+            found = {name: {host: why for host, why in tried if why}}
+        if own:
+            write_atomically(folder / f"lost-{own}.json", json.dumps(found), sync=False)
+            _read(folder, [_TOLD], start_s)  # the others may still connect
+        else:
+            for told in _read(folder, [f"lost-{node}.json" for node in others], start_s).values():
+                found |= told
+    if own == 0:  # its port is free again
+        tell(folder, found)
+
+
+def _tried(ranks: RankInfo, node: int, place: Any) -> tuple[str, str]:
+    """Return the name of a node, and why it is not reached; "" if it is."""
+    known = ranks.host(node * ranks.local_world_size) or f"node {node} of the job"
+    if place is None:
+        return known, "it did not come to the check"
+    name, address, port = place
+    host = ranks.master_addr if node == 0 else address or (known if ranks.hosts else name)
+    try:
+        socket.create_connection((host, port), _CONNECT_S).close()
+    except TimeoutError:
+        return name, f"no answer of {host} within {_CONNECT_S:g} s"
+    except OSError as error:
+        return name, f"{host}: {error.strerror}"
+    return name, ""
+
+
+def _read(folder: Path, names: list[str], seconds: float) -> dict[int, Any]:
+    """Return the content of files that other ranks write, by number; without those that are late.
+
+    When all is told, nothing else is waited for.
+    """
+    found: dict[int, Any] = {}
+    end, nap, told = time.monotonic() + seconds, 0.01, False
+    while len(found) < len(names) and time.monotonic() < end and not told:
+        time.sleep(nap)
+        nap = min(2 * nap, 0.5)
+        # Without listing it, a network file system remembers that there was no such file.
+        told = _TOLD in os.listdir(folder)
+        for number, name in enumerate(names):
+            if number not in found:
+                with suppress(OSError, ValueError):
+                    found[number] = read_json(folder / name)
+    return found
+
+
+def _address(interface: str | None) -> str | None:
+    """Return the IPv4 address of an interface; None without such an interface."""
+    if not interface:
+        return None
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        asked = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, asked)[20:24])
+    return None
+
+
+def judged(lost: Mapping[str, Mapping[str, str]], hosts: Iterable[str]) -> dict[str, Finding]:
+    """Return a finding for each host.
+
+    Of two nodes nobody can tell which one is to blame; a node that does not reach most of the
+    others is, and the others are well.
+
+    Args:
+        lost: What `lost` has returned.
+        hosts: The hosts of the job.
+    """
+    names = [*hosts]
+    pairs = {frozenset((a, b)) for a, found in lost.items() for b in found}
+    count = Counter(host for pair in pairs for host in pair)
+    ill = {host for host in names if count[host] > max(1.0, (len(names) - 1) / 2)}
+    findings = {}
+    for host in names:
+        own = [pair for pair in pairs if host in pair and (host in ill or not pair & ill)]
+        if not own:
+            findings[host] = good("TCP to other nodes", "all are reached")
+            continue
+        texts = [
+            f"{a} does not reach {b} ({why})"
+            for a, found in sorted(lost.items())
+            for b, why in sorted(found.items())
+            if {a, b} in own
+        ]
+        findings[host] = Finding(
+            "TCP to other nodes" if host in ill else "communication of a pair of nodes",
+            "fail",
+            "; ".join(texts[:4]) + (f"; and {len(texts) - 4} more" if len(texts) > 4 else ""),
+            "every node reaches every other one",
+            "Ask the administrators about routes and firewalls between these nodes, or choose "
+            "another network (network.interface).",
+        )
+    return findings

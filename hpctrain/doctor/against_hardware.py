@@ -59,6 +59,18 @@ def _of_rank(each: Look, hardware: Hardware, nodes: int) -> Iterator[Finding]:
                 expected=f"at least {part * best / unit:.4g}, {part:.0%} of the peak ({title})",
                 cure=_CURE,
             )
+    pairs = [value for name, value in figures.items() if name.startswith("pair_")]
+    if pairs and (best := hardware.between.bandwidth) is not None:
+        yield bounded(
+            "network against the hardware",
+            1e6 * max(pairs),
+            f"{max(pairs) / 1e3:.4g} GB/s with its best partner",
+            warn_below=_PART_OF_LINKS * best,
+            expected=f"at least {_PART_OF_LINKS * best / 1e9:.4g} GB/s, half of "
+            f"{hardware.between.kind} ({title})",
+            cure="See whether NCCL uses InfiniBand (NCCL_DEBUG=INFO says NET/IB, or NET/Socket "
+            "where libibverbs is missing), and choose the network by network.interface.",
+        )
     value = in_node if nodes > 1 else figures.get(_ALL_REDUCE)
     best = hardware.inside.bandwidth
     if value is not None and best is not None and each.local_rank == 0:

@@ -25,4 +25,4 @@ def checked(
     seen = look(asked, ranks, node_job.visible_gpus(asked), disks=full)
     seen = node_job.measured(asked, ranks, device, seen) if full else node_job.meet(seen)
     looks = [Look.of_json(each) for each in objects.all_gather(seen.to_json())]
-    return comparison.compared(looks), comparison.figures(looks)
+    return comparison.compared(looks, mixed=asked.mixed), comparison.figures(looks)

@@ -40,8 +40,17 @@ _LOSES = {
 }
 
 
-def compared(looks: Sequence[Look]) -> Places:
-    """Return the findings of each host: its own, and what differs from the other hosts."""
+def compared(looks: Sequence[Look], *, mixed: bool = False) -> Places:
+    """Return the findings of each host: its own, and what differs from the other hosts.
+
+    Args:
+        looks: What the ranks have seen.
+        mixed: Whether the nodes may differ (`Asked.mixed`): only GPUs of one kind are compared.
+    """
+    alike: dict[str, list[Look]] = {}
+    for each in looks:
+        kind = each.gpus[0].name if each.gpus else each.host
+        alike.setdefault(kind if mixed else "", []).append(each)
     places: Places = {}
     for each in sorted(looks, key=lambda one: one.rank):
         own = places.setdefault(each.host, [])
@@ -49,8 +58,7 @@ def compared(looks: Sequence[Look]) -> Places:
     for host, finding in (
         *_versions(looks),
         *_number_of_gpus(looks),
-        *_gpus(looks),
-        *_figures(looks),
+        *(found for group in alike.values() for found in (*_gpus(group), *_figures(group))),
         *against_hardware.compared(looks),
     ):
         places[host].append(finding)
@@ -58,11 +66,12 @@ def compared(looks: Sequence[Look]) -> Places:
     if len(times) > 1:
         for host, finding in clocks.compared(times).items():
             places[host].append(finding)
-    tried = [each.lost for each in looks if each.lost is not None]
-    lost = {host: found for each in tried for host, found in each.items()}
-    for judged in (links(_pairs(looks)), reach.judged(lost, places) if tried else {}):
-        for host, finding in judged.items():
-            places[host].append(finding)
+    findings = [*links({} if mixed else _pairs(looks)).items()]
+    if tried := [each.lost for each in looks if each.lost is not None]:
+        lost = {host: found for each in tried for host, found in each.items()}
+        findings += reach.judged(lost, places).items()
+    for host, finding in findings:
+        places[host].append(finding)
     return places
 
 
@@ -125,19 +134,26 @@ def _gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
     if not all_gpus:
         return
     for name in (one.name for one in fields(GpuFacts)):
-        usual, _ = Counter(getattr(gpu, name) for gpu in all_gpus).most_common(1)[0]
+        values = [getattr(gpu, name) for gpu in all_gpus]
+        usual = Counter(values).most_common(1)[0][0]
+        if name == "nvlinks":  # boards differ in their number, but one that is lost was there
+            usual = max(values, key=lambda links: links or 0)
         for each in looks:
             for value in {getattr(gpu, name) for gpu in each.gpus} - {usual}:
-                verdict: Verdict = "fail" if name in ("name", "driver", "memory_bytes") else "warn"
-                cure = (
-                    "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
-                    "(site.sbatch.exclude): the slowest GPU sets the pace."
-                )
-                expected = f"{usual}, as most GPUs"
-                yield (
-                    each.host,
-                    Finding(f"same GPUs: {name}", verdict, f"{value}", expected, cure),
-                )
+                numbers = isinstance(value, int) and isinstance(usual, int)
+                if name != "memory_bytes" or not numbers or abs(value - usual) > 0.01 * usual:
+                    yield each.host, _differs(name, value, usual)
+
+
+def _differs(name: str, value: object, usual: object) -> Finding:
+    verdict: Verdict = "fail" if name in ("name", "driver", "memory_bytes", "nvlinks") else "warn"
+    cure = (
+        "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
+        "(site.sbatch.exclude): the slowest GPU sets the pace."
+    )
+    if name == "nvlinks":
+        cure = "Ask the administrators to drain the node: a link is down (`nvidia-smi nvlink -s`)."
+    return Finding(f"same GPUs: {name}", verdict, f"{value}", f"{usual}, as other GPUs", cure)
 
 
 def _figures(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:

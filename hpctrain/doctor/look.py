@@ -44,6 +44,8 @@ class Asked:
         scratch: `data.stage_dir`, or the folder for temporary files.
         data: The data set and the split that are read, or "".
         split: The split of the data set.
+        mixed: Whether its nodes may differ, by `parallel.weights` or by a choice of partitions,
+            types of GPUs or features.
     """
 
     gpus_per_node: int
@@ -55,11 +57,13 @@ class Asked:
     scratch: str
     data: str
     split: str
+    mixed: bool = False
 
     @classmethod
     def of(cls, config: Config) -> Self:
         """Return what a config asks for."""
-        launch, parallel, data = config.launch, config.parallel, config.data
+        launch, parallel, data, site = config.launch, config.parallel, config.data, config.site
+        chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
         return cls(
             launch.gpus_per_node,
             launch.cpus_per_task,
@@ -70,6 +74,7 @@ class Asked:
             data.stage_dir or "",
             data.path,
             data.train_split,
+            parallel.weights is not None or "," in chosen or "|" in chosen,
         )
 
 
@@ -168,7 +173,7 @@ def _own(uuids: list[str], ranks: RankInfo) -> list[int]:
 
 
 def _of_node(asked: Asked, ranks: RankInfo, uuids: list[str], disks: bool) -> Iterator[Finding]:
-    yield from limits.checked()
+    yield from limits.checked(several=ranks.num_nodes > 1 and bool(uuids))
     yield interfaces.host_name(ranks)
     yield from interfaces.interface(asked.interface)
     if asked.device == "cpu" and _given(asked):

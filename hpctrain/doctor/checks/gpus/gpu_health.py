@@ -11,6 +11,7 @@ Nothing needs root. What a GPU does not tell is said to be unknown.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hpctrain.doctor.checks.gpus.amd_health import AmdHealth
@@ -19,6 +20,7 @@ from hpctrain.doctor.checks.gpus.nvidia_health import NvidiaHealth
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor import amd
 
+_KFD = Path("/dev/kfd")
 _RELOAD = "Ask the administrators to reload the driver of this node (`{}` tells more)."
 
 
@@ -39,9 +41,14 @@ def checked(
     if not uuids:
         return [], []
     labels = {f"GPU {number}": uuid for number, uuid in enumerate(uuids, first)}
-    if smi is not None or (nvml is None and amd.is_here()):
+    if smi is not None or (nvml is None and (amd.is_here() or _has_rocm())):
         return _amd(labels, smi)
     return _nvidia(labels, nvml)
+
+
+def _has_rocm() -> bool:
+    """Return whether the kernel has AMD's driver and not NVIDIA's; amdsmi may be missing."""
+    return _KFD.exists() and not Path("/proc/driver/nvidia").exists()
 
 
 def _nvidia(labels: dict[str, str], nvml: Any) -> tuple[list[GpuFacts], list[Finding]]:

@@ -6,12 +6,14 @@ of PCIe, and an all-reduce 80% of the links. Nothing is said of a GPU that no fi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from hpctrain.doctor.finding import Finding, bounded
 from hpctrain.doctor.look import Look
 from hpctrain.hardware import Hardware, of_device
 
+_of_device = functools.cache(of_device)  # it reads all files
 _PART_OF_POWER, _PART_OF_PEAK, _PART_OF_MEMORY, _PART_OF_LINKS = 0.9, 0.5, 0.6, 0.5
 _PART_OF_PCIE = 0.9
 _ALL_REDUCE = "all_reduce_268435456_bus_gb_s"  # 256 MiB
@@ -22,7 +24,7 @@ def compared(looks: Sequence[Look]) -> Iterator[tuple[str, Finding]]:
     """Yield what is far below the figures of the hardware, with the host."""
     nodes = len({each.host for each in looks})
     for each in looks:
-        hardware = of_device(each.gpus[0].name, each.gpus[0].memory_bytes) if each.gpus else None
+        hardware = _of_device(each.gpus[0].name, each.gpus[0].memory_bytes) if each.gpus else None
         if hardware is not None:
             for finding in _of_rank(each, hardware, nodes):
                 yield each.host, finding

@@ -75,6 +75,7 @@ def planted(fault: str, rank: int) -> Any:
     if fault == "package":
         return patch.object(installed, "_version", lambda name: "0.0.1")
     nvml = Nvml()
+    nvml.used = 0
     nvml.ecc = (0, 7) if fault == "ecc" else (0, 0)
     nvml.reasons = 0x40 if fault == "hot" else 0
     nvml.lost = {"GPU-a"} if fault == "lost" else set()

@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -89,10 +89,8 @@ def _tried(ranks: RankInfo, node: int, place: Any) -> tuple[str, str]:
     host = ranks.master_addr if node == 0 else address or (known if ranks.hosts else name)
     try:
         socket.create_connection((host, port), _CONNECT_S).close()
-    except TimeoutError:
-        return name, f"no answer of {host} within {_CONNECT_S:g} s"
-    except OSError as error:
-        return name, f"{host}: {error.strerror}"
+    except OSError as error:  # TimeoutError has no text of the system
+        return name, f"{host}: {error.strerror or f'no answer within {_CONNECT_S:g} s'}"
     return name, ""
 
 
@@ -125,38 +123,36 @@ def _address(interface: str | None) -> str | None:
     return None
 
 
-def judged(lost: Mapping[str, Mapping[str, str]], hosts: Iterable[str]) -> dict[str, Finding]:
-    """Return a finding for each host.
+def judged(lost: Lost, hosts: Iterable[str]) -> dict[str, Finding]:
+    """Return a finding for each host of what `lost` has returned.
 
-    Of two nodes nobody can tell which one is to blame; a node that does not reach most of the
-    others is, and the others are well.
-
-    Args:
-        lost: What `lost` has returned.
-        hosts: The hosts of the job.
+    A node that does not reach most of the others is to blame, and they are well. Of a pair nobody
+    can tell which one is.
     """
     names = [*hosts]
-    pairs = {frozenset((a, b)) for a, found in lost.items() for b in found}
-    count = Counter(host for pair in pairs for host in pair)
+    said: dict[tuple[str, str], str] = {}
+    for a, found in sorted(lost.items()):
+        for b, why in sorted(found.items()):
+            both = a in lost.get(b, {})
+            said.setdefault(
+                (min(a, b), max(a, b)),
+                f"{a} and {b} do not reach each other ({why})" * both
+                or f"{a} does not reach {b} ({why})",
+            )
+    count = Counter(host for pair in said for host in pair)
     ill = {host for host in names if count[host] > max(1.0, (len(names) - 1) / 2)}
     findings = {}
     for host in names:
-        own = [pair for pair in pairs if host in pair and (host in ill or not pair & ill)]
-        if not own:
-            findings[host] = good("TCP to other nodes", "all are reached")
-            continue
-        texts = [
-            f"{a} does not reach {b} ({why})"
-            for a, found in sorted(lost.items())
-            for b, why in sorted(found.items())
-            if {a, b} in own
-        ]
-        findings[host] = Finding(
-            "TCP to other nodes" if host in ill else "communication of a pair of nodes",
-            "fail",
-            "; ".join(texts[:4]) + (f"; and {len(texts) - 4} more" if len(texts) > 4 else ""),
-            "every node reaches every other one",
-            "Ask the administrators about routes and firewalls between these nodes, or choose "
-            "another network (network.interface).",
-        )
+        own = [t for pair, t in said.items() if host in pair and (host in ill or not ill & {*pair})]
+        more = f"; and {len(own) - 4} more" if len(own) > 4 else ""
+        findings[host] = good("TCP to other nodes", "all are reached")
+        if own:
+            findings[host] = Finding(
+                "TCP to other nodes" if host in ill else "communication of a pair of nodes",
+                "fail",
+                "; ".join(own[:4]) + more,
+                "every node reaches every other one",
+                "Ask the administrators about routes and firewalls between these nodes, or choose "
+                "another network (network.interface).",
+            )
     return findings

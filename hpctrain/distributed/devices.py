@@ -66,12 +66,7 @@ class _Answer:
 
 
 def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.environ) -> str:
-    """Return "cuda" or "cpu", the kind of device that this rank uses.
-
-    Args:
-        setting: The config key `parallel.device`: "cuda", "cpu" or "auto".
-        gpus_per_node: The config key `launch.gpus_per_node`.
-        env: The environment.
+    """Return "cuda" or "cpu", the kind of device that this rank uses, by `parallel.device`.
 
     Raises:
         ConfigError: A GPU is required, by the config or by the Slurm job, but torch sees none.
@@ -102,13 +97,8 @@ def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.envir
 def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) -> torch.device:
     """Return the device of this rank, which fits to those of all other ranks. All ranks call it.
 
-    A GPU becomes the current device of torch. CUDA_VISIBLE_DEVICES is not changed.
-
-    Args:
-        store: The store of the ranks.
-        ranks: This process's place in the job.
-        setting: The config key `parallel.device`.
-        gpus_per_node: The config key `launch.gpus_per_node`.
+    A GPU becomes the current device of torch. CUDA_VISIBLE_DEVICES is not changed. `setting` is
+    `parallel.device`, and `gpus_per_node` that of `launch`.
 
     Raises:
         ConfigError: A GPU is required but there is none, or the devices of the ranks do not fit
@@ -142,10 +132,7 @@ def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) 
 
 
 def assign(seen: Sequence[Seen]) -> list[int]:
-    """Return for each rank the index of its GPU among those that it sees; 0 on CPUs.
-
-    Args:
-        seen: What each rank has said, by rank.
+    """Return for each rank the index of its GPU among those that it has `seen`; 0 on CPUs.
 
     Raises:
         ConfigError: A rank has no device, only some ranks have GPUs, or a GPU would have two ranks.

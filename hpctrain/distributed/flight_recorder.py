@@ -44,12 +44,7 @@ def prepare(logs: Path, rank: int, environment: MutableMapping[str, str] = os.en
 
 
 def timeout(logs: Path, job_id: str) -> str:
-    """Return which collective operation has timed out in this attempt; "" if none is known to.
-
-    Args:
-        logs: The folder of the run's logs.
-        job_id: The Slurm job whose ranks have ended.
-    """
+    """Return which collective operation has timed out in this attempt; "" if none is known to."""
     ranks = sorted(
         int(number)
         for file in logs.glob(f"{PREFIX}*")

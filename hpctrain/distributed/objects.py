@@ -33,12 +33,7 @@ def broadcast(value: Any, src: int = 0, group: dist.ProcessGroup | None = None) 
 
 
 def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the values of all ranks of the group, by rank.
-
-    Args:
-        value: A value that JSON has. Tuples become lists.
-        group: The group; None is the default one.
-    """
+    """Return the values of all ranks of the group, by rank; tuples become lists, as in JSON."""
     content = _bytes(value, group)
     sizes = [content.new_empty(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(content)], device=content.device), group=group)

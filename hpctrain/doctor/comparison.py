@@ -43,9 +43,7 @@ _LOSES = {
 def compared(looks: Sequence[Look], *, mixed: bool = False) -> Places:
     """Return the findings of each host: its own, and what differs from the other hosts.
 
-    Args:
-        looks: What the ranks have seen.
-        mixed: Whether the nodes may differ (`Asked.mixed`): only GPUs of one kind are compared.
+    Where nodes may differ (`Asked.mixed`), only GPUs of one kind are compared.
     """
     alike: dict[str, list[Look]] = {}
     for each in looks:
@@ -184,13 +182,9 @@ def _figures(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
 
 
 def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:
-    """Judge the link of each node: it is slow if even its fastest pair is slow.
+    """Judge the link of each node by the MB/s of its pairs: it is slow if even its fastest pair is.
 
-    Args:
-        speeds: 1e6 bytes per second of each pair of nodes.
-
-    Returns:
-        One finding by node. Of two nodes it cannot be told which is slow.
+    Of two nodes it cannot be told which one is slow.
     """
     found: dict[str, Finding] = {}
     for node in sorted({name for pair in speeds for name in pair}):

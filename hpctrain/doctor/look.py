@@ -123,14 +123,10 @@ class Look:
 
 
 def look(asked: Asked, ranks: RankInfo, uuids: list[str], *, disks: bool, nvml: Any = None) -> Look:
-    """Return what this rank sees.
+    """Return what this rank sees; the GPUs are those that torch sees.
 
-    Args:
-        asked: What the job asks for.
-        ranks: The rank.
-        uuids: The UUIDs of the GPUs that torch sees.
-        disks: Whether probes are written, and DCGM's diagnostics run, which take a second or more.
-        nvml: The module `pynvml`, or one with the same functions.
+    With `disks` probes are written, and DCGM's diagnostics run, which take a second or more. `nvml`
+    is the module `pynvml`, or one with the same functions.
     """
     own = _own(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself

@@ -25,11 +25,9 @@ _OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return what this rank has seen and measured, as JSON; a rank of `doctor --nodes` calls it.
+    """Return what this rank of `doctor --nodes` has seen and measured, as JSON.
 
-    Args:
-        asked: An `Asked`, as JSON.
-        folder: The folder for the secret of the ranks, which exists.
+    `asked` is an `Asked` as JSON. In the folder, which exists, the ranks tell each other something.
     """
     given = Asked(**asked)
     ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
@@ -85,14 +83,7 @@ def _measured(asked: Asked, ranks: RankInfo, folder: Path, seen: Look) -> Look:
 
 
 def measured(asked: Asked, ranks: RankInfo, device: Any, seen: Look) -> Look:
-    """Measure with all ranks of the process group, and return the look with the figures.
-
-    Args:
-        asked: What the job asks for.
-        ranks: The rank.
-        device: The device of the rank.
-        seen: What it has seen until now; its `figures` grow.
-    """
+    """Measure with all ranks of the process group, and return the look with the figures."""
     import torch.distributed as dist
 
     from hpctrain.doctor.measures import all_reduce, pairs, reading, speed

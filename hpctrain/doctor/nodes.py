@@ -25,11 +25,7 @@ def checked(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, flo
     """Submit the job, wait for it, and return the findings and the figures of each host.
 
     What is found is added to the history of the hosts, and to the list of hosts that new jobs
-    avoid.
-
-    Args:
-        config: A config of `hpctrain.doctor.settings`, whose section `launch` says how many nodes.
-        here: Whether the ranks are started on this machine.
+    avoid. The ranks are started on this machine if `here`.
 
     Raises:
         LaunchError: The scheduler refuses the job, or it has ended without any answer.

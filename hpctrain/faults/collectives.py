@@ -100,8 +100,7 @@ class Record:
             host: Its node.
             step: The global steps that it has made.
             error: The exception of the operation that has failed, in the main thread.
-            processes: Returns the stacks of the processes that make its data, by their names, as
-                `faulthandler` writes them.
+            processes: Returns the stacks of the processes that make its data (`faulthandler`).
         """
         every = distributed_c10d._world.pg_group_ranks.items()
         groups = {str(group.group_name): list(ranks) for group, ranks in every}
@@ -152,10 +151,8 @@ class Record:
 def conclude(records: Mapping[int, Record], hosts: Mapping[int, str], own: int) -> str:
     """Return which ranks did not arrive, where the others wait for them, and what they do.
 
-    Args:
-        records: The records of the ranks that have answered, by rank; at least that of `own`.
-        hosts: The node of each rank; "" if unknown.
-        own: The rank that concludes.
+    The rank `own` concludes, from its record and those of the ranks that have answered. `hosts` has
+    the node of each rank, or "".
     """
     silent = [rank for rank in hosts if rank not in records]
     behind = [rank for rank in records if _is_behind(rank, records)]

@@ -20,9 +20,9 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor import at_start, failed_hosts, history
+from hpctrain.doctor import comparison, failed_hosts, history, node_job
 from hpctrain.doctor.comparison import Places
-from hpctrain.doctor.look import Asked
+from hpctrain.doctor.look import Asked, Look, look
 from hpctrain.errors import NodeError
 from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.launch.slurm.sbatch_options import joined_hosts
@@ -44,7 +44,7 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
     begin = time.monotonic()
-    places, figures = at_start.checked(Asked.of(config), ranks, device, full=mode == "full")
+    places, figures = checked(Asked.of(config), ranks, device, full=mode == "full")
     requeued = _remember(config, run, ranks, places, figures) if ranks.is_main else False
     if ranks.is_main:
         seconds = time.monotonic() - begin
@@ -65,6 +65,16 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     )
     error.requeued = bool(objects.broadcast(requeued))
     raise error
+
+
+def checked(
+    asked: Asked, ranks: RankInfo, device: torch.device, *, full: bool
+) -> tuple[Places, dict[str, dict[str, float]]]:
+    """Return what is found on each host, and, if `full`, what was measured; all ranks call it."""
+    seen = look(asked, ranks, node_job.visible_gpus(asked), disks=full)
+    seen = node_job.measured(asked, ranks, device, seen) if full else node_job.meet(seen)
+    looks = [Look.of_json(each) for each in objects.all_gather(seen.to_json())]
+    return comparison.compared(looks, mixed=asked.mixed), comparison.figures(looks)
 
 
 def _remember(

@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor import at_start, look, node_job
+from hpctrain.doctor import look, node_job
 from hpctrain.doctor.checks import installed
 from hpctrain.doctor.checks.gpus import gpu_health
 from hpctrain.doctor.look import Asked
 from hpctrain.errors import NodeError
-from hpctrain.job.preflight import preflight
+from hpctrain.job.preflight import checked, preflight
 from hpctrain.runs import excluded_hosts
 from hpctrain.runs.run_dir import RunDir
 from tests.monitor.nvml import Nvml
@@ -57,7 +57,7 @@ def checks(output: str, fault: str, count: int, full: bool) -> list[dict[str, di
     ):
         for _ in range(count):
             asked = Asked.of(config(output))
-            places, _ = at_start.checked(asked, node(rank), CPU, full=full)
+            places, _ = checked(asked, node(rank), CPU, full=full)
             found.append(
                 {
                     host: {f.check: f.verdict for f in each if f.verdict in ("warn", "fail")}

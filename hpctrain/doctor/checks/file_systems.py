@@ -60,12 +60,9 @@ class Probe:
 
 
 def checked(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding]:
-    """Check a folder into which runs write.
+    """Check a folder into which runs write, or the nearest one above it that exists.
 
-    Args:
-        name: What the folder is, such as `output_dir`.
-        folder: The folder; if it does not exist, the nearest one above it counts.
-        speed: Whether a probe is written: 16 MiB and a few small files, which are deleted.
+    With `speed` a probe is written: 16 MiB and a few small files, which are deleted.
     """
     there = next(each for each in (folder, *folder.parents) if each.is_dir())
     shown = str(folder) if there == folder else f"{folder} (will be made in {there})"
@@ -164,13 +161,7 @@ def judged(name: str, probe: Probe) -> Iterator[Finding]:
 
 
 def readable(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding]:
-    """Check a folder from which runs read: that it is there, and how fast its largest file is.
-
-    Args:
-        name: What the folder is, such as `data.path`.
-        folder: The folder.
-        speed: Whether up to 64 MiB of the largest file are read.
-    """
+    """Check a folder from which runs read; with `speed`, read 64 MiB of its largest file."""
     try:
         files = [path for path in folder.iterdir() if path.is_file()]
         largest = max(files, key=lambda path: path.stat().st_size, default=None)

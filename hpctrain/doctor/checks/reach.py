@@ -38,46 +38,40 @@ def lost(
 ) -> Lost | None:
     """Return which nodes each node does not reach, and why; all ranks call it, and get the same.
 
-    Args:
-        ranks: The rank.
-        folder: A folder that all ranks see, without files of another check.
-        interface: `network.interface`; a node that has it is reached at its address.
-        start_s: Seconds until the first ranks of all nodes have come here.
-
-    Returns:
-        None if the ranks cannot meet: node 0 has told nothing, or that it has no port.
+    It is None if the ranks cannot meet: node 0 has told nothing, or that it has no port. All ranks
+    see the folder. A node with the interface `network.interface` is reached at its address.
+    `start_s` is the time until the first ranks of all nodes have come here.
     """
     if ranks.local_rank == 0:
-        _try_all(ranks, folder, os.environ.get("GLOO_SOCKET_IFNAME") or interface, start_s)
+        _try_all(ranks, folder, os.environ.get("GLOO_SOCKET_IFNAME") or interface or "", start_s)
     told: Lost | None = _read(folder, [_TOLD], 2 * start_s).get(0)
     return told
 
 
-def tell(folder: Path, found: Lost | None) -> None:
-    """Tell all ranks what was found; None: they cannot meet. Rank 0 does it."""
-    write_atomically(folder / _TOLD, json.dumps(found), sync=False)
+def tell(folder: Path, found: Any, name: str = _TOLD) -> None:
+    """Write what other ranks wait for; `lost.json` with None tells that they cannot meet."""
+    write_atomically(folder / name, json.dumps(found), sync=False)
 
 
-def _try_all(ranks: RankInfo, folder: Path, interface: str | None, start_s: float) -> None:
+def _try_all(ranks: RankInfo, folder: Path, interface: str, start_s: float) -> None:
     own, name = ranks.node_rank, socket.gethostname()
     others = [node for node in range(ranks.num_nodes) if node != own]
     # The ranks will meet at the port of rank 0.
     where = ("", 0) if own else (ranks.master_addr, ranks.master_port)
     with listen(*where, only_here=False) as listening:
         place = [name, _address(interface), listening.getsockname()[1]]
-        write_atomically(folder / f"listens-{own}.json", json.dumps(place), sync=False)
+        tell(folder, place, f"listens-{own}.json")
         places = _read(folder, [f"listens-{node}.json" for node in others], start_s)
         with ThreadPoolExecutor(32) as pool:
             tried = pool.map(lambda i: _tried(ranks, others[i], places.get(i)), range(len(others)))
             found = {name: {host: why for host, why in tried if why}}
         if own:
-            write_atomically(folder / f"lost-{own}.json", json.dumps(found), sync=False)
+            tell(folder, found, f"lost-{own}.json")
             _read(folder, [_TOLD], start_s)  # the others may still connect
-        else:
-            for told in _read(folder, [f"lost-{node}.json" for node in others], start_s).values():
-                found |= told
-    if own == 0:  # its port is free again
-        tell(folder, found)
+            return
+        for told in _read(folder, [f"lost-{node}.json" for node in others], start_s).values():
+            found |= told
+    tell(folder, found)  # the port is free again
 
 
 def _tried(ranks: RankInfo, node: int, place: Any) -> tuple[str, str]:
@@ -95,10 +89,7 @@ def _tried(ranks: RankInfo, node: int, place: Any) -> tuple[str, str]:
 
 
 def _read(folder: Path, names: list[str], seconds: float) -> dict[int, Any]:
-    """Return the content of files that other ranks write, by number; without those that are late.
-
-    When all is told, nothing else is waited for.
-    """
+    """Wait for files, until all is told; return the content of those that have come, by number."""
     found: dict[int, Any] = {}
     end, nap, told = time.monotonic() + seconds, 0.01, False
     while len(found) < len(names) and time.monotonic() < end and not told:
@@ -113,10 +104,8 @@ def _read(folder: Path, names: list[str], seconds: float) -> dict[int, Any]:
     return found
 
 
-def _address(interface: str | None) -> str | None:
+def _address(interface: str) -> str | None:
     """Return the IPv4 address of an interface; None without such an interface."""
-    if not interface:
-        return None
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         asked = struct.pack("256s", interface.encode()[:15])
         return socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, asked)[20:24])
@@ -129,28 +118,22 @@ def judged(lost: Lost, hosts: Iterable[str]) -> dict[str, Finding]:
     A node that does not reach most of the others is to blame, and they are well. Of a pair nobody
     can tell which one is.
     """
-    names = [*hosts]
-    said: dict[tuple[str, str], str] = {}
+    names, said = [*hosts], dict[tuple[str, str], str]()
     for a, found in sorted(lost.items()):
         for b, why in sorted(found.items()):
-            both = a in lost.get(b, {})
-            said.setdefault(
-                (min(a, b), max(a, b)),
-                f"{a} and {b} do not reach each other ({why})" * both
-                or f"{a} does not reach {b} ({why})",
-            )
+            does = f"{a} and {b} do not reach each other" if a in lost.get(b, {}) else ""
+            said.setdefault((min(a, b), max(a, b)), f"{does or f'{a} does not reach {b}'} ({why})")
     count = Counter(host for pair in said for host in pair)
     ill = {host for host in names if count[host] > max(1.0, (len(names) - 1) / 2)}
     findings = {}
     for host in names:
         own = [t for pair, t in said.items() if host in pair and (host in ill or not ill & {*pair})]
-        more = f"; and {len(own) - 4} more" if len(own) > 4 else ""
         findings[host] = good("TCP to other nodes", "all are reached")
         if own:
             findings[host] = Finding(
                 "TCP to other nodes" if host in ill else "communication of a pair of nodes",
                 "fail",
-                "; ".join(own[:4]) + more,
+                "; ".join(own[:4]) + (f"; and {len(own) - 4} more" if len(own) > 4 else ""),
                 "every node reaches every other one",
                 "Ask the administrators about routes and firewalls between these nodes, or choose "
                 "another network (network.interface).",

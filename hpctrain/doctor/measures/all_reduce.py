@@ -39,11 +39,7 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
 
 
 def measured(device: torch.device, group: dist.ProcessGroup | None = None) -> list[Row]:
-    """Measure all-reduce; all ranks of the group call it.
-
-    Args:
-        device: The device of the tensors.
-        group: The ranks; None is the default group.
+    """Measure all-reduce; all ranks of the group call it, None is the default group.
 
     Returns:
         A row for each size, from 4 bytes, whose time is the latency.

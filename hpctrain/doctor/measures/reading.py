@@ -13,16 +13,10 @@ _SECONDS, _PARTS, _ROWS = 1.0, 5, 64
 
 
 def measured(path: str, split: str, rank: int, ranks: int) -> float:
-    """Return 1e6 bytes per second of samples, read in blocks at random places.
+    """Return 1e6 bytes per second of samples, read in blocks at random places of a data set.
 
     What the system has in its cache comes from there, as in a training's second epoch. The fastest
     of some parts of the time counts: during the others, other work may have had the CPU.
-
-    Args:
-        path: The folder of the data set, or its URL.
-        split: The split.
-        rank: The rank, which reads other samples than the other ranks.
-        ranks: The number of ranks.
 
     Raises:
         DataError: It is no data set, or it is damaged.

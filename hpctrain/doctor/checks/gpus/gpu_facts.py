@@ -97,13 +97,10 @@ def temperature(gpu: str, celsius: float, critical: float | None = None) -> Find
 
 
 def processes(gpu: str, memory: Mapping[int, int], used: int, size: int) -> Finding:
-    """Judge what others than this job have on a GPU, whoever they are.
+    """Judge what others than this job have on a GPU, whoever they are, in bytes.
 
-    Args:
-        gpu: The name of the GPU for the table.
-        memory: The bytes of the GPU that each process has, by its number.
-        used: The bytes of the GPU that are in use, by processes that nobody sees, too.
-        size: All its bytes.
+    `memory` is what each process has, by its number. `used` has that of processes that nobody sees,
+    too.
     """
     check = f"{gpu}: other processes"
     owners = {pid: _owner(pid) for pid in memory}

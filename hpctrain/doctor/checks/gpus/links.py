@@ -15,15 +15,10 @@ def pcie_bandwidth(generation: int, width: int) -> float:
 
 
 def pcie(gpu: str, now: tuple[int, int], best: tuple[int, int]) -> Finding:
-    """Judge a PCIe link.
+    """Judge a PCIe link by generation and width, as it is now and as GPU and slot can have it.
 
     A GPU at rest lowers its generation to save power, and raises it under load. So the generation
     counts that the GPU and its slot can have, and the width that the link has now.
-
-    Args:
-        gpu: The name of the GPU for the table, such as `GPU 0`.
-        now: The generation and width of the link at this moment.
-        best: The generation and width that the GPU and the slot can have.
     """
     check = f"{gpu}: PCIe"
     has, could = pcie_bandwidth(best[0], now[1]), pcie_bandwidth(*best)

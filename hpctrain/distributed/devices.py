@@ -52,13 +52,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What rank 0 says to all ranks.
-
-    Attributes:
-        indices: The index of the GPU of each rank among those that it sees, by rank.
-        problem: Why the ranks cannot form a group, or "".
-        late: Whether the problem is that ranks did not come.
-    """
+    """What rank 0 says to all ranks: the index of the GPU of each, or why there is no group."""
 
     indices: list[int]
     problem: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 from datetime import datetime
 
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
 def _show_history(config: Config, *, as_json: bool) -> int:
     entries = history.read(config.output_dir)
     if as_json:
-        table.print_entries(entries)
+        print(json.dumps(entries))
         return 0
     if not entries:
         print(f"{config.output_dir}: no host was checked yet")

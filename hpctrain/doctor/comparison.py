@@ -61,15 +61,14 @@ def compared(looks: Sequence[Look], *, mixed: bool = False) -> Places:
     ):
         places[host].append(finding)
     times = {each.host: each.time for each in looks if each.time and each.local_rank == 0}
-    if len(times) > 1:
-        for host, finding in clocks.compared(times).items():
+    lost = {host: found for each in looks for host, found in (each.lost or {}).items()}
+    for judged in (
+        clocks.compared(times) if len(times) > 1 else {},
+        links({} if mixed else _pairs(looks)),
+        reach.judged(lost, places) if lost else {},
+    ):
+        for host, finding in judged.items():
             places[host].append(finding)
-    findings = [*links({} if mixed else _pairs(looks)).items()]
-    if tried := [each.lost for each in looks if each.lost is not None]:
-        lost = {host: found for each in tried for host, found in each.items()}
-        findings += reach.judged(lost, places).items()
-    for host, finding in findings:
-        places[host].append(finding)
     return places
 
 
@@ -110,21 +109,19 @@ def _number(given: int, ranks: Sequence[Look]) -> Finding:
     without = [str(each.rank) for each in ranks if not each.uuids]
     alone = Counter(each.uuids[0] for each in ranks if len(each.uuids) == 1)
     twice = [str(each.rank) for each in ranks if each.uuids and alone[each.uuids[0]] > 1]
-    found, expected = f"{len(seen)}", f"{given}"
+    found = f"{len(seen)}"
+    cure = (
+        "Ask the administrators to drain the node: a GPU does not answer (`nvidia-smi`, `dmesg`)."
+    )
     if twice and not without:
+        found += f": ranks {', '.join(twice)} share one"
         cure = (
             "Let Slurm bind the GPUs: take CUDA_VISIBLE_DEVICES out of site.env and site.setup, "
             "and see --gpu-bind."
         )
-        return Finding(
-            check, "fail", f"{found}: ranks {', '.join(twice)} share one", expected, cure
-        )
-    if without and seen:
+    elif without and seen:
         found += f": rank {', '.join(without)} sees none"
-    cure = (
-        "Ask the administrators to drain the node: a GPU does not answer (`nvidia-smi`, `dmesg`)."
-    )
-    return Finding(check, "fail", found, expected, cure)
+    return Finding(check, "fail", found, f"{given}", cure)
 
 
 def _gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
@@ -157,28 +154,22 @@ def _differs(name: str, value: object, usual: object) -> Finding:
 def _figures(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
     for name, loss in _LOSES.items():
         judged = [
-            each
+            (each, each.figures[name])
             for each in looks
             if name in each.figures and (each.gpus or name not in _BY_THE_CLOCK)
         ]
-        values = [each.figures[name] for each in judged]
-        if not values:
-            continue
-        middle = median(values)
-        for each in judged:
-            value = each.figures[name]
-            yield (
-                each.host,
-                bounded(
-                    f"rank {each.rank}: {name}",
-                    value,
-                    f"{value:.4g}",
-                    fail_below=_FAIL_PART * middle if each.gpus else None,
-                    warn_below=(_WARN_PART if each.gpus else _FAIL_PART) * middle,
-                    expected=f"the median, {middle:.4g}",
-                    cure=f"This rank {loss}",
-                ),
+        middle = median(value for _, value in judged) if judged else 0.0
+        for each, value in judged:
+            finding = bounded(
+                f"rank {each.rank}: {name}",
+                value,
+                f"{value:.4g}",
+                fail_below=_FAIL_PART * middle if each.gpus else None,
+                warn_below=(_WARN_PART if each.gpus else _FAIL_PART) * middle,
+                expected=f"the median, {middle:.4g}",
+                cure=f"This rank {loss}",
             )
+            yield each.host, finding
 
 
 def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:

@@ -32,15 +32,9 @@ from hpctrain.doctor.finding import Finding, unknown
 
 @dataclass(frozen=True)
 class Asked:
-    """What a job asks for, and where it reads and writes; all of it is JSON.
+    """What a job asks for by keys of these names, and where it reads and writes; all of it is JSON.
 
     Attributes:
-        gpus_per_node: `launch.gpus_per_node`.
-        cpus_per_task: `launch.cpus_per_task`.
-        device: `parallel.device`.
-        backend: `parallel.backend`.
-        interface: `network.interface`.
-        output_dir: `output_dir`.
         scratch: `data.stage_dir`, or the folder for temporary files.
         data: The data set and the split that are read, or "".
         split: The split of the data set.

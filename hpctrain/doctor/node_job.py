@@ -57,9 +57,8 @@ def visible_gpus(asked: Asked) -> list[str]:
     """Return the UUIDs of the GPUs that torch sees; none if the job uses CPUs."""
     import torch
 
-    if asked.device == "cpu" or not torch.cuda.is_available():
-        return []
-    count = torch.cuda.device_count()
+    gpus = asked.device != "cpu" and torch.cuda.is_available()
+    count = torch.cuda.device_count() if gpus else 0
     return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
 
 

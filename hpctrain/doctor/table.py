@@ -116,11 +116,6 @@ def _print_line(text: str) -> None:
     Console().print(Cell(text), soft_wrap=True)
 
 
-def print_entries(entries: Sequence[Mapping[str, Any]]) -> None:
-    """Print the entries of the history as one JSON list."""
-    print(json.dumps(entries))
-
-
 def print_json(verdict: Verdict, places: Mapping[str, Sequence[Finding]], **more: Any) -> None:
     """Print one JSON object: the verdict, the findings by place, and what else was measured."""
     hosts = {

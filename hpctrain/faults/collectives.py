@@ -118,7 +118,7 @@ class Record:
         else:
             steps = _of_thread(main)
         own = _own(steps)
-        stopped = error is None and own and own[-1].f_globals["__name__"].startswith(_DATA)
+        stopped = error is None and own and own[-1].f_globals.get("__name__", "").startswith(_DATA)
         others = processes() if stopped else {}
         return cls(
             rank,
@@ -231,10 +231,9 @@ def _makers(frames: Mapping[int, FrameType], processes: Mapping[str, str]) -> li
     """Return where the processes are that make the data, or else the threads that read it."""
     found = []
     for name, text in processes.items():
-        current = text.partition("Current thread")[2].partition("\n\n")[0]
-        lines = re.findall(r'File "(.*)", line (\d+) in (.*)', current)
-        places = [f"{f}:{n} in {code}" for f, n, code in lines if not _is_of_python_or_torch(f)]
-        found.append(f"{name} is at {places[0]}" if places else f"{name} does not answer")
+        lines = re.findall(r'File "(.*)", line (\d+) in (.*)', text.partition("Current thread")[2])
+        places = [f"is at {f}:{n} in {c}" for f, n, c in lines if not _is_of_python_or_torch(f)]
+        found.append(f"{name} {next(iter(places), 'does not answer')}")
     readers = [t for t in threading.enumerate() if t.name.startswith(_READER) and t.ident in frames]
     places = [_place(_of_thread(frames[thread.ident or 0])) for thread in readers]
     return found or [f"a thread that reads is at {place}" for place in places if place]

@@ -81,14 +81,17 @@ class Child:
     def stacks(self) -> str:
         """Return the stacks of its threads, by `faulthandler`; "" if it does not answer."""
         assert self._process is not None
-        os.ftruncate(self._stacks, 0)
-        os.lseek(self._stacks, 0, os.SEEK_SET)  # also for the process, whose descriptor is the same
-        self._process.send_signal(STACKS)
-        size, end = 0, time.monotonic() + _ANSWERS_S
-        while time.monotonic() < end and (not size or size < os.fstat(self._stacks).st_size):
-            size = os.fstat(self._stacks).st_size
-            time.sleep(0.02)
-        return os.pread(self._stacks, 2**20, 0).decode(errors="replace")
+        text, end = b"", time.monotonic() + _ANSWERS_S
+        with suppress(OSError):  # it ends meanwhile
+            os.ftruncate(self._stacks, 0)
+            os.lseek(self._stacks, 0, os.SEEK_SET)  # the process has the same place in the file
+            self._process.send_signal(STACKS)
+            while time.monotonic() < end and (
+                not text or len(text) < os.fstat(self._stacks).st_size
+            ):
+                text = os.pread(self._stacks, 2**20, 0)
+                time.sleep(0.02)
+        return text.decode(errors="replace")
 
     @property
     def name(self) -> str:

@@ -9,11 +9,9 @@ A connection needs no Python of the other node: its kernel answers.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
-import struct
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -21,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from hpctrain.disk import read_json, write_atomically
 from hpctrain.distributed.ranks import RankInfo
@@ -30,7 +30,6 @@ from hpctrain.doctor.finding import Finding, good
 Lost = dict[str, dict[str, str]]
 _CONNECT_S = 5.0  # the kernel tries again after 1 and 3 seconds
 _TOLD = "lost.json"
-_SIOCGIFADDR = 0x8915
 
 
 def lost(
@@ -59,8 +58,9 @@ def _try_all(ranks: RankInfo, folder: Path, interface: str, start_s: float) -> N
     # The ranks will meet at the port of rank 0.
     where = ("", 0) if own else (ranks.master_addr, ranks.master_port)
     with listen(*where, only_here=False) as listening:
-        place = [name, _address(interface), listening.getsockname()[1]]
-        tell(folder, place, f"listens-{own}.json")
+        known = psutil.net_if_addrs().get(interface, [])
+        address = next((each.address for each in known if each.family == socket.AF_INET), None)
+        tell(folder, [name, address, listening.getsockname()[1]], f"listens-{own}.json")
         places = _read(folder, [f"listens-{node}.json" for node in others], start_s)
         with ThreadPoolExecutor(32) as pool:
             tried = pool.map(lambda i: _tried(ranks, others[i], places.get(i)), range(len(others)))
@@ -102,14 +102,6 @@ def _read(folder: Path, names: list[str], seconds: float) -> dict[int, Any]:
                 with suppress(OSError, ValueError):
                     found[number] = read_json(folder / name)
     return found
-
-
-def _address(interface: str) -> str | None:
-    """Return the IPv4 address of an interface; None without such an interface."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, asked)[20:24])
-    return None
 
 
 def judged(lost: Lost, hosts: Iterable[str]) -> dict[str, Finding]:

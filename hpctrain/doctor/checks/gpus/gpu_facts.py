@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil
 from rich.filesize import decimal
 
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good, unknown
@@ -135,11 +135,9 @@ def _owner(pid: int) -> str | None:
 
 def _belongs(pid: int) -> str:
     """Return the number of the Slurm job of a process, or that of its parent, its launcher."""
-    with suppress(OSError):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        job = [each.decode() for each in variables if each.startswith(b"SLURM_JOB_ID=")]
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return job[0] if job else stat.rpartition(")")[2].split()[1]
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return process.environ().get("SLURM_JOB_ID") or str(process.ppid())
     return ""
 
 

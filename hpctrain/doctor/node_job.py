@@ -85,13 +85,13 @@ def measured(asked: Asked, ranks: RankInfo, device: Any, seen: Look) -> Look:
     """Measure with all ranks of the process group, and return the look with the figures."""
     import torch.distributed as dist
 
-    from hpctrain.doctor.measures import all_reduce, pairs, reading, speed
+    from hpctrain.doctor.measures import all_reduce, pairs, speed
 
     figures, before = seen.figures, infiniband.errors()
     # One rank of the node after the other: on CPUs they would share caches and memory.
     figures |= _in_turn(ranks, lambda: speed.measured(device))
     if asked.data:
-        figures["read_mb_s"] = reading.measured(
+        figures["read_mb_s"] = speed.of_reading(
             asked.data, asked.split, ranks.rank, ranks.world_size
         )
     if ranks.world_size > 1:

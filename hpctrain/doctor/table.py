@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from hpctrain.console import Cell, Console
 from hpctrain.doctor.finding import Finding, Verdict, worst
@@ -24,7 +25,9 @@ def print_findings(title: str, findings: Sequence[Finding]) -> None:
         table.add_column(column, overflow="fold")
     for each in findings:
         found = each.found + (f"; expected: {each.expected}" if each.expected else "")
-        table.add_row(Cell(each.check), Cell(each.verdict, _STYLES[each.verdict]), Cell(found))
+        # What follows a long path begins a line of its own.
+        whole = Text("\n").join(map(Cell, re.split(r"(?<=\S{30}) ", found)))
+        table.add_row(Cell(each.check), Cell(each.verdict, _STYLES[each.verdict]), whole)
     Console().print(table)
 
 

@@ -105,12 +105,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
 
 
 def _fit(
-    config: Config,
-    run: RunDir,
-    ranks: RankInfo,
-    device: torch.device,
-    tracker: Tracker,
-    stop: Stop,
+    config: Config, run: RunDir, ranks: RankInfo, device: torch.device, tracker: Tracker, stop: Stop
 ) -> Outcome:
     """Train the run. The model is gone when this returns, so it ends before the process group.
 

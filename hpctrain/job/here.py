@@ -227,10 +227,7 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
 
 def _log_to_stderr() -> None:
     logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
     logging.getLogger().handlers[0].addFilter(_is_not_on_bar)
     mask_logging()

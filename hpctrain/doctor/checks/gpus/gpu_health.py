@@ -27,16 +27,13 @@ _RELOAD = "Ask the administrators to reload the driver of this node (`{}` tells 
 def checked(
     uuids: Sequence[str], nvml: Any = None, first: int = 0, smi: Any = None
 ) -> tuple[list[GpuFacts], list[Finding]]:
-    """Check GPUs.
+    """Return the facts of those GPUs that answer, and what was found.
 
     Args:
         uuids: The UUIDs of the GPUs, as NVML or torch write them.
         nvml: The module `pynvml`, or one with the same functions.
         first: The number of the first of them in the table.
         smi: The module `amdsmi`, or one with the same functions; it is for AMD's GPUs.
-
-    Returns:
-        The facts of those GPUs that answer, and what was found.
     """
     if not uuids:
         return [], []

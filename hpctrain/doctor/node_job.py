@@ -39,14 +39,16 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
         seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
         if torch.cuda.is_available():
             seen.versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    meeting = Path(folder) / f"reach{ranks.restart_count}"  # Slurm may start the job again
+    meeting.mkdir(exist_ok=True)
     if ranks.is_main and ranks.world_size > 1:
         free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
         seen.findings.append(free)
         if free.verdict == "fail":
-            reach.tell(Path(folder), None)
+            reach.tell(meeting, None)
             return seen.to_json()
     if ranks.num_nodes > 1:
-        seen = replace(seen, lost=reach.lost(ranks, Path(folder), given.interface))
+        seen = replace(seen, lost=reach.lost(ranks, meeting, given.interface))
         if seen.lost is None or any(seen.lost.values()):
             seen.findings.append(unknown("speed", "not measured: the ranks cannot meet"))
             return seen.to_json()

@@ -35,14 +35,7 @@ _KEPT = 100  # entries of the flight recorder in a record
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective operation.
-
-    Attributes:
-        name: Such as `all_reduce`.
-        group: The name of its process group.
-        number: Its number in the group, from 1.
-        ranks: The ranks of the group.
-    """
+    """A collective operation, such as all_reduce; its number in its process group is from 1."""
 
     name: str
     group: str
@@ -112,11 +105,9 @@ class Record:
         }
         waiting = [e for e in entries if error is not None or not e["retired"]]
         frames = sys._current_frames()
-        main = frames[threading.main_thread().ident or 0]
+        steps = _of_thread(frames[threading.main_thread().ident or 0])
         if error is not None and error.__traceback__ is not None:
             steps = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        else:
-            steps = _of_thread(main)
         own = _own(steps)
         stopped = error is None and own and own[-1].f_globals.get("__name__", "").startswith(_DATA)
         others = processes() if stopped else {}

@@ -22,6 +22,7 @@ from hpctrain.distributed import objects
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor import comparison, failed_hosts, history, node_job
 from hpctrain.doctor.comparison import Places
+from hpctrain.doctor.finding import worst
 from hpctrain.doctor.look import Asked, Look, look
 from hpctrain.errors import NodeError
 from hpctrain.job.requeue import requeue_from_rank
@@ -94,7 +95,7 @@ def _remember(
     with suppress(OSError):  # a full disk, which is among the findings
         history.add(config.output_dir, run.name, places, figures)
         failed = failed_hosts.exclude(config.output_dir, places)
-    whole = [host for host, each in places.items() if any(one.verdict == "fail" for one in each)]
+    whole = [host for host, findings in places.items() if worst(findings) == "fail"]
     again = int(run.read().get("preflight_requeues", 0))
     if not whole:
         if again:

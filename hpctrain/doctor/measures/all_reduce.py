@@ -20,13 +20,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Row:
-    """The speed of one size.
-
-    Attributes:
-        size: Bytes of the tensor of each rank.
-        seconds: The time of the fastest of some repeats, of the slowest rank.
-        bus_gb_s: Bus bandwidth in 1e9 bytes per second.
-    """
+    """The speed of one size in bytes: the fastest of some repeats, of the slowest rank."""
 
     size: int
     seconds: float

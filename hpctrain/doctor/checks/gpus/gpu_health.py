@@ -51,9 +51,7 @@ def _has_rocm() -> bool:
 def _nvidia(labels: dict[str, str], nvml: Any) -> tuple[list[GpuFacts], list[Finding]]:
     if nvml is None:
         try:
-            import pynvml
-
-            nvml = pynvml
+            import pynvml as nvml  # type: ignore[no-redef]
         except ImportError:
             cure = "Install nvidia-ml-py."
             return [], [unknown("GPUs", "the package nvidia-ml-py is not installed", cure)]
@@ -69,9 +67,7 @@ def _nvidia(labels: dict[str, str], nvml: Any) -> tuple[list[GpuFacts], list[Fin
 def _amd(labels: dict[str, str], smi: Any) -> tuple[list[GpuFacts], list[Finding]]:
     if smi is None:
         try:
-            import amdsmi  # type: ignore[import-not-found, unused-ignore]
-
-            smi = amdsmi
+            import amdsmi as smi  # type: ignore[import-not-found, no-redef, unused-ignore]
         except (ImportError, OSError, KeyError) as error:  # the package without ROCm's library
             return [], [unknown("GPUs", f"amdsmi cannot be imported: {error}")]
     try:

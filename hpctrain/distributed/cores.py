@@ -22,11 +22,8 @@ from hpctrain.distributed.ranks import RankInfo
 def threads(ranks: RankInfo, cpus_per_task: int, env: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of torch's threads for this rank; None when the environment says it.
 
-    Args:
-        ranks: The rank of this process.
-        cpus_per_task: Cores that the rank has asked for. Under Slurm it has got them. Elsewhere 1,
-            the default, means its share of the cores that there are.
-        env: The environment. OMP_NUM_THREADS counts, unless torchrun has set it by itself.
+    Under Slurm a rank has got the cores that it has asked for. Elsewhere 1, the default, means its
+    share of the cores that there are. OMP_NUM_THREADS counts, unless torchrun has set it by itself.
     """
     if "OMP_NUM_THREADS" in env and not _set_by_torchrun(ranks, env):
         return None
@@ -37,11 +34,7 @@ def threads(ranks: RankInfo, cpus_per_task: int, env: Mapping[str, str] = os.env
 
 
 def cores(system: Path = Path("/")) -> int:
-    """Return the number of cores that this process may use, without those of hyperthreading.
-
-    Args:
-        system: The root of the file system, with `proc` and `sys`.
-    """
+    """Return the number of cores that this process may use, without those of hyperthreading."""
     cpus = os.sched_getaffinity(0)
     siblings = {_siblings(system, cpu) for cpu in cpus}
     return max(1, math.floor(min(len(siblings), _quota(system))))

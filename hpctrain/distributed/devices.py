@@ -12,11 +12,14 @@ and ranks without any formed a group, it would hang: they use different backends
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -24,6 +27,8 @@ import torch.distributed as dist
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
 
+log = logging.getLogger(__name__)
+_PATIENCE = timedelta(seconds=20)  # then the ranks that are waited for are named
 _TELLING_S = 10.0  # rank 0 serves the store, so it does not end before the others know why
 _SHOWN = 8  # ranks that are named in an error
 # Slurm sets one of these if the step or the job has GPUs on this node.
@@ -47,7 +52,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What rank 0 says to all ranks."""
+    """What rank 0 says to all ranks: the index of the GPU of each, or why there is no group."""
 
     indices: list[int]
     problem: str = ""
@@ -55,12 +60,7 @@ class _Answer:
 
 
 def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.environ) -> str:
-    """Return "cuda" or "cpu", the kind of device that this rank uses.
-
-    Args:
-        setting: The config key `parallel.device`: "cuda", "cpu" or "auto".
-        gpus_per_node: The config key `launch.gpus_per_node`.
-        env: The environment.
+    """Return "cuda" or "cpu", the kind of device that this rank uses, by `parallel.device`.
 
     Raises:
         ConfigError: A GPU is required, by the config or by the Slurm job, but torch sees none.
@@ -91,13 +91,8 @@ def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.envir
 def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) -> torch.device:
     """Return the device of this rank, which fits to those of all other ranks. All ranks call it.
 
-    A GPU becomes the current device of torch. CUDA_VISIBLE_DEVICES is not changed.
-
-    Args:
-        store: The store of the ranks.
-        ranks: This process's place in the job.
-        setting: The config key `parallel.device`.
-        gpus_per_node: The config key `launch.gpus_per_node`.
+    A GPU becomes the current device of torch. CUDA_VISIBLE_DEVICES is not changed. `setting` is
+    `parallel.device`, and `gpus_per_node` that of `launch`.
 
     Raises:
         ConfigError: A GPU is required but there is none, or the devices of the ranks do not fit
@@ -110,7 +105,7 @@ def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) 
         seen = Seen(socket.gethostname(), [], str(error))
     store.set(_key(ranks.rank), json.dumps(asdict(seen)))
     if ranks.is_main:
-        answer = _compare(store, ranks.world_size)
+        answer = _compare(store, ranks)
         store.set("devices/answer", json.dumps(asdict(answer)))
     else:
         answer = _Answer(**json.loads(store.get("devices/answer")))
@@ -131,10 +126,7 @@ def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) 
 
 
 def assign(seen: Sequence[Seen]) -> list[int]:
-    """Return for each rank the index of its GPU among those that it sees; 0 on CPUs.
-
-    Args:
-        seen: What each rank has said, by rank.
+    """Return for each rank the index of its GPU among those that it has `seen`; 0 on CPUs.
 
     Raises:
         ConfigError: A rank has no device, only some ranks have GPUs, or a GPU would have two ranks.
@@ -173,19 +165,30 @@ def assign(seen: Sequence[Seen]) -> list[int]:
     return indices
 
 
-def _compare(store: dist.Store, world_size: int) -> _Answer:
+def _compare(store: dist.Store, ranks: RankInfo) -> _Answer:
+    keys = [_key(rank) for rank in range(ranks.world_size)]
+    with suppress(RuntimeError):  # the timeout
+        store.wait(keys, min(_PATIENCE, store.timeout / 2))  # type: ignore[attr-defined]
+    if late := _late(store, ranks):
+        log.warning(
+            "%s waits for %s at %s:%d: were they started, and do the nodes reach each other? "
+            "HPCTRAIN_LAUNCHER=single trains with this process alone",
+            *(ranks, late, ranks.master_addr, ranks.master_port),
+        )
     try:
-        texts = [store.get(_key(rank)) for rank in range(world_size)]
-        return _Answer(assign([Seen(**json.loads(text)) for text in texts]))
+        return _Answer(assign([Seen(**json.loads(store.get(key))) for key in keys]))
     except ConfigError as error:
         return _Answer([], str(error))
     except RuntimeError:  # the timeout of the store
-        late = [str(rank) for rank in range(world_size) if not store.check([_key(rank)])]
-        if not late:
+        if not (late := _late(store, ranks)):
             raise
-        more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
-        names = f"rank{'s'[: len(late) - 1]} {', '.join(late[:_SHOWN])}{more}"
-        return _Answer([], f"{names} did not come to the start in time", late=True)
+        return _Answer([], f"{late} did not come to the start in time", late=True)
+
+
+def _late(store: dist.Store, ranks: RankInfo) -> str:
+    """Return the ranks that have said nothing yet; "" if all have."""
+    late = [rank for rank in range(ranks.world_size) if not store.check([_key(rank)])]
+    return _named(late, {rank: Seen(ranks.host(rank), []) for rank in late}) if late else ""
 
 
 def _visible(device: str) -> list[str]:
@@ -212,7 +215,7 @@ def _key(rank: int) -> str:
     return f"devices/{rank}"
 
 
-def _named(members: Sequence[int], seen: Sequence[Seen]) -> str:
-    names = [f"{rank} ({seen[rank].host})" for rank in members[:_SHOWN]]
+def _named(members: Sequence[int], seen: Sequence[Seen] | Mapping[int, Seen]) -> str:
+    names = [f"{rank} ({seen[rank].host})".removesuffix(" ()") for rank in members[:_SHOWN]]
     more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
     return f"{'rank' if len(members) == 1 else 'ranks'} {', '.join(names)}{more}"

@@ -29,10 +29,7 @@ _TAIL_BYTES = 2**20  # of a log; the watchdog's line is followed by a stack
 def prepare(logs: Path, rank: int, environment: MutableMapping[str, str] = os.environ) -> None:
     """Let torch write its flight recorder into the logs of this run. Call it before torch.
 
-    Args:
-        logs: The folder of the run's logs.
-        rank: This rank. Rank 0 removes the files of earlier attempts.
-        environment: The environment of this process. What the user has exported is kept.
+    Rank 0 removes the files of earlier attempts. What the user has exported is kept.
     """
     if rank == 0:
         for file in logs.glob(f"{PREFIX}*"):
@@ -44,12 +41,7 @@ def prepare(logs: Path, rank: int, environment: MutableMapping[str, str] = os.en
 
 
 def timeout(logs: Path, job_id: str) -> str:
-    """Return which collective operation has timed out in this attempt; "" if none is known to.
-
-    Args:
-        logs: The folder of the run's logs.
-        job_id: The Slurm job whose ranks have ended.
-    """
+    """Return which collective operation has timed out in this attempt; "" if none is known to."""
     ranks = sorted(
         int(number)
         for file in logs.glob(f"{PREFIX}*")

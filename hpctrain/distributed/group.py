@@ -49,17 +49,16 @@ def process_group(
     Args:
         ranks: This process's place in the job.
         config: Device, backend and timeout of collectives.
-        cpus_per_task: The cores of this rank, for torch's threads (`hpctrain.distributed.cores`).
+        cpus_per_task: `launch.cpus_per_task`, for torch's threads (`hpctrain.distributed.cores`).
         folder: The run directory, for the secret of the run; None only for a single process.
-        gpus_per_node: The config key `launch.gpus_per_node`.
+        gpus_per_node: `launch.gpus_per_node`.
 
     Yields:
         The device of this rank.
 
     Raises:
         ConfigError: The devices of the ranks do not fit together (`hpctrain.distributed.devices`).
-        DistributedError: The port is taken, other ranks do not join, or a process that does not
-            know the secret has joined.
+        DistributedError: The port is taken, ranks do not join, or one that is a stranger has.
     """
     if (count := threads(ranks, cpus_per_task)) is not None:
         torch.set_num_threads(count)

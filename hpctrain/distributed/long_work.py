@@ -73,10 +73,7 @@ def long_work(what: str) -> Iterator[None]:
     """Wait at the end of the context until every rank has reached it, however long that takes.
 
     Every rank enters the context, in the same order as any other collective operation. Without a
-    process group, or with one rank, nothing is waited for.
-
-    Args:
-        what: Names the work in error messages.
+    process group, or with one rank, nothing is waited for. `what` names the work in errors.
 
     Raises:
         DistributedError: Another rank failed inside the context, or gives no sign of life.

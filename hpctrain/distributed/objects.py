@@ -13,15 +13,9 @@ import torch.distributed as dist
 
 
 def broadcast(value: Any, src: int = 0, group: dist.ProcessGroup | None = None) -> Any:
-    """Return the value of one rank on all ranks.
+    """Return the value that the rank `src` of the group has, on all its ranks.
 
-    Args:
-        value: A value that JSON has; only that of `src` is used. Tuples become lists.
-        src: The rank in the group that has the value.
-        group: The group; None is the default one.
-
-    Returns:
-        The value as it comes out of JSON, on `src` too, so that all ranks have the same.
+    It comes out of JSON on `src` too, so that all ranks have the same: tuples become lists.
     """
     content = _bytes(value if dist.get_rank(group) == src else None, group)
     size = torch.tensor([len(content)], device=content.device)
@@ -33,12 +27,7 @@ def broadcast(value: Any, src: int = 0, group: dist.ProcessGroup | None = None) 
 
 
 def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the values of all ranks of the group, by rank.
-
-    Args:
-        value: A value that JSON has. Tuples become lists.
-        group: The group; None is the default one.
-    """
+    """Return the values of all ranks of the group, by rank; tuples become lists, as in JSON."""
     content = _bytes(value, group)
     sizes = [content.new_empty(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(content)], device=content.device), group=group)

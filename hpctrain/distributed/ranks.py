@@ -5,7 +5,8 @@
 Ranks are started by `srun`, `torchrun` or submitit's local executor; a process without any of them
 is a single rank. A batch script and an `salloc` shell have `SLURM_NTASKS` set as well, although
 nobody has started those tasks. So a Slurm rank is recognised by `SLURM_STEP_ID`, and its world size
-is that of the step, not of the job.
+is that of the step, not of the job. What a person starts in a shell, a notebook or a batch script
+is no rank even if the variables of a step have come there (`_is_by_hand`).
 
 This module does not import torch, because the login node and error messages need it quickly.
 """
@@ -15,12 +16,19 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpctrain.distributed.rendezvous.hostlist import expand_hostlist, expand_tasks
 from hpctrain.distributed.rendezvous.port import master_port
 from hpctrain.errors import DistributedError
+
+# Slurm counts the steps of srun from 0; the shell of `salloc` and the like have the last numbers.
+_SPECIAL_STEPS = 0xFFFFFFF0
+_NO_RANKS = re.compile(rb"slurmstepd: \[.*\.(batch|interactive|extern)\]")
+_ALONE = "HPCTRAIN_LAUNCHER=single trains with this process alone"
 
 
 @dataclass(frozen=True)
@@ -119,16 +127,16 @@ class RankInfo:
         return readers[launcher](env)
 
     def idle_tasks(self, env: Mapping[str, str] = os.environ) -> int:
-        """Return how many tasks of the allocation nobody has started.
+        """Return how many tasks of the allocation, or of the step of a shell, nobody has started.
 
-        It is more than 0 only for a single process in a batch script or an `salloc` shell. The
+        It is more than 0 only for a single process in a batch script, a shell or a notebook. The
         process would leave the nodes of the other tasks idle.
         """
         if self.launcher != "single" or env.get("HPCTRAIN_LAUNCHER") == "single":
             return 0
         if "SLURM_JOB_ID" not in env:
             return 0
-        return max(0, _number(env, "SLURM_NTASKS", 1) - 1)
+        return max(0, _number(env, "SLURM_NTASKS", _number(env, "SLURM_STEP_NUM_TASKS", 1)) - 1)
 
 
 def _detect(env: Mapping[str, str]) -> str:
@@ -137,16 +145,55 @@ def _detect(env: Mapping[str, str]) -> str:
         return "torchrun"
     if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
         return "submitit-local"
-    # The shell of `srun --pty bash` is also a step, of one task.
-    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
-        return "slurm"
-    return "single"
+    return "slurm" if _is_step(env) and not _is_by_hand(env) else "single"
+
+
+def _is_step(env: Mapping[str, str]) -> bool:
+    return "SLURM_STEP_ID" in env and "SLURM_PROCID" in env
+
+
+def _is_by_hand(env: Mapping[str, str]) -> bool:
+    """Return whether a person, or a batch script, has started this process of a step, not srun.
+
+    `srun --pty bash` of four tasks leaves one shell: the shells of the others have no terminal, and
+    end. What is typed there has the variables of all four. `srun python` and `srun bash script` are
+    ranks, also with `--pty`: only a shell with a terminal gives a command a process group of its
+    own. A job that was submitted in such a shell keeps its variables, in the batch script too.
+    """
+    if hasattr(sys, "ps1") or _number(env, "SLURM_STEP_ID") >= _SPECIAL_STEPS:
+        return True  # Python's own prompt, a notebook, or the shell of `salloc`
+    variable = f"SLURM_STEP_ID={env['SLURM_STEP_ID']}".encode()
+    pid, group = os.getpid(), os.getpgrp()
+    while pid and variable in _of_process(pid, "environ").split(b"\0"):
+        fields = _of_process(pid, "stat").rpartition(b")")[2].split()
+        parent, own_group, session, terminal = map(int, fields[1:5])
+        if terminal and session == pid and own_group != group:
+            return True
+        pid, group = parent, own_group
+    return _NO_RANKS.match(_of_process(pid, "cmdline")) is not None
+
+
+def _of_process(pid: int, name: str) -> bytes:
+    """Return a file of /proc; nothing where it is not ours, such as the daemons of Slurm."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
 
 
 def _from_torchrun(env: Mapping[str, str]) -> RankInfo:
     world_size = _number(env, "WORLD_SIZE")
     local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size)
     rank = _number(env, "RANK")
+    if "TORCHELASTIC_RUN_ID" not in env and _is_step(env) and not _is_by_hand(env):
+        # A task of srun may start ranks itself, but the variables of another program fit no task.
+        task, tasks = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS", 1)
+        if world_size < 1 or world_size % tasks or rank * tasks // world_size != task:
+            raise DistributedError(
+                f"RANK={rank} and WORLD_SIZE={world_size} are set, but srun has started this "
+                f"process as task {task} of {tasks}: another program has left them in the "
+                "environment; unset them, or HPCTRAIN_LAUNCHER=slurm ignores them"
+            )
     return RankInfo(
         launcher="torchrun",
         rank=rank,
@@ -181,6 +228,11 @@ def _from_submitit_local(env: Mapping[str, str]) -> RankInfo:
 
 def _from_slurm(env: Mapping[str, str]) -> RankInfo:
     hosts = expand_hostlist(_text(env, "SLURM_STEP_NODELIST"))
+    address = env.get("MASTER_ADDR") or hosts[0]
+    if len(hosts) > 1 and (address == "localhost" or address.startswith(("127.", "::1"))):
+        raise DistributedError(
+            f"MASTER_ADDR={address} is another host on each of the {len(hosts)} nodes: unset it"
+        )
     world_size = _number(env, "SLURM_STEP_NUM_TASKS")
     tasks_per_node = expand_tasks(_text(env, "SLURM_STEP_TASKS_PER_NODE"))
     node_rank = _number(env, "SLURM_NODEID")
@@ -205,7 +257,7 @@ def _from_slurm(env: Mapping[str, str]) -> RankInfo:
         world_size=world_size,
         local_world_size=tasks_per_node[node_rank],
         num_nodes=len(hosts),
-        master_addr=env.get("MASTER_ADDR") or hosts[0],
+        master_addr=address,
         master_port=_number(env, "MASTER_PORT", port),
         hosts=tuple(hosts),
         job_id=_job_id(env),
@@ -240,7 +292,7 @@ def _job_id(env: Mapping[str, str]) -> str:
 def _text(env: Mapping[str, str], name: str) -> str:
     value = env.get(name, "").strip()
     if not value:
-        raise DistributedError(f"{name} is not set, though srun sets it for every task")
+        raise DistributedError(f"{name} is not set, though srun sets it for every task; {_ALONE}")
     return value
 
 
@@ -251,5 +303,5 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     try:
         return int(value)
     except ValueError:
-        shown = f"={value!r}: it must be a whole number" if value else " is not set"
+        shown = f"={value!r}: it must be a whole number" if value else f" is not set; {_ALONE}"
         raise DistributedError(f"{name}{shown}") from None

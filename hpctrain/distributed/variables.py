@@ -28,10 +28,7 @@ def export(
 ) -> list[str]:
     """Set the variables of the config, except those that the user has exported.
 
-    Args:
-        config: The config of the run.
-        environment: The environment of this process.
-        one_node: Whether there are several ranks and all of them are on this node.
+    With `one_node` there are several ranks and all of them are on this node.
 
     Returns:
         A text for each variable that keeps another value than the config asks for.

@@ -6,96 +6,90 @@ of PCIe, and an all-reduce 80% of the links. Nothing is said of a GPU that no fi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from hpctrain.doctor.finding import Finding, bounded
 from hpctrain.doctor.look import Look
 from hpctrain.hardware import Hardware, of_device
 
-_PART_OF_POWER, _PART_OF_PEAK, _PART_OF_MEMORY, _PART_OF_LINKS = 0.9, 0.5, 0.6, 0.5
-_PART_OF_PCIE = 0.9
-_ALL_REDUCE = "all_reduce_268435456_bus_gb_s"  # 256 MiB
-_CURE = "Look for heat, a power limit or other processes, and compare with another node."
+_of_device = functools.cache(of_device)  # it reads all files
+_ALL_REDUCE, _IN_NODE = (f"all_reduce{x}_268435456_bus_gb_s" for x in ("", "_in_node"))  # 256 MiB
+_POWER = "The GPU is slower than others of its kind: ask the administrators whether that is wanted."
+_PCIE = (
+    "The slot or the processor has an older PCIe, or lanes are lost: compare with another node, "
+    "and expect slower copies to the GPU."
+)
+_SLOW = "Look for heat, a power limit or other processes, and compare with another node."
+_NETWORK = (
+    "See whether NCCL uses InfiniBand (NCCL_DEBUG=INFO says NET/IB, or NET/Socket where libibverbs "
+    "is missing), and choose the network by network.interface."
+)
+_INSIDE = "Look at NVLink (`nvidia-smi nvlink -s`) and at NCCL_P2P_DISABLE and the like."
+_NVLINK = (
+    "Ask the administrators to look at the fabric manager (`systemctl status "
+    "nvidia-fabricmanager`): the GPUs of the node communicate slowly."
+)
 
 
 def compared(looks: Sequence[Look]) -> Iterator[tuple[str, Finding]]:
     """Yield what is far below the figures of the hardware, with the host."""
     nodes = len({each.host for each in looks})
     for each in looks:
-        hardware = of_device(each.gpus[0].name, each.gpus[0].memory_bytes) if each.gpus else None
+        hardware = _of_device(each.gpus[0].name, each.gpus[0].memory_bytes) if each.gpus else None
         if hardware is not None:
             for finding in _of_rank(each, hardware, nodes):
                 yield each.host, finding
 
 
 def _of_rank(each: Look, hardware: Hardware, nodes: int) -> Iterator[Finding]:
-    figures, title = each.figures, hardware.title
-    power = each.gpus[0].power_w
-    if power is not None and hardware.power_w is not None:
-        yield bounded(
-            f"rank {each.rank}: power limit",
-            power,
-            f"{power:.0f} W",
-            warn_below=_PART_OF_POWER * hardware.power_w,
-            expected=f"{hardware.power_w:.0f} W ({title})",
-            cure="The GPU is slower than others of its kind: ask the administrators whether that "
-            "is wanted.",
+    figures, gpu, rank, title = each.figures, each.gpus[0], f"rank {each.rank}: ", hardware.title
+    pairs = [value / 1e3 for name, value in figures.items() if name.startswith("pair_")]
+    shared = figures.get(_IN_NODE if nodes > 1 else _ALL_REDUCE) if each.local_rank == 0 else None
+    peak, flops = hardware.peak("bf16"), "TFLOP/s"
+    best = {
+        name: None if link is None else link / 1e9
+        for name, link in (
+            ("memory", hardware.memory_bandwidth),
+            ("host", hardware.host.bandwidth),
+            ("inside", hardware.inside.bandwidth),
+            ("between", hardware.between.bandwidth),
         )
-    yield from _links(each, hardware)
-    in_node = figures.get(f"all_reduce_in_node{_ALL_REDUCE[len('all_reduce') :]}")
+    }
+    # What is judged, its value, what the hardware has, the part of it that is expected, the unit.
     rows = [
-        ("matmul", "matmul_tflops", 1e12, hardware.peak("bf16"), _PART_OF_PEAK),
-        ("memory", "memory_gb_s", 1e9, hardware.memory_bandwidth, _PART_OF_MEMORY),
-        ("PCIe under load", "to_gpu_gb_s", 1e9, hardware.host.bandwidth, _PART_OF_LINKS),
+        (f"{rank}power limit", gpu.power_w, hardware.power_w, 0.9, "W", _POWER),
+        (f"{rank}PCIe", gpu.pcie_gb_s, best["host"], 0.9, "GB/s", _PCIE),
+        (f"{rank}matmul", figures.get("matmul_tflops"), peak and peak / 1e12, 0.5, flops, _SLOW),
+        (f"{rank}memory", figures.get("memory_gb_s"), best["memory"], 0.6, "GB/s", _SLOW),
+        (f"{rank}PCIe under load", figures.get("to_gpu_gb_s"), best["host"], 0.5, "GB/s", _SLOW),
+        ("network", max(pairs, default=None), best["between"], 0.5, "GB/s", _NETWORK),
+        ("all-reduce", shared, best["inside"], 0.5, "GB/s (bus)", _INSIDE),
     ]
-    for what, name, unit, best, part in rows:
-        value = figures.get(name)
-        if value is not None and best is not None:
-            yield bounded(
-                f"rank {each.rank}: {what} against the hardware",
-                unit * value,
-                f"{value:.4g} {_unit(name)}",
-                warn_below=part * best,
-                expected=f"at least {part * best / unit:.4g}, {part:.0%} of the peak ({title})",
-                cure=_CURE,
-            )
-    value = in_node if nodes > 1 else figures.get(_ALL_REDUCE)
-    best = hardware.inside.bandwidth
-    if value is not None and best is not None and each.local_rank == 0:
-        yield bounded(
-            "all-reduce against the hardware",
-            1e9 * value,
-            f"{value:.4g} GB/s (bus) inside the node",
-            warn_below=_PART_OF_LINKS * best,
-            expected=f"at least {_PART_OF_LINKS * best / 1e9:.4g} GB/s ({title})",
-            cure="Look at NVLink (`nvidia-smi nvlink -s`) and at NCCL_P2P_DISABLE and the like.",
-        )
-
-
-def _links(each: Look, hardware: Hardware) -> Iterator[Finding]:
-    """Judge the links that the GPU has; PCIe by the bandwidth that generation and lanes allow."""
-    gpu, title = each.gpus[0], hardware.title
-    if gpu.pcie_gb_s is not None and hardware.host.bandwidth is not None:
-        best = hardware.host.bandwidth / 1e9
-        yield bounded(
-            f"rank {each.rank}: PCIe against the hardware",
-            gpu.pcie_gb_s,
-            f"{gpu.pcie_gb_s:.0f} GB/s",
-            warn_below=_PART_OF_PCIE * best,
-            expected=f"{best:.0f} GB/s, {hardware.host.kind} ({title})",
-            cure="The slot or the processor has an older PCIe, or lanes are lost: compare with "
-            "another node, and expect slower copies to the GPU.",
-        )
+    findings = [_judged(*row, title) for row in rows]
     if gpu.nvlinks == 0 and "NVLink" in hardware.inside.kind:
-        yield Finding(
-            f"rank {each.rank}: NVLink against the hardware",
-            "warn",
-            "no NVLink is up",
-            f"{hardware.inside.kind} ({title})",
-            "Ask the administrators to look at the fabric manager "
-            "(`systemctl status nvidia-fabricmanager`): the GPUs of the node communicate slowly.",
-        )
+        found, expected = "no NVLink is up", f"{hardware.inside.kind} ({title})"
+        check = f"{rank}NVLink against the hardware"
+        findings.insert(2, Finding(check, "warn", found, expected, _NVLINK))
+    yield from filter(None, findings)
 
 
-def _unit(name: str) -> str:
-    return "TFLOP/s" if name.endswith("tflops") else "GB/s"
+def _judged(
+    check: str,
+    value: float | None,
+    most: float | None,
+    part: float,
+    unit: str,
+    cure: str,
+    title: str,
+) -> Finding | None:
+    if value is None or most is None:
+        return None
+    return bounded(
+        check if unit == "W" else f"{check} against the hardware",
+        value,
+        f"{value:.4g} {unit}",
+        warn_below=part * most,
+        expected=f"at least {part * most:.4g}, {part:.0%} of {most:.4g} ({title})",
+        cure=cure,
+    )

@@ -52,20 +52,19 @@ def main(argv: list[str]) -> int:
     config, here = settings([*options.overrides, *count], options.config_dir)
     if options.history:
         return _show_history(config, as_json=options.json)
+    host, figures = socket.gethostname(), dict[str, dict[str, float]]()
     if options.nodes is None:
-        places = {socket.gethostname(): list(login.checked(config))}
-        figures: dict[str, dict[str, float]] = {}
+        places = {host: list(login.checked(config))}
     else:
         places, figures = nodes.checked(config, here)
     verdict = worst(finding for found in places.values() for finding in found)
     if options.json:
         table.print_json(verdict, places, figures=figures)
+    elif options.nodes is not None:
+        table.print_nodes(places, figures)
     else:
-        for host, found in places.items():
-            short = options.nodes is not None
-            table.print_findings(f"{host}: {worst(found)}", found, short=short)
-        if figures:
-            table.print_nodes(places, figures)
+        table.print_findings(f"{host}: {verdict}", places[host])
+        table.print_cures(places[host])
     return NodeError.exit_code if verdict == "fail" else 0
 
 
@@ -79,7 +78,7 @@ def _show_history(config: Config, *, as_json: bool) -> int:
         return 0
     shown = Table()
     for column in ("host", "time", "by", "verdict", "what"):
-        shown.add_column(column)
+        shown.add_column(column, overflow="fold")
     for entry in sorted(entries, key=lambda each: (each.host, each.time)):
         found = (f"{one.check}: {one.found}" for one in entry.findings)
         when = datetime.fromtimestamp(entry.time)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from statistics import median
 
 from hpctrain.doctor import against_hardware
-from hpctrain.doctor.checks import clocks
+from hpctrain.doctor.checks import clocks, reach
 from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
 from hpctrain.doctor.look import Look
@@ -40,8 +40,15 @@ _LOSES = {
 }
 
 
-def compared(looks: Sequence[Look]) -> Places:
-    """Return the findings of each host: its own, and what differs from the other hosts."""
+def compared(looks: Sequence[Look], *, mixed: bool = False) -> Places:
+    """Return the findings of each host: its own, and what differs from the other hosts.
+
+    Where nodes may differ (`Asked.mixed`), only GPUs of one kind are compared.
+    """
+    alike: dict[str, list[Look]] = {}
+    for each in looks:
+        kind = each.gpus[0].name if each.gpus else each.host
+        alike.setdefault(kind if mixed else "", []).append(each)
     places: Places = {}
     for each in sorted(looks, key=lambda one: one.rank):
         own = places.setdefault(each.host, [])
@@ -49,17 +56,19 @@ def compared(looks: Sequence[Look]) -> Places:
     for host, finding in (
         *_versions(looks),
         *_number_of_gpus(looks),
-        *_gpus(looks),
-        *_figures(looks),
+        *(found for group in alike.values() for found in (*_gpus(group), *_figures(group))),
         *against_hardware.compared(looks),
     ):
         places[host].append(finding)
     times = {each.host: each.time for each in looks if each.time and each.local_rank == 0}
-    if len(times) > 1:
-        for host, finding in clocks.compared(times).items():
+    lost = {host: found for each in looks for host, found in (each.lost or {}).items()}
+    for judged in (
+        clocks.compared(times) if len(times) > 1 else {},
+        links({} if mixed else _pairs(looks)),
+        reach.judged(lost, places) if lost else {},
+    ):
+        for host, finding in judged.items():
             places[host].append(finding)
-    for host, finding in links(_pairs(looks)).items():
-        places[host].append(finding)
     return places
 
 
@@ -100,21 +109,19 @@ def _number(given: int, ranks: Sequence[Look]) -> Finding:
     without = [str(each.rank) for each in ranks if not each.uuids]
     alone = Counter(each.uuids[0] for each in ranks if len(each.uuids) == 1)
     twice = [str(each.rank) for each in ranks if each.uuids and alone[each.uuids[0]] > 1]
-    found, expected = f"{len(seen)}", f"{given}"
+    found = f"{len(seen)}"
+    cure = (
+        "Ask the administrators to drain the node: a GPU does not answer (`nvidia-smi`, `dmesg`)."
+    )
     if twice and not without:
+        found += f": ranks {', '.join(twice)} share one"
         cure = (
             "Let Slurm bind the GPUs: take CUDA_VISIBLE_DEVICES out of site.env and site.setup, "
             "and see --gpu-bind."
         )
-        return Finding(
-            check, "fail", f"{found}: ranks {', '.join(twice)} share one", expected, cure
-        )
-    if without and seen:
+    elif without and seen:
         found += f": rank {', '.join(without)} sees none"
-    cure = (
-        "Ask the administrators to drain the node: a GPU does not answer (`nvidia-smi`, `dmesg`)."
-    )
-    return Finding(check, "fail", found, expected, cure)
+    return Finding(check, "fail", found, f"{given}", cure)
 
 
 def _gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
@@ -122,56 +129,53 @@ def _gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
     if not all_gpus:
         return
     for name in (one.name for one in fields(GpuFacts)):
-        usual, _ = Counter(getattr(gpu, name) for gpu in all_gpus).most_common(1)[0]
+        values = [getattr(gpu, name) for gpu in all_gpus]
+        usual = Counter(values).most_common(1)[0][0]
+        if name == "nvlinks":  # boards differ in their number, but one that is lost was there
+            usual = max(values, key=lambda links: links or 0)
         for each in looks:
             for value in {getattr(gpu, name) for gpu in each.gpus} - {usual}:
-                verdict: Verdict = "fail" if name in ("name", "driver", "memory_bytes") else "warn"
-                cure = (
-                    "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
-                    "(site.sbatch.exclude): the slowest GPU sets the pace."
-                )
-                expected = f"{usual}, as most GPUs"
-                yield (
-                    each.host,
-                    Finding(f"same GPUs: {name}", verdict, f"{value}", expected, cure),
-                )
+                numbers = isinstance(value, int) and isinstance(usual, int)
+                if name != "memory_bytes" or not numbers or abs(value - usual) > 0.01 * usual:
+                    yield each.host, _differs(name, value, usual)
+
+
+def _differs(name: str, value: object, usual: object) -> Finding:
+    verdict: Verdict = "fail" if name in ("name", "driver", "memory_bytes", "nvlinks") else "warn"
+    cure = (
+        "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
+        "(site.sbatch.exclude): the slowest GPU sets the pace."
+    )
+    if name == "nvlinks":
+        cure = "Ask the administrators to drain the node: a link is down (`nvidia-smi nvlink -s`)."
+    return Finding(f"same GPUs: {name}", verdict, f"{value}", f"{usual}, as other GPUs", cure)
 
 
 def _figures(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
     for name, loss in _LOSES.items():
         judged = [
-            each
+            (each, each.figures[name])
             for each in looks
             if name in each.figures and (each.gpus or name not in _BY_THE_CLOCK)
         ]
-        values = [each.figures[name] for each in judged]
-        if not values:
-            continue
-        middle = median(values)
-        for each in judged:
-            value = each.figures[name]
-            yield (
-                each.host,
-                bounded(
-                    f"rank {each.rank}: {name}",
-                    value,
-                    f"{value:.4g}",
-                    fail_below=_FAIL_PART * middle if each.gpus else None,
-                    warn_below=(_WARN_PART if each.gpus else _FAIL_PART) * middle,
-                    expected=f"the median, {middle:.4g}",
-                    cure=f"This rank {loss}",
-                ),
+        middle = median(value for _, value in judged) if judged else 0.0
+        for each, value in judged:
+            finding = bounded(
+                f"rank {each.rank}: {name}",
+                value,
+                f"{value:.4g}",
+                fail_below=_FAIL_PART * middle if each.gpus else None,
+                warn_below=(_WARN_PART if each.gpus else _FAIL_PART) * middle,
+                expected=f"the median, {middle:.4g}",
+                cure=f"This rank {loss}",
             )
+            yield each.host, finding
 
 
 def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:
-    """Judge the link of each node: it is slow if even its fastest pair is slow.
+    """Judge the link of each node by the MB/s of its pairs: it is slow if even its fastest pair is.
 
-    Args:
-        speeds: 1e6 bytes per second of each pair of nodes.
-
-    Returns:
-        One finding by node. Of two nodes it cannot be told which is slow.
+    Of two nodes it cannot be told which one is slow.
     """
     found: dict[str, Finding] = {}
     for node in sorted({name for pair in speeds for name in pair}):

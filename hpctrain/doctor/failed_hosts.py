@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from hpctrain.doctor.comparison import Places
-from hpctrain.doctor.finding import Finding
+from hpctrain.doctor.finding import Finding, worst
 from hpctrain.runs import excluded_hosts
 
 # The beginnings of checks that are not about the host.
@@ -40,10 +40,6 @@ def exclude(output_dir: str, places: Places) -> dict[str, Finding]:
     """
     failed = of(places)
     reasons = {host: f"{one.check}: {one.found}" for host, one in failed.items()}
-    passed = [
-        host
-        for host, findings in places.items()
-        if not any(one.verdict == "fail" for one in findings)
-    ]
+    passed = [host for host, findings in places.items() if worst(findings) != "fail"]
     excluded_hosts.change(output_dir, reasons, passed)
     return failed

@@ -56,14 +56,8 @@ def bounded(
 ) -> Finding:
     """Return the finding of a number that should not be too small.
 
-    Args:
-        check: What was checked.
-        value: The number.
-        shown: The number with its unit.
-        fail_below: A smaller number fails; None if no number does.
-        warn_below: A smaller number gives a warning; None if no number does.
-        expected: What should be there.
-        cure: What to do about a number that is too small.
+    It fails below one bound, and warns below another; None is no bound. `shown` is the number with
+    its unit, and `cure` what to do if it is too small.
     """
     if fail_below is not None and value < fail_below:
         return Finding(check, "fail", shown, expected, cure)

@@ -32,18 +32,14 @@ from hpctrain.doctor.finding import Finding, unknown
 
 @dataclass(frozen=True)
 class Asked:
-    """What a job asks for, and where it reads and writes; all of it is JSON.
+    """What a job asks for by keys of these names, and where it reads and writes; all of it is JSON.
 
     Attributes:
-        gpus_per_node: `launch.gpus_per_node`.
-        cpus_per_task: `launch.cpus_per_task`.
-        device: `parallel.device`.
-        backend: `parallel.backend`.
-        interface: `network.interface`.
-        output_dir: `output_dir`.
         scratch: `data.stage_dir`, or the folder for temporary files.
         data: The data set and the split that are read, or "".
         split: The split of the data set.
+        mixed: Whether its nodes may differ, by `parallel.weights` or by a choice of partitions,
+            types of GPUs or features.
     """
 
     gpus_per_node: int
@@ -55,11 +51,13 @@ class Asked:
     scratch: str
     data: str
     split: str
+    mixed: bool = False
 
     @classmethod
     def of(cls, config: Config) -> Self:
         """Return what a config asks for."""
-        launch, parallel, data = config.launch, config.parallel, config.data
+        launch, parallel, data, site = config.launch, config.parallel, config.data, config.site
+        chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
         return cls(
             launch.gpus_per_node,
             launch.cpus_per_task,
@@ -70,6 +68,7 @@ class Asked:
             data.stage_dir or "",
             data.path,
             data.train_split,
+            parallel.weights is not None or "," in chosen or "|" in chosen,
         )
 
 
@@ -86,6 +85,7 @@ class Look:
         uuids: The UUIDs of all GPUs that it sees, also of those that other ranks look at.
         gpus_given: The GPUs that its node should have; 0 if they are not counted.
         peers: The number of ranks on its node.
+        lost: Which nodes each node does not reach by TCP, and why; None if nobody has tried.
         findings: What was found.
         time: The time of its clock after all ranks had met; 0 if they have not.
         figures: What was measured, by name, in the unit that the name says.
@@ -102,6 +102,7 @@ class Look:
     uuids: list[str] = field(default_factory=list)
     gpus_given: int = 0
     peers: int = 1
+    lost: dict[str, dict[str, str]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the look as JSON."""
@@ -116,14 +117,10 @@ class Look:
 
 
 def look(asked: Asked, ranks: RankInfo, uuids: list[str], *, disks: bool, nvml: Any = None) -> Look:
-    """Return what this rank sees.
+    """Return what this rank sees; the GPUs are those that torch sees.
 
-    Args:
-        asked: What the job asks for.
-        ranks: The rank.
-        uuids: The UUIDs of the GPUs that torch sees.
-        disks: Whether probes are written, and DCGM's diagnostics run, which take a second or more.
-        nvml: The module `pynvml`, or one with the same functions.
+    With `disks` probes are written, and DCGM's diagnostics run, which take a second or more. `nvml`
+    is the module `pynvml`, or one with the same functions.
     """
     own = _own(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
@@ -166,7 +163,7 @@ def _own(uuids: list[str], ranks: RankInfo) -> list[int]:
 
 
 def _of_node(asked: Asked, ranks: RankInfo, uuids: list[str], disks: bool) -> Iterator[Finding]:
-    yield from limits.checked()
+    yield from limits.checked(several=ranks.num_nodes > 1 and bool(uuids))
     yield interfaces.host_name(ranks)
     yield from interfaces.interface(asked.interface)
     if asked.device == "cpu" and _given(asked):

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor.checks import infiniband, interfaces
-from hpctrain.doctor.finding import Finding
+from hpctrain.doctor.checks import infiniband, interfaces, reach
+from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.doctor.look import Asked, Look, look
 from hpctrain.errors import HpctrainError
 
@@ -24,11 +25,9 @@ _OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return what this rank has seen and measured, as JSON; a rank of `doctor --nodes` calls it.
+    """Return what this rank of `doctor --nodes` has seen and measured, as JSON.
 
-    Args:
-        asked: An `Asked`, as JSON.
-        folder: The folder for the secret of the ranks, which exists.
+    `asked` is an `Asked` as JSON. In the folder, which exists, the ranks tell each other something.
     """
     given = Asked(**asked)
     ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
@@ -40,10 +39,18 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
         seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
         if torch.cuda.is_available():
             seen.versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    meeting = Path(folder) / f"reach{ranks.restart_count}"  # Slurm may start the job again
+    meeting.mkdir(exist_ok=True)
     if ranks.is_main and ranks.world_size > 1:
         free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
         seen.findings.append(free)
         if free.verdict == "fail":
+            reach.tell(meeting, None)
+            return seen.to_json()
+    if ranks.num_nodes > 1:
+        seen = replace(seen, lost=reach.lost(ranks, meeting, given.interface))
+        if seen.lost is None or any(seen.lost.values()):
+            seen.findings.append(unknown("speed", "not measured: the ranks cannot meet"))
             return seen.to_json()
     return _measured(given, ranks, Path(folder), seen).to_json()
 
@@ -52,9 +59,8 @@ def visible_gpus(asked: Asked) -> list[str]:
     """Return the UUIDs of the GPUs that torch sees; none if the job uses CPUs."""
     import torch
 
-    if asked.device == "cpu" or not torch.cuda.is_available():
-        return []
-    count = torch.cuda.device_count()
+    gpus = asked.device != "cpu" and torch.cuda.is_available()
+    count = torch.cuda.device_count() if gpus else 0
     return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
 
 
@@ -78,23 +84,16 @@ def _measured(asked: Asked, ranks: RankInfo, folder: Path, seen: Look) -> Look:
 
 
 def measured(asked: Asked, ranks: RankInfo, device: Any, seen: Look) -> Look:
-    """Measure with all ranks of the process group, and return the look with the figures.
-
-    Args:
-        asked: What the job asks for.
-        ranks: The rank.
-        device: The device of the rank.
-        seen: What it has seen until now; its `figures` grow.
-    """
+    """Measure with all ranks of the process group, and return the look with the figures."""
     import torch.distributed as dist
 
-    from hpctrain.doctor.measures import all_reduce, pairs, reading, speed
+    from hpctrain.doctor.measures import all_reduce, pairs, speed
 
     figures, before = seen.figures, infiniband.errors()
     # One rank of the node after the other: on CPUs they would share caches and memory.
     figures |= _in_turn(ranks, lambda: speed.measured(device))
     if asked.data:
-        figures["read_mb_s"] = reading.measured(
+        figures["read_mb_s"] = speed.of_reading(
             asked.data, asked.split, ranks.rank, ranks.world_size
         )
     if ranks.world_size > 1:
@@ -115,7 +114,7 @@ def meet(seen: Look) -> Look:
     import torch.distributed as dist
 
     dist.barrier()
-    return Look(**{**vars(seen), "time": time.time()})
+    return replace(seen, time=time.time())
 
 
 def _add(figures: dict[str, float], name: str, rows: list[Any]) -> None:

@@ -25,24 +25,20 @@ def checked(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, flo
     """Submit the job, wait for it, and return the findings and the figures of each host.
 
     What is found is added to the history of the hosts, and to the list of hosts that new jobs
-    avoid.
-
-    Args:
-        config: A config of `hpctrain.doctor.settings`, whose section `launch` says how many nodes.
-        here: Whether the ranks are started on this machine.
+    avoid. The ranks are started on this machine if `here`.
 
     Raises:
         LaunchError: The scheduler refuses the job, or it has ended without any answer.
     """
-    asked = config.launch.time_min
-    config.launch.time_min = min(asked, _TIME_MIN) if isinstance(asked, int) else _TIME_MIN
+    time_min, asked = config.launch.time_min, Asked.of(config)
+    config.launch.time_min = min(time_min, _TIME_MIN) if isinstance(time_min, int) else _TIME_MIN
     if config.name == Config().name:
         config.name = "doctor"
     folder = folder_of(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     # The ranks leave the secret here by which they know each other.
     with TemporaryDirectory(dir=folder, prefix="ranks-", ignore_cleanup_errors=True) as meeting:
-        arguments = [asdict(Asked.of(config)), meeting]
+        arguments = [asdict(asked), meeting]
         job = function.submit(config, node_job.check, arguments, {}, here)
         # Standard output may be JSON.
         print(f"job {job.job_id} checks the nodes; its logs: {job.paths.folder}", file=sys.stderr)
@@ -51,7 +47,7 @@ def checked(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, flo
     ranks = config.asked_world_sizes[0]
     if not looks:
         raise LaunchError(f"job {job.job_id}: no rank has answered; see {job.paths.folder}")
-    places = comparison.compared(looks)
+    places = comparison.compared(looks, mixed=asked.mixed)
     if missing := sorted(set(range(ranks)) - answers.keys()):
         _add_missing(places, missing, config, job.job_id)
     figures = comparison.figures(looks)

@@ -19,12 +19,9 @@ _SECTIONS = ("launch", "site", "network", "parallel", "tracking", "name", "outpu
 def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Config, bool]:
     """Compose the overrides of one run, of which model and task may be missing.
 
-    Args:
-        overrides: As on the command line. `data.path` is a data set if they name one, else "".
-        config_dir: A folder with more configs.
-
     Returns:
-        The config, and whether jobs shall run on this machine (`hydra/launcher=submitit_local`).
+        The config, whose `data.path` is "" if no data set is named, and whether jobs shall run on
+        this machine (`hydra/launcher=submitit_local`).
 
     Raises:
         ConfigError: An override is wrong, they give several runs, or a value is not allowed.

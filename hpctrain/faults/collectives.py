@@ -11,11 +11,12 @@ entered, and which one it still waits in.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -28,19 +29,14 @@ from hpctrain.errors import DamageError
 from hpctrain.record import read
 
 _SHOWN = 8  # ranks that are named in an error
+# What waits for data, and the names of the threads that read it (`hpctrain.data.loading`).
+_DATA, _READER = "hpctrain.data.", "hpctrain-loader"
 _KEPT = 100  # entries of the flight recorder in a record
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective operation.
-
-    Attributes:
-        name: Such as `all_reduce`.
-        group: The name of its process group.
-        number: Its number in the group, from 1.
-        ranks: The ranks of the group.
-    """
+    """A collective operation, such as all_reduce; its number in its process group is from 1."""
 
     name: str
     group: str
@@ -63,10 +59,11 @@ class Record:
         host: Its node.
         step: The global steps that it has made; None before the first one.
         at: The line of code where its main thread is, without torch's own lines.
+        data: Where the data is made, if its main thread waits for data; None if it does not.
         waits_in: The operation that it waits in, or that has failed; None if it is in none.
         entered: The number of the last operation that it has entered, for each group.
         groups: The ranks of each of its groups.
-        stacks: The stack of each of its threads.
+        stacks: The stack of each of its threads, and those of the processes that make its data.
         last: The last entries of torch's flight recorder.
     """
 
@@ -79,10 +76,16 @@ class Record:
     groups: dict[str, list[int]]
     stacks: list[str] = field(repr=False)
     last: list[dict[str, Any]] = field(repr=False)
+    data: list[str] | None = None
 
     @classmethod
     def of_this_process(
-        cls, rank: int, host: str, step: int | None, error: BaseException | None = None
+        cls,
+        rank: int,
+        host: str,
+        step: int | None,
+        error: BaseException | None = None,
+        processes: Callable[[], Mapping[str, str]] = dict,
     ) -> Record:
         """Collect what this rank knows; any thread may call it.
 
@@ -91,6 +94,7 @@ class Record:
             host: Its node.
             step: The global steps that it has made.
             error: The exception of the operation that has failed, in the main thread.
+            processes: Returns the stacks of the processes that make its data (`faulthandler`).
         """
         every = distributed_c10d._world.pg_group_ranks.items()
         groups = {str(group.group_name): list(ranks) for group, ranks in every}
@@ -102,21 +106,23 @@ class Record:
         }
         waiting = [e for e in entries if error is not None or not e["retired"]]
         frames = sys._current_frames()
-        main = frames[threading.main_thread().ident or 0]
+        steps = _of_thread(frames[threading.main_thread().ident or 0])
         if error is not None and error.__traceback__ is not None:
             steps = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        else:
-            steps = [frame for frame, _ in traceback.walk_stack(main)][::-1]
+        own = _own(steps)
+        stopped = error is None and own and own[-1].f_globals.get("__name__", "").startswith(_DATA)
+        others = processes() if stopped else {}
         return cls(
             rank,
             host,
             step,
-            _place(steps),
+            _place(steps) or "an unknown place",
             _operation(waiting[-1], groups) if waiting else None,
             entered,
             groups,
-            _stacks(frames, error),
+            [*_stacks(frames, error), *(f"{name}:\n{text}" for name, text in others.items())],
             entries[-_KEPT:],
+            _makers(frames, others) if stopped else None,
         )
 
     @classmethod
@@ -135,10 +141,8 @@ class Record:
 def conclude(records: Mapping[int, Record], hosts: Mapping[int, str], own: int) -> str:
     """Return which ranks did not arrive, where the others wait for them, and what they do.
 
-    Args:
-        records: The records of the ranks that have answered, by rank; at least that of `own`.
-        hosts: The node of each rank; "" if unknown.
-        own: The rank that concludes.
+    The rank `own` concludes, from its record and those of the ranks that have answered. `hosts` has
+    the node of each rank, or "".
     """
     silent = [rank for rank in hosts if rank not in records]
     behind = [rank for rank in records if _is_behind(rank, records)]
@@ -162,6 +166,8 @@ def conclude(records: Mapping[int, Record], hosts: Mapping[int, str], own: int) 
             text += f"; rank {rank} does not answer"
         elif (waits_in := records[rank].waits_in) is not None:
             text += f"; rank {rank} waits in {waits_in.describe(len(hosts))}"
+        elif (makers := records[rank].data) is not None:
+            text += "; ".join([f"; rank {rank} waits for data at {records[rank].at}", *makers])
         else:
             text += f"; rank {rank} is at {records[rank].at}"
     return text
@@ -195,13 +201,32 @@ def _operation(entry: dict[str, Any], groups: dict[str, list[int]]) -> Operation
     return Operation(name, group, int(number), groups.get(group, []))
 
 
+def _of_thread(frame: FrameType) -> list[FrameType]:
+    return [each for each, _ in traceback.walk_stack(frame)][::-1]
+
+
+def _own(frames: list[FrameType]) -> list[FrameType]:
+    return [each for each in frames if not _is_of_python_or_torch(each.f_code.co_filename)]
+
+
 def _place(frames: list[FrameType]) -> str:
-    """Return the innermost frame of the user's code, or of a library other than torch."""
-    own = [frame for frame in frames if not _is_of_python_or_torch(frame.f_code.co_filename)]
-    if not own:
-        return "an unknown place"
+    """Return the innermost frame of the user's code, or of a library other than torch; or ""."""
+    if not (own := _own(frames)):
+        return ""
     code = own[-1].f_code
     return f"{code.co_filename}:{own[-1].f_lineno} in {code.co_name}"
+
+
+def _makers(frames: Mapping[int, FrameType], processes: Mapping[str, str]) -> list[str]:
+    """Return where the processes are that make the data, or else the threads that read it."""
+    found = []
+    for name, text in processes.items():
+        lines = re.findall(r'File "(.*)", line (\d+) in (.*)', text.partition("Current thread")[2])
+        places = [f"is at {f}:{n} in {c}" for f, n, c in lines if not _is_of_python_or_torch(f)]
+        found.append(f"{name} {next(iter(places), 'does not answer')}")
+    readers = [t for t in threading.enumerate() if t.name.startswith(_READER) and t.ident in frames]
+    places = [_place(_of_thread(frames[thread.ident or 0])) for thread in readers]
+    return found or [f"a thread that reads is at {place}" for place in places if place]
 
 
 def _is_of_python_or_torch(file: str) -> bool:

@@ -16,7 +16,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -48,6 +48,7 @@ class LateRanks:
         store: The store of the process group.
         timeout_s: `parallel.timeout_s`.
         host: Returns the node of a rank; "" if unknown.
+        processes: Returns the stacks of the processes that make the data (`Record`).
 
     Attributes:
         step: Returns the number of global steps that were made; None before the first one.
@@ -64,10 +65,11 @@ class LateRanks:
         store: dist.Store | None,
         timeout_s: float,
         host: Callable[[int], str] = lambda rank: "",
+        processes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._folder, self._rank, self._ranks = folder / FOLDER, rank, world_size
         self._store = store if world_size > 1 else None
-        self._timeout_s, self._host = timeout_s, host
+        self._timeout_s, self._host, self._processes = timeout_s, host, processes
         self._told, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -144,7 +146,8 @@ class LateRanks:
             write_atomically(file, record.text(), sync=False)
 
     def _record(self) -> Record:
-        return Record.of_this_process(self._rank, socket.gethostname(), self.step(), self._error)
+        known = self._rank, socket.gethostname(), self.step(), self._error
+        return Record.of_this_process(*known, self._processes)
 
     def _conclusion(self) -> str:
         """Wait for the records of the ranks that can answer, and return what they say together."""

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from hpctrain.config.schema import Config
+from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
 from hpctrain.distributed.group import process_group
@@ -104,12 +105,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
 
 
 def _fit(
-    config: Config,
-    run: RunDir,
-    ranks: RankInfo,
-    device: torch.device,
-    tracker: Tracker,
-    stop: Stop,
+    config: Config, run: RunDir, ranks: RankInfo, device: torch.device, tracker: Tracker, stop: Stop
 ) -> Outcome:
     """Train the run. The model is gone when this returns, so it ends before the process group.
 
@@ -119,9 +115,9 @@ def _fit(
     A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
     threads while it holds Python's lock, and such a thread may wait for this lock for ever.
     """
-    timeout_s, store, before = config.parallel.timeout_s, long_work.store(), {*sys.modules}
+    known, before = (config.parallel.timeout_s, ranks.host, stacks), {*sys.modules}
     with (
-        LateRanks(run.logs, ranks.rank, ranks.world_size, store, timeout_s, ranks.host) as late,
+        LateRanks(run.logs, ranks.rank, ranks.world_size, long_work.store(), *known) as late,
         deterministic(config.train.deterministic, device),
         ending_here(),
     ):

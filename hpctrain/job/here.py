@@ -170,6 +170,12 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
 
 def _check_world(config: Config, ranks: RankInfo) -> None:
     """Check that all ranks were started, before one of them waits for the others."""
+    if idle := ranks.idle_tasks():
+        raise ConfigError(
+            f"this job has {idle + 1} tasks (SLURM_NTASKS), but only this process was started: put "
+            "srun in front (srun --overlap in a shell that srun has started), or set "
+            "HPCTRAIN_LAUNCHER=single to train with one process here"
+        )
     asked = config.asked_world_sizes
     # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
     if list(asked) != [1] and ranks.world_size not in asked:
@@ -180,11 +186,6 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
             f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
             "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
             "--ntasks-per-node), or leave launch.* out"
-        )
-    if idle := ranks.idle_tasks():
-        raise ConfigError(
-            f"this job has {idle + 1} tasks (SLURM_NTASKS), but only this process was started: "
-            "put srun in front, or set HPCTRAIN_LAUNCHER=single to train with one process here"
         )
 
 
@@ -218,10 +219,7 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
 
 def _log_to_stderr() -> None:
     logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
     logging.getLogger().handlers[0].addFilter(_is_not_on_bar)
     mask_logging()

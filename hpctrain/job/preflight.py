@@ -20,9 +20,10 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor import at_start, failed_hosts, history
+from hpctrain.doctor import comparison, failed_hosts, history, node_job
 from hpctrain.doctor.comparison import Places
-from hpctrain.doctor.look import Asked
+from hpctrain.doctor.finding import worst
+from hpctrain.doctor.look import Asked, Look, look
 from hpctrain.errors import NodeError, StorageError
 from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.launch.slurm.sbatch_options import joined_hosts
@@ -44,7 +45,7 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
     begin = time.monotonic()
-    places, figures = at_start.checked(Asked.of(config), ranks, device, full=mode == "full")
+    places, figures = checked(Asked.of(config), ranks, device, full=mode == "full")
     requeued = _remember(config, run, ranks, places, figures) if ranks.is_main else False
     if ranks.is_main:
         seconds = time.monotonic() - begin
@@ -67,6 +68,16 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     raise error
 
 
+def checked(
+    asked: Asked, ranks: RankInfo, device: torch.device, *, full: bool
+) -> tuple[Places, dict[str, dict[str, float]]]:
+    """Return what is found on each host, and, if `full`, what was measured; all ranks call it."""
+    seen = look(asked, ranks, node_job.visible_gpus(asked), disks=full)
+    seen = node_job.measured(asked, ranks, device, seen) if full else node_job.meet(seen)
+    looks = [Look.of_json(each) for each in objects.all_gather(seen.to_json())]
+    return comparison.compared(looks, mixed=asked.mixed), comparison.figures(looks)
+
+
 def _remember(
     config: Config,
     run: RunDir,
@@ -84,7 +95,7 @@ def _remember(
     with suppress(OSError, StorageError):  # a full disk, which is among the findings
         history.add(config.output_dir, run.name, places, figures)
         failed = failed_hosts.exclude(config.output_dir, places)
-    whole = [host for host, each in places.items() if any(one.verdict == "fail" for one in each)]
+    whole = [host for host, findings in places.items() if worst(findings) == "fail"]
     again = run.read().preflight_requeues
     if not whole:
         if again:

@@ -128,7 +128,12 @@ def test_a_rank_without_its_gpu_tells_the_others(monkeypatch: pytest.MonkeyPatch
     assert answer["problem"] == "rank 1 (n2): no driver"
 
 
-def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_come_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """First in the log, and in the error when the time is over."""
     (error,) = start([[], None, None], monkeypatch)
     assert isinstance(error, DistributedError)
     assert str(error) == "ranks 1, 2 did not come to the start in time"
+    (said,) = caplog.messages
+    assert "waits for ranks 1, 2 at :0: were they started" in said

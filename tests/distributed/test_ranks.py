@@ -1,7 +1,9 @@
 """Ranks, hostlists and ports are read from the variables that real launchers set."""
 
+import os
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -111,6 +113,78 @@ def test_only_srun_makes_ranks() -> None:
         assert ranks.idle_tasks(env | {"HPCTRAIN_LAUNCHER": "single"}) == 0
 
 
+WHO = (
+    "from hpctrain.distributed.ranks import RankInfo; found = RankInfo.from_env(); "
+    "print('found', found.launcher, found.world_size, found.idle_tasks())"
+)
+PYTHON = f'{sys.executable} -c "$WHO"'
+TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
+
+
+SHELL = ["bash", "--norc", "--noprofile"]
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "expected"),
+    [
+        # The shells of the other tasks have no terminal, and have ended.
+        (SHELL, f"{PYTHON}\nexit\n", "found single 1 3"),
+        (SHELL, f"bash -c '{PYTHON}; :' | cat\nexit\n", "found single 1 3"),
+        (SHELL, f"setsid --wait {PYTHON}\nexit\n", "found single 1 3"),  # as a notebook's kernel
+        # These are the programs of the step itself, on each of its tasks.
+        ([sys.executable, "-c", WHO], "", "found slurm 4 0"),
+        (["bash", "-c", f"{PYTHON}; :"], "", "found slurm 4 0"),
+    ],
+)
+def test_what_is_typed_in_a_shell_of_srun_is_one_process(
+    command: list[str], typed: str, expected: str
+) -> None:
+    env = STEP | {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "WHO": WHO}
+    said = subprocess.run(
+        [sys.executable, "-c", TERMINAL, *command],
+        input=typed,
+        env=os.environ | env | {"SLURM_NODEID": "0"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    assert expected in said
+
+
+def test_other_processes_that_srun_has_not_started() -> None:
+    """The shell of `salloc`, and the script of a job that was submitted in a shell of srun."""
+    shell = STEP | {"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}
+    ranks = RankInfo.from_env(shell)
+    assert (ranks.launcher, ranks.world_size, ranks.idle_tasks(shell)) == ("single", 1, 3)
+    started = "".join(f"export {name}='{value}'; " for name, value in STEP.items())
+    said = [
+        subprocess.run(
+            [f"slurmstepd: [4.{step}]", "-c", f"{started} {PYTHON}; :"],
+            executable="/bin/bash",
+            env=os.environ | {"SLURM_NTASKS": "2", "WHO": WHO},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for step in ("batch", "0")
+    ]
+    assert said == ["found single 1 1", "found slurm 4 0"]
+
+
+def test_variables_that_another_program_has_left() -> None:
+    left = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "1"}
+    with pytest.raises(DistributedError, match=r"RANK=0 and WORLD_SIZE=4 .* task 3 of 4: another"):
+        RankInfo.from_env(STEP | left)
+    with pytest.raises(DistributedError, match=r"RANK=0 and WORLD_SIZE=1 are set"):
+        RankInfo.from_env(STEP | left | {"WORLD_SIZE": "1"})
+    assert RankInfo.from_env(STEP | left | {"HPCTRAIN_LAUNCHER": "slurm"}).rank == 3
+    assert RankInfo.from_env(STEP | left | {"RANK": "3"}).rank == 3
+    # Two ranks for each task: some launcher runs inside the tasks.
+    assert RankInfo.from_env(STEP | left | {"RANK": "7", "WORLD_SIZE": "8"}).rank == 7
+    with pytest.raises(DistributedError, match=r"MASTER_ADDR=127\.0\.0\.1 is another host on each"):
+        RankInfo.from_env(STEP | {"MASTER_ADDR": "127.0.0.1"})
+
+
 def test_detection_can_be_switched_off() -> None:
     assert RankInfo.from_env(STEP | {"HPCTRAIN_LAUNCHER": "single"}).world_size == 1
     with pytest.raises(DistributedError, match="HPCTRAIN_LAUNCHER=mpi: allowed are"):
@@ -126,7 +200,8 @@ def test_detection_can_be_switched_off() -> None:
         ({"SLURM_STEP_NUM_TASKS": "5"}, "SLURM_STEP_NUM_TASKS=5"),
         ({"SLURM_STEP_NUM_TASKS": "four"}, "SLURM_STEP_NUM_TASKS='four'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2(y2)"}, r"SLURM_STEP_TASKS_PER_NODE='2\(y2\)'"),
-        ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not set"),
+        ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not set.*HPCTRAIN_LAUNCHER=single"),
+        ({"SLURM_STEP_NUM_TASKS": ""}, "SLURM_STEP_NUM_TASKS is not set; HPCTRAIN_LAUNCHER=single"),
     ],
 )
 def test_impossible_combinations(change: dict[str, str], message: str) -> None:

@@ -21,6 +21,7 @@ from tests.monitor.nvml import Nvml
 faults = json.loads(Path(__file__).with_name("faults.json").read_text())
 planted = faults.get(os.uname().nodename, {})
 played = Nvml()
+played.used = 0
 vars(played).update({k: set(v) if k == "lost" else v for k, v in planted.items() if k != "missing"})
 
 

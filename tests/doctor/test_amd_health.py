@@ -35,7 +35,9 @@ def of(finding: Finding, verdicts: tuple[str, ...]) -> bool:
         ({"active": {"active_prochot_thrm": True}}, {"throttling": "fail"}),
         ({"active": {"active_hbm_thrm": True}}, {"throttling": "warn"}),
         ({"active": {"active_ppt_pwr": True}}, {}),  # the power limit is reached under load
+        ({"celsius": 93}, {"temperature": "warn"}),
         ({"celsius": 104}, {"temperature": "fail"}),
+        ({"used_mib": 49_148}, {"other processes": "warn"}),
         ({"watts": 400}, {"power limit": "warn"}),
         ({"link": (2.5, 16)}, {}),  # at rest
         ({"link": (32.0, 4)}, {"PCIe": "fail"}),
@@ -43,7 +45,7 @@ def of(finding: Finding, verdicts: tuple[str, ...]) -> bool:
 )
 def test_an_amd_gpu(planted: dict[str, Any], expected: dict[str, str]) -> None:
     smi = AmdSmi()
-    vars(smi).update(planted)
+    vars(smi).update({"used_mib": 300} | planted)
     assert found_of(smi) == expected
 
 
@@ -58,11 +60,11 @@ def test_its_facts_are_those_of_its_file() -> None:
 
 def test_processes_of_other_users_on_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     smi = AmdSmi()
-    smi.processes = {os.getpid(): 2**30}
+    smi.processes, smi.used_mib = {os.getpid(): 2**30}, 1324
     assert found_of(smi) == {}
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # now this process is another user's
-    assert found_of(smi) == {"other processes": "fail"}
-    smi.processes = {os.getpid(): 0}  # it only has the driver open
+    assert found_of(smi) == {"other processes": "warn"}
+    smi.processes, smi.used_mib = {os.getpid(): 0}, 300  # it only has the driver open
     assert found_of(smi) == {}
 
 

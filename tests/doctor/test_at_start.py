@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor import at_start, look, node_job
+from hpctrain.doctor import look, node_job
 from hpctrain.doctor.checks import installed
 from hpctrain.doctor.checks.gpus import gpu_health
 from hpctrain.doctor.look import Asked
 from hpctrain.errors import NodeError
-from hpctrain.job.preflight import preflight
+from hpctrain.job.preflight import checked, preflight
 from hpctrain.runs import excluded_hosts
 from hpctrain.runs.run_dir import RunDir
 from tests.monitor.nvml import Nvml
@@ -57,7 +57,7 @@ def checks(output: str, fault: str, count: int, full: bool) -> list[dict[str, di
     ):
         for _ in range(count):
             asked = Asked.of(config(output))
-            places, _ = at_start.checked(asked, node(rank), CPU, full=full)
+            places, _ = checked(asked, node(rank), CPU, full=full)
             found.append(
                 {
                     host: {f.check: f.verdict for f in each if f.verdict in ("warn", "fail")}
@@ -75,6 +75,7 @@ def planted(fault: str, rank: int) -> Any:
     if fault == "package":
         return patch.object(installed, "_version", lambda name: "0.0.1")
     nvml = Nvml()
+    nvml.used = 0
     nvml.ecc = (0, 7) if fault == "ecc" else (0, 0)
     nvml.reasons = 0x40 if fault == "hot" else 0
     nvml.lost = {"GPU-a"} if fault == "lost" else set()

@@ -5,7 +5,9 @@ There is no GPU here: NVML is the stand-in of tests/monitor/nvml.py.
 
 import os
 import socket
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
 
 
 def healthy(nvml: Nvml) -> None:
-    nvml.ecc = (3, 0)
+    nvml.ecc, nvml.used = (3, 0), 600_000_000  # the driver's own memory
 
 
 def bad(findings: list[Finding]) -> dict[str, str]:
@@ -50,8 +52,13 @@ def set_to(**values: Any) -> Callable[[Nvml], None]:
         (set_to(limit=350), {"GPU 0: power limit": "warn"}),
         (set_to(pcie=((1, 16), (5, 16))), {}),  # at rest
         (set_to(pcie=((5, 4), (5, 16))), {"GPU 0: PCIe": "fail"}),
-        (set_to(nvlinks=[1] * 17 + [0]), {"GPU 0: NVLink": "fail"}),
+        (set_to(nvlinks=[1] * 12 + [0] * 6), {}),  # a PCIe board of the H100, by design
+        (set_to(nvlinks=[0] * 18), {"GPU 0: NVLink": "warn"}),
         (set_to(nvlinks=[]), {}),
+        (set_to(celsius=93), {"GPU 0: temperature": "warn"}),
+        # Nobody is seen who uses the memory: a process of another container, or one that has died.
+        (set_to(used=5_000_000_000), {"GPU 0: other processes": "warn"}),
+        (set_to(used=60_000_000_000), {"GPU 0: other processes": "fail"}),
         (set_to(lost={GPU}), {"GPU 0": "fail"}),
     ],
 )
@@ -68,15 +75,50 @@ def test_a_gpu(plant: Callable[[Nvml], None], expected: dict[str, str]) -> None:
     }
 
 
-def test_processes_of_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml()
-    nvml.processes = [os.getpid()]
-    assert not bad(gpu_health.checked([GPU], nvml)[1])
+@contextmanager
+def sleeping(**variables: str) -> Iterator[int]:
+    """Yield the number of a process with these variables in its environment."""
+    with subprocess.Popen(["sleep", "600"], env=os.environ | variables) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_what_others_have_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever they are; they slow the job down, and most of the memory would stop it."""
+    nvml, check = Nvml(), "GPU 0: other processes"
+
+    def found() -> dict[str, str]:
+        return {
+            one.verdict: one.found
+            for one in gpu_health.checked([GPU], nvml)[1]
+            if one.check == check
+        }
+
+    nvml.processes, nvml.used = [os.getpid()], 2**30 + 600_000_000
+    assert found() == {"pass": "none"}
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # now this process is another user's
-    found = gpu_health.checked([GPU], nvml)[1]
-    assert bad(found) == {"GPU 0: other processes": "fail"}
+    used = f"1.7 GB of 80.0 GB are in use, by processes {os.getpid()} of user 0"
+    assert found() == {"warn": used.replace("user 0", f"user {os.stat('/proc/self').st_uid}")}
     nvml.processes = [2**22 + 1]  # in another container
-    assert not bad(gpu_health.checked([GPU], nvml)[1])
+    assert [*found()] == ["unknown"]
+    monkeypatch.undo()
+    with sleeping(SLURM_JOB_ID="7") as earlier:
+        nvml.processes, nvml.used = [earlier], 60_000_000_000
+        assert "another job of yours" in found()["fail"]
+        nvml.processes = [os.getpid()]
+        assert [*found()] == ["fail"]  # what it has is its own, the rest is nobody's
+
+
+def test_an_amd_gpu_without_amdsmi_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kernel's driver is there (a stand-in), its package is not."""
+    monkeypatch.setattr(gpu_health, "_KFD", tmp_path)
+    facts, (found,) = gpu_health.checked([GPU])
+    assert (facts, found.verdict) == ([], "unknown")
+    assert "amdsmi cannot be imported" in found.found
 
 
 def test_what_nvml_does_not_tell_is_said() -> None:
@@ -94,7 +136,7 @@ def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
     asked = Asked.of(Config(output_dir=str(tmp_path)))
     nvml = Nvml()
-    nvml.ecc = (0, 1)
+    nvml.ecc, nvml.used = (0, 1), 0
     seen = look(
         asked, RankInfo("slurm", 7, 3, 1, 8, 4, 2, "", 0, ()), [GPU], disks=False, nvml=nvml
     )
@@ -126,6 +168,26 @@ def test_limits() -> None:
     assert limits.locked_memory(8 * mib, has_infiniband=True).verdict == "fail"
     assert limits.locked_memory(-1, has_infiniband=True).verdict == "pass"
     assert worst(limits.checked()) == "pass"  # this machine
+
+
+def test_locked_memory_matters_only_to_gpus_of_several_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(limits, "_INFINIBAND", tmp_path)
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (8 * 2**20, 8 * 2**20))
+    asked = Asked.of(Config(output_dir=str(tmp_path)))
+    alone, several = ALONE, RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("localhost",) * 2)
+    nvml = Nvml()
+
+    def verdict(ranks: RankInfo, gpus: list[str]) -> str:
+        seen = look(asked, ranks, gpus, disks=False, nvml=nvml)
+        (found,) = (one for one in seen.findings if one.check == "locked memory (ulimit -l)")
+        return found.verdict
+
+    assert [verdict(alone, [GPU]), verdict(several, []), verdict(several, [GPU])] == [
+        *("pass", "pass", "fail")
+    ]
 
 
 def test_clocks() -> None:

@@ -4,10 +4,11 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.config.schema import Config
 from hpctrain.doctor import comparison, failed_hosts, history
 from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.finding import Finding, good, worst
-from hpctrain.doctor.look import Look
+from hpctrain.doctor.look import Asked, Look
 from hpctrain.doctor.measures import all_reduce, pairs
 from hpctrain.doctor.settings import settings
 from hpctrain.launch.slurm.script import sbatch_script
@@ -84,6 +85,53 @@ def test_links_are_compared_with_the_file_of_the_hardware() -> None:
             ("rank 0: NVLink against the hardware", "warn"),
             ("rank 0: PCIe under load against the hardware", "warn"),
         ]
+    }
+
+
+def test_the_network_is_compared_with_the_file_of_the_hardware() -> None:
+    """Two nodes with 400 Gb/s for each GPU, of which a pair reaches 1 Gb/s."""
+    looks = [
+        look(n, gpus=[replace(H100, power_w=700.0)], figures={f"pair_{1 - n}_mb_s": 125.0})
+        for n in (0, 1)
+    ]
+    assert verdicts(looks) == {
+        host: [("network against the hardware", "warn")] for host in ("node0", "node1")
+    }
+
+
+def test_nodes_that_are_meant_to_differ() -> None:
+    """Only GPUs of one kind are compared then, and one that is slow among its kind still fails."""
+    old = replace(GPU, name="NVIDIA A100", driver="550.1", memory_bytes=40 << 30, nvlinks=12)
+    slow = {"matmul_tflops": 250.0, "memory_gb_s": 1500.0}
+    looks = [look(0), look(1), look(2, gpus=[old], figures=slow), look(3, gpus=[old], figures=slow)]
+    assert {"fail"} <= {
+        one.verdict for found in comparison.compared(looks).values() for one in found
+    }
+    assert (
+        worst(f for found in comparison.compared(looks, mixed=True).values() for f in found)
+        == "pass"
+    )
+    looks[3] = look(3, gpus=[old], figures=slow | {"matmul_tflops": 60.0})
+    looks.append(look(4, gpus=[old], figures=slow))
+    found = comparison.compared(looks, mixed=True)
+    assert [one.check for one in found["node3"] if one.verdict == "fail"] == [
+        "rank 3: matmul_tflops"
+    ]
+    plain, weighted, several = Config(), Config(), Config()
+    weighted.parallel.weights, several.site.partition = [2, 1], "a100,h100"
+    assert [Asked.of(each).mixed for each in (plain, weighted, several)] == [False, True, True]
+
+
+def test_what_is_usual_among_equal_gpus() -> None:
+    """A few megabytes that the driver has taken, and NVLinks that a board does not use."""
+    board = replace(GPU, nvlinks=12)
+    looks = [look(n, gpus=[replace(board, memory_bytes=(80 << 30) - n * 2**20)]) for n in range(3)]
+    assert verdicts(looks) == {f"node{n}": [] for n in range(3)}
+    looks[1] = look(1, gpus=[replace(board, nvlinks=11)])
+    looks[2] = look(2, gpus=[replace(board, nvlinks=11)])
+    assert verdicts(looks) == {
+        "node0": [],
+        **{f"node{n}": [("same GPUs: nvlinks", "fail")] for n in (1, 2)},
     }
 
 

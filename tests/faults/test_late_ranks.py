@@ -1,23 +1,30 @@
 """When a collective operation times out, the error names the ranks that did not come."""
 
+import re
+import sys
 import threading
 import time
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hpctrain.config.schema import ParallelConfig
+from hpctrain.data.loading.loader import Loader
+from hpctrain.data.workers.pool import Workers, stacks
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import LateRankError
 from hpctrain.faults import collectives, late_ranks
 from hpctrain.faults.collectives import Operation, Record, conclude
 from hpctrain.faults.late_ranks import LateRanks
+from hpctrain.shards.field import Field
 from tests.ranks import run_ranks
 
 ALL, HOSTS = [0, 1, 2, 3], {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
@@ -111,6 +118,86 @@ def test_a_rank_that_sleeps_says_where_it_is(tmp_path: Path) -> None:
     assert waiting is not None
     assert waiting.waits_in is not None
     assert any("dist.all_reduce(value, group=group)" in stack for stack in waiting.stacks)
+
+
+TRANSFORM = """\
+import os, time
+
+def blocks(sample, random):
+    while sample["x"] > 40 and not os.path.exists({go!r}): time.sleep(0.01)
+    return sample
+"""
+
+
+class Numbers:
+    """A source of 80 samples."""
+
+    fields: ClassVar = {"x": Field("int64")}
+
+    def __len__(self) -> int:
+        return 80
+
+    def read(self, indices: Any, out: Any = None) -> dict[str, Any]:
+        return {"x": np.array(indices)}
+
+
+def without_data(folder: str, workers: int, threads: int) -> str | None:
+    """Wait on rank 1 for a batch whose transform waits for rank 0; return the rank's error."""
+    sys.path.insert(0, folder)
+    blocks = import_module("blocking").blocks
+    rank, store, go = dist.get_rank(), distributed_c10d._get_default_store(), Path(folder, "go")
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    try:
+        with (
+            Workers(Numbers(), blocks, workers) as pool,
+            LateRanks(Path(folder), rank, 2, store, 60, "n{}".format, stacks),
+        ):
+            dist.all_reduce(torch.ones(2), group=group)
+            if rank == 1:
+                options: Any = {"threads": threads, "workers": pool, "shuffle": False}
+                batches = Loader(Numbers(), global_batch_size=8, **options)
+                assert len(list(zip(range(9), batches, strict=False))) == 9
+            dist.all_reduce(torch.ones(2), group=group)
+    except LateRankError as error:
+        go.touch()
+        return str(error)
+    except RuntimeError:
+        return None
+    finally:
+        sys.path.remove(folder)
+        del sys.modules["blocking"]
+    return None
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads"),
+    [
+        (1, 2),
+        (0, 2),
+        pytest.param(1, 0, marks=pytest.mark.slow),
+        pytest.param(0, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_waits_for_data_says_where_the_data_is_made(
+    tmp_path: Path, workers: int, threads: int
+) -> None:
+    """In a worker process, in a thread of the loader, or in the main thread itself."""
+    (tmp_path / "blocking.py").write_text(TRANSFORM.format(go=str(tmp_path / "go")))
+    text, _ = run_ranks(without_data, 2, str(tmp_path), workers, threads)
+    place = f"{tmp_path}/blocking.py:4 in blocks"
+    if workers or threads:
+        assert "rank 1 waits for data at" in text
+    else:
+        assert f"rank 1 is at {place}" in text
+    if workers:
+        assert re.search(
+            rf"; worker 0 of the data \(process \d+\) with samples .* is at {place}", text
+        )
+    elif threads:
+        assert f"a thread that reads is at {place}" in text
+    found = Record.read(tmp_path / late_ranks.FOLDER / "rank1.json")
+    assert found is not None
+    assert any("blocking.py" in stack for stack in found.stacks)
 
 
 def fails(folder: str) -> Any:

@@ -35,7 +35,9 @@ class Nvml:
             and whether that has failed.
         pcie: Generation and width of the link now, and at best.
         nvlinks: Whether each of the links is up.
-        processes: The processes that compute on the GPU, by number.
+        processes: The processes that compute on the GPU, by number; each has 1 GiB.
+        used: The bytes of its memory that are in use.
+        celsius: Its temperature.
         mig: Whether the GPU is cut into instances.
         limit: The power limit in watts; by default it is 700.
     """
@@ -49,7 +51,8 @@ class Nvml:
         self.pcie = ((5, 16), (5, 16))
         self.nvlinks = [1] * 18
         self.processes: list[int] = []
-        self.mig, self.limit = 0, 700
+        self.mig, self.limit, self.celsius = 0, 700, 61
+        self.used = 20_000_000_000
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("NVML"):
@@ -82,7 +85,7 @@ class Nvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
         self._ask(handle, whole=False)
-        return SimpleNamespace(used=20_000_000_000, total=80_000_000_000)
+        return SimpleNamespace(used=self.used, total=80_000_000_000)
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
         self._ask(handle)
@@ -143,7 +146,7 @@ class Nvml:
 
     def nvmlDeviceGetTemperature(self, handle: str, _: int) -> int:
         self._ask(handle)
-        return 61
+        return self.celsius
 
     def nvmlDeviceGetClockInfo(self, handle: str, _: int) -> int:
         self._ask(handle)

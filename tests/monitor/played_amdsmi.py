@@ -34,6 +34,7 @@ class AmdSmi:
         watts: The power limit.
         link: GT/s and lanes of the PCIe link now; at best it has 32 and 16.
         processes: The memory of each process on the GPU in bytes, by its number.
+        used_mib: The memory of the GPU that is in use.
     """
 
     AmdSmiException = AmdSmiException
@@ -49,6 +50,7 @@ class AmdSmi:
         self.active: dict[str, Any] = {}
         self.celsius, self.watts, self.link = 71, 750, (32.0, 16)
         self.processes: dict[int, int] = {}
+        self.used_mib = 49_148
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("amdsmi_") and name in self.broken:
@@ -72,7 +74,7 @@ class AmdSmi:
         return {"gfx_activity": 93, "umc_activity": 40, "mm_activity": "N/A"}
 
     def amdsmi_get_gpu_vram_usage(self, gpu: int) -> dict[str, Any]:
-        return {"vram_total": 196_592, "vram_used": 49_148}
+        return {"vram_total": 196_592, "vram_used": self.used_mib}
 
     def amdsmi_get_power_info(self, gpu: int) -> dict[str, Any]:
         return {

@@ -6,12 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
-from hpctrain.data.workers.process import VARIABLE, Task
+from hpctrain.data.workers.process import STACKS, VARIABLE, Task
 from hpctrain.data.workers.samples import Transform
 from hpctrain.data.workers.shared import Segment
 from hpctrain.errors import ConfigError
@@ -19,6 +20,7 @@ from hpctrain.shards.types import Array, Int64s
 
 Rows = dict[str, Array]
 
+_ANSWERS_S = 0.5  # until a worker has written its stacks
 # One thread per process, because there are many processes.
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -39,12 +41,13 @@ class Child:
         # This kind of socket keeps messages, and the descriptors sent with them, whole.
         self.socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
+        self._stacks = os.memfd_create("hpctrain-stacks")
         self._known: weakref.WeakSet[Segment] = weakref.WeakSet()
 
     def start(self, payload: int) -> None:
         """Start the process. `payload` is a descriptor of the file with the transform."""
-        descriptors = (self._far_end.fileno(), payload)
-        code = "from hpctrain.data.workers.process import main; main({}, {}, {})"
+        descriptors = (self._far_end.fileno(), payload, self._stacks)
+        code = "from hpctrain.data.workers.process import main; main({}, {}, {}, {})"
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code.format(*descriptors, os.getpid())],
@@ -73,6 +76,34 @@ class Child:
             self._process.wait()
         self._far_end.close()
         self.socket.close()
+        os.close(self._stacks)
+
+    def stacks(self) -> str:
+        """Return the stacks of its threads, by `faulthandler`; "" if it does not answer."""
+        assert self._process is not None
+        text, end = b"", time.monotonic() + _ANSWERS_S
+        with suppress(OSError):  # it ends meanwhile
+            os.ftruncate(self._stacks, 0)
+            os.lseek(self._stacks, 0, os.SEEK_SET)  # the process has the same place in the file
+            self._process.send_signal(STACKS)
+            while time.monotonic() < end and (
+                not text or len(text) < os.fstat(self._stacks).st_size
+            ):
+                text = os.pread(self._stacks, 2**20, 0)
+                time.sleep(0.02)
+        return text.decode(errors="replace")
+
+    @property
+    def name(self) -> str:
+        """The worker, for a message."""
+        assert self._process is not None
+        return f"worker {self.number} of the data (process {self._process.pid})"
+
+    @property
+    def samples(self) -> str:
+        """The samples that it transforms; "" if it has nothing to do."""
+        pending = next(iter([*self.tasks.values()]), None)  # another thread takes them away
+        return f"samples {_listed(pending.indices)}" if pending else ""
 
     def describe_end(self) -> str:
         """Describe how the process ended and which samples it was transforming.
@@ -85,14 +116,9 @@ class Child:
         self._process.kill()
         code = self._process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited ({code})"
-        what = "had nothing to do"
-        if self.tasks:
-            what = f"transformed samples {_listed(next(iter(self.tasks.values())).indices)}"
+        what = f"transformed {self.samples}" if self.tasks else "had nothing to do"
         hint = "; was there too little memory for so many?" if code == -signal.SIGKILL else ""
-        return (
-            f"worker {self.number} of the data (process {self._process.pid}) {how} while it "
-            f"{what}{hint}"
-        )
+        return f"{self.name} {how} while it {what}{hint}"
 
 
 def pickled(transform: Transform) -> BinaryIO:

@@ -44,6 +44,18 @@ from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
 
+_pools: "weakref.WeakSet[Workers]" = weakref.WeakSet()
+
+
+def stacks() -> dict[str, str]:
+    """Return the stacks of the processes that transform samples now; any thread may call it.
+
+    Returns:
+        By the process and its samples, what `Child.stacks` returns.
+    """
+    busy = [each for pool in [*_pools] for each in pool._workers if each.tasks]
+    return {f"{each.name} with {each.samples}": each.stacks() for each in busy}
+
 
 class Workers:
     """`count` processes that apply `transform` to the samples of `source`.
@@ -92,6 +104,7 @@ class Workers:
             started.wait()
             if self._failure is not None:
                 raise DataError(self._failure)
+            _pools.add(self)
 
     def submit(self, key: tuple[int, int], positions: Int64s, indices: Int64s) -> "Future[Rows]":
         """Read samples and let a worker transform them.

@@ -7,6 +7,7 @@ it.
 """
 
 import ctypes
+import faulthandler
 import mmap
 import os
 import pickle
@@ -25,6 +26,7 @@ from hpctrain.shards.types import Array
 
 # Slurm, a terminal or a user sends these to every process of a job; the trainer handles them.
 JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STACKS = signal.SIGURG  # asks a worker where it is; a process that does not know it ignores it
 MESSAGE = 64 * 1024  # bytes of the longest message
 VARIABLE = "HPCTRAIN_DATA_WORKER"  # in the environment of a worker
 
@@ -50,8 +52,9 @@ class Reply(NamedTuple):
     error: tuple[bytes, str] | None = None  # pickled, and its traceback as text
 
 
-def main(connection: int, payload: int, parent: int) -> None:
+def main(connection: int, payload: int, stacks: int, parent: int) -> None:
     """Serve until the parent closes the connection."""
+    faulthandler.register(STACKS, stacks)  # in C, so it works while C code holds Python's lock
     for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # blocked for the start

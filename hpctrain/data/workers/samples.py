@@ -87,12 +87,7 @@ class Watched:
 
 
 def asked_for(key: str, why: str) -> str:
-    """Return the message that an evaluation needs transforms of its own.
-
-    Args:
-        key: The place of the transform in the config, such as `data.transforms[0]`.
-        why: What is wrong with it.
-    """
+    """Return the message that an evaluation needs transforms of its own: at which key, and why."""
     name = key.partition(".")[2].partition("[")[0]
     return (
         f"{key} {why}. Say what an evaluation uses: data.val_{name}=[] for nothing, or a list as "
@@ -131,14 +126,8 @@ def apply(
 ) -> None:
     """Transform a batch, sample by sample.
 
-    Args:
-        transform: See the module.
-        rows: The batch of n samples.
-        key: (seed, epoch).
-        positions: int64 (n,): the positions of the samples in the epoch.
-        indices: int64 (n,): the indices of the samples, for messages.
-        allocate: Returns the arrays that are filled, given the arrays of the first sample.
-        random: The generator of this process.
+    `allocate` returns the arrays that are filled, given the arrays of the first sample. Positions
+    in the epoch and indices, for messages, are int64 (n,); the key is (seed, epoch).
 
     Raises:
         DataError: The results are not arrays, or differ in dtype or shape. The message names the

@@ -36,9 +36,7 @@ _BYTES = 32  # of a nonce and of a signature
 def check(secret: bytes, device: torch.device) -> bytes:
     """Check that all ranks of the default group know the secret; each rank calls this.
 
-    Args:
-        secret: The secret of the run.
-        device: Device of the small tensors that are exchanged, which the backend can handle.
+    The device is that of the small tensors that are exchanged, which the backend can handle.
 
     Returns:
         A key of 32 bytes that only the ranks of this group know.
@@ -77,10 +75,8 @@ def signed_objects(key: bytes) -> Iterator[None]:
     """Sign every message of torch's object collectives, and check it before it is unpickled.
 
     torch itself calls them, as in a save of torch.distributed.checkpoint. A message without the
-    right signature raises a DistributedError, and nothing of it is unpickled.
-
-    Args:
-        key: The key that `check` has returned.
+    right signature raises a DistributedError, and nothing of it is unpickled. The key is that which
+    `check` has returned.
     """
 
     class Pickler:

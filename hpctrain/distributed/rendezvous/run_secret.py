@@ -29,12 +29,9 @@ _LONGEST_NAP_S = 1.0
 
 
 def sign(secret: bytes, purpose: str, *parts: str | int | bytes) -> bytes:
-    """Return the HMAC-SHA256 (32 bytes) of the parts, for one purpose.
+    """Return the HMAC-SHA256 (32 bytes) of the parts, which depends on where a part ends.
 
-    Args:
-        secret: The key.
-        purpose: Names what is signed, so that no signature is of use for anything else.
-        *parts: What is signed. The result depends on where a part ends.
+    The purpose names what is signed, so that no signature is of use for anything else.
     """
     contents = [
         part if isinstance(part, bytes) else str(part).encode() for part in (purpose, *parts)
@@ -47,9 +44,6 @@ def make(folder: Path) -> bytes:
     """Return the secret of a run, on rank 0, which holds the lock of the run; make a missing one.
 
     A secret that others could read is replaced.
-
-    Args:
-        folder: The run directory.
 
     Raises:
         DistributedError: The file cannot be written.
@@ -83,12 +77,8 @@ def make(folder: Path) -> bytes:
 def wait_for(folder: Path, timeout_s: float) -> bytes:
     """Return the secret of a run, on the ranks other than 0.
 
-    Args:
-        folder: The run directory.
-        timeout_s: The longest time until rank 0 has made the file and this node sees it.
-
     Raises:
-        DistributedError: The file does not appear.
+        DistributedError: The file does not appear in `timeout_s` seconds.
     """
     file, end, nap = folder / FILE, time.monotonic() + timeout_s, 0.01
     while (found := _read(file)) is None:

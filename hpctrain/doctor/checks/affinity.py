@@ -17,13 +17,7 @@ def checked(cpus_per_task: int) -> Finding:
 
 
 def enough(cpus: int, real: int, asked: int) -> Finding:
-    """Judge the number of cores.
-
-    Args:
-        cpus: CPUs of the affinity of the rank, with hyperthreads.
-        real: Cores without hyperthreads, and within the quota of the control group.
-        asked: launch.cpus_per_task.
-    """
+    """Judge the CPUs that a rank may use against `launch.cpus_per_task`; `real` are its cores."""
     if cpus < asked:
         return Finding(
             "CPU cores",
@@ -37,13 +31,9 @@ def enough(cpus: int, real: int, asked: int) -> Finding:
 
 
 def near_gpu(label: str, bus_id: str, cpus: set[int], devices: Path = _DEVICES) -> Finding:
-    """Check that a rank may run on the socket to which its GPU is attached.
+    """Check that a rank with these CPUs may run on the socket to which its GPU is attached.
 
-    Args:
-        label: The name of the GPU for the table.
-        bus_id: Its PCI address, as NVML writes it: `00000000:17:00.0`.
-        cpus: The CPUs that the rank may use.
-        devices: The folder of the kernel with the PCI devices.
+    The address is that of PCI as NVML writes it: `00000000:17:00.0`.
     """
     check = f"{label}: NUMA"
     name = bus_id.lower()[-12:]  # the kernel writes a domain of 4 digits

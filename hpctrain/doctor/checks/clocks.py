@@ -25,10 +25,6 @@ def skew(check: str, seconds: float) -> Finding:
 
 
 def compared(times: dict[str, float]) -> dict[str, Finding]:
-    """Judge the clock of each host against the median.
-
-    Args:
-        times: The time of each host at the same moment, in seconds since 1970.
-    """
+    """Judge the clock of each host, in seconds since 1970 at one moment, against the median."""
     middle = median(times.values())
     return {host: skew("clock", seconds - middle) for host, seconds in times.items()}

@@ -60,12 +60,9 @@ class Probe:
 
 
 def checked(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding]:
-    """Check a folder into which runs write.
+    """Check a folder into which runs write, or the nearest one above it that exists.
 
-    Args:
-        name: What the folder is, such as `output_dir`.
-        folder: The folder; if it does not exist, the nearest one above it counts.
-        speed: Whether a probe is written: 16 MiB and a few small files, which are deleted.
+    With `speed` a probe is written: 16 MiB and a few small files, which are deleted.
     """
     there = next(each for each in (folder, *folder.parents) if each.is_dir())
     shown = str(folder) if there == folder else f"{folder} (will be made in {there})"
@@ -131,46 +128,26 @@ def judged(name: str, probe: Probe) -> Iterator[Finding]:
             f"Let {name} be on a file system with locks (Lustre: mounted with flock): without them "
             "two jobs can write into one run.",
         )
-    yield bounded(
-        f"{name}: write speed",
-        probe.write,
-        f"{decimal(int(probe.write))}/s",
-        warn_below=_WARN_WRITE,
-        expected=f"{decimal(int(_WARN_WRITE))}/s",
-        cure=f"Let {name} be on a faster file system: checkpoints are written there.",
-    )
+    faster = f"Let {name} be on a faster file system"
+    cure = f"{faster}: checkpoints are written there."
+    yield _speed(f"{name}: write speed", probe.write, _WARN_WRITE, cure)
     if probe.read is None:
         yield unknown(f"{name}: read speed", "the system's cache cannot be avoided here")
     else:
-        yield bounded(
-            f"{name}: read speed",
-            probe.read,
-            f"{decimal(int(probe.read))}/s",
-            warn_below=_WARN_READ,
-            expected=f"{decimal(int(_WARN_READ))}/s",
-            cure=f"Let {name} be on a faster file system.",
-        )
-    slow = probe.file_s > _WARN_FILE_S
-    yield Finding(
+        yield _speed(f"{name}: read speed", probe.read, _WARN_READ, f"{faster}.")
+    yield bounded(
         f"{name}: small files",
-        "warn" if slow else "pass",
+        1 / probe.file_s,
         f"{1000 * probe.file_s:.1f} ms a file",
-        f"below {1000 * _WARN_FILE_S:.0f} ms" if slow else "",
-        f"The metadata server is slow or busy; let {name} be on another file system."
-        if slow
-        else "",
+        warn_below=1 / _WARN_FILE_S,
+        expected=f"below {1000 * _WARN_FILE_S:.0f} ms",
+        cure=f"The metadata server is slow or busy; let {name} be on another file system.",
     )
     yield skew(f"{name}: clock of the file server", probe.skew_s)
 
 
 def readable(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding]:
-    """Check a folder from which runs read: that it is there, and how fast its largest file is.
-
-    Args:
-        name: What the folder is, such as `data.path`.
-        folder: The folder.
-        speed: Whether up to 64 MiB of the largest file are read.
-    """
+    """Check a folder from which runs read; with `speed`, read 64 MiB of its largest file."""
     try:
         files = [path for path in folder.iterdir() if path.is_file()]
         largest = max(files, key=lambda path: path.stat().st_size, default=None)
@@ -198,14 +175,14 @@ def readable(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding
     if measured is None:
         yield unknown(f"{name}: read speed", "the files are too small to tell")
         return
-    yield bounded(
-        f"{name}: read speed",
-        measured,
-        f"{decimal(int(measured))}/s",
-        warn_below=_WARN_READ,
-        expected=f"{decimal(int(_WARN_READ))}/s",
-        cure="Copy the data to a faster file system, or let jobs do it (data.stage=node).",
-    )
+    cure = "Copy the data to a faster file system, or let jobs do it (data.stage=node)."
+    yield _speed(f"{name}: read speed", measured, _WARN_READ, cure)
+
+
+def _speed(check: str, rate: float, least: float, cure: str) -> Finding:
+    """Judge a rate in bytes per second."""
+    shown, expected = (f"{decimal(int(each))}/s" for each in (rate, least))
+    return bounded(check, rate, shown, warn_below=least, expected=expected, cure=cure)
 
 
 def _read_speed(path: Path) -> float | None:

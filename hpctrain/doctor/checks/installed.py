@@ -12,6 +12,7 @@ from hpctrain.doctor.finding import Finding, good, unknown
 from hpctrain.runs.code.provenance import packages
 
 _PACKAGES = ("torch", "mlflow", "h5py", "hydra-core", "submitit")
+_FOR_GPUS = "Install torch for CUDA if the nodes have GPUs."
 _CODE = Path(__file__).parents[2]
 
 
@@ -42,22 +43,18 @@ def _code_digest(folder: Path = _CODE) -> str:
 
 def checked() -> list[Finding]:
     """Check that the packages are there that a training needs."""
-    findings = []
-    for name, found in versions().items():
-        if found == "not installed":
-            cure = "Install the package again: `python -m pip install hpctrain`."
-            findings.append(Finding(f"package {name}", "fail", found, "installed", cure))
     shown = {name: found for name, found in versions().items() if name != "system"}
+    cure = "Install the package again: `python -m pip install hpctrain`."
+    findings = [
+        Finding(f"package {name}", "fail", found, "installed", cure)
+        for name, found in shown.items()
+        if found == "not installed"
+    ]
     if not findings:
         findings.append(good("versions", ", ".join(f"{k} {v}" for k, v in shown.items())))
     if "+cpu" in shown["torch"]:
-        findings.append(
-            unknown(
-                "torch for GPUs",
-                f"torch {shown['torch']} is built for CPUs only",
-                "Install torch for CUDA if the nodes have GPUs.",
-            )
-        )
+        found, cure = f"torch {shown['torch']} is built for CPUs only", _FOR_GPUS
+        findings.append(unknown("torch for GPUs", found, cure))
     return findings
 
 

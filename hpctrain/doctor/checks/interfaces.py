@@ -51,10 +51,7 @@ def interface(
 ) -> Iterator[Finding]:
     """Check that the interfaces exist, and are up, which NCCL and gloo are told to use.
 
-    Args:
-        chosen: The config key `network.interface`.
-        env: The environment, whose variables have precedence over the key.
-        net: The folder of the kernel with the interfaces.
+    Variables of the environment have precedence over `network.interface`, which is `chosen`.
     """
     there = sorted(path.name for path in net.iterdir()) if net.is_dir() else []
     up = [name for name in there if _state(net / name) != "down"]

@@ -19,12 +19,12 @@ _LOCKED = 64 * _MIB
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
-def checked(shm: Path = Path("/dev/shm")) -> Iterator[Finding]:
-    """Check the limits of this process."""
+def checked(shm: Path = Path("/dev/shm"), *, several: bool = True) -> Iterator[Finding]:
+    """Check the limits of this process; `several`: GPUs of several nodes communicate."""
     facts = os.statvfs(shm)
     yield shared_memory(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize)
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    has_infiniband = _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir())
+    has_infiniband = several and _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir())
     yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_infiniband)
 
 
@@ -64,7 +64,7 @@ def locked_memory(soft: int, has_infiniband: bool) -> Finding:
         return good(check, "unlimited")
     found = decimal(soft)
     if not has_infiniband:
-        return good(check, f"{found}; there is no InfiniBand here, which would need more")
+        return good(check, f"{found}; only InfiniBand between GPUs of several nodes needs more")
     cure = (
         "Let slurmd start with LimitMEMLOCK=infinity (administrators), and submit from a shell "
         "whose own limit is not lower (PropagateResourceLimits)."

@@ -38,14 +38,13 @@ def checked(config: Config) -> Iterator[Finding]:
         return
     version = " ".join((ask("sinfo", "--version", quiet=True) or "").split())
     yield good("Slurm's controller", f"{version}, {' '.join(answer.split())}")
-    late = seconds > _SLOW_S
-    cure = "The controller is busy: submit sweeps as one command and poll less."
-    yield Finding(
+    yield bounded(
         "Slurm's answer",
-        "warn" if late else "pass",
+        _SLOW_S - seconds,
         f"in {seconds:.1f} s",
-        f"within {_SLOW_S:g} s" if late else "",
-        cure if late else "",
+        warn_below=0,
+        expected=f"within {_SLOW_S:g} s",
+        cure="The controller is busy: submit sweeps as one command and poll less.",
     )
     yield from _partition(config)
     yield from _accounting(config)
@@ -53,13 +52,7 @@ def checked(config: Config) -> Iterator[Finding]:
 
 
 def partition_findings(listed: str, config: Config) -> Iterator[Finding]:
-    """Judge the partitions.
-
-    Args:
-        listed: A line `NAME|up|LIMIT|NODES|STATE` for each partition and state of its nodes; the
-            default partition's name ends with `*`.
-        config: The config of the job.
-    """
+    """Judge the partitions, by lines `NAME|up|LIMIT|NODES|STATE`; `NAME*` is the default one."""
     rows = [line.split("|") for line in listed.splitlines() if line.count("|") == 4]
     wanted = config.site.partition
     names = wanted.split(",") if wanted else [row[0][:-1] for row in rows if row[0].endswith("*")]

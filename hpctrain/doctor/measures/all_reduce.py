@@ -20,13 +20,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Row:
-    """The speed of one size.
-
-    Attributes:
-        size: Bytes of the tensor of each rank.
-        seconds: The time of the fastest of some repeats, of the slowest rank.
-        bus_gb_s: Bus bandwidth in 1e9 bytes per second.
-    """
+    """The speed of one size in bytes: the fastest of some repeats, of the slowest rank."""
 
     size: int
     seconds: float
@@ -39,11 +33,7 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
 
 
 def measured(device: torch.device, group: dist.ProcessGroup | None = None) -> list[Row]:
-    """Measure all-reduce; all ranks of the group call it.
-
-    Args:
-        device: The device of the tensors.
-        group: The ranks; None is the default group.
+    """Measure all-reduce; all ranks of the group call it, None is the default group.
 
     Returns:
         A row for each size, from 4 bytes, whose time is the latency.

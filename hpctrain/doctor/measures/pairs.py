@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -38,9 +39,7 @@ def measured(device: torch.device, ranks: RankInfo) -> dict[int, float]:
         direction; both directions are busy.
     """
     speeds: dict[int, float] = {}
-    for number, pairs in enumerate(rounds(ranks.num_nodes)):
-        if number == _MOST_ROUNDS:
-            break
+    for pairs in islice(rounds(ranks.num_nodes), _MOST_ROUNDS):
         partner = next((a + b - ranks.node_rank for a, b in pairs if ranks.node_rank in (a, b)), -1)
         dist.barrier()
         if ranks.local_rank == 0 and partner >= 0:

@@ -129,17 +129,13 @@ class AmdHealth:
 
     def _temperature(self) -> Finding:
         """Judge the hottest place against the temperature at which the GPU lowers its clock."""
-        smi, check = self._smi, f"{self.label}: temperature"
-        place, metric = smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric
+        smi, place = self._smi, self._smi.AmdSmiTemperatureType.HOTSPOT
+        metric = smi.AmdSmiTemperatureMetric
         now, critical = (
             float(smi.amdsmi_get_temp_metric(self._handle, place, each))
             for each in (metric.CURRENT, metric.CRITICAL)
         )
-        if not 0 < critical < 200 or now < critical:
-            return good(check, f"{now:.0f} degrees Celsius")
-        cure = "Ask the administrators to look at the cooling of the node."
-        found = f"{now:.0f} degrees Celsius"
-        return Finding(check, "fail", found, f"below {critical:.0f} with nothing running", cure)
+        return gpu_facts.temperature(self.label, now, critical if 0 < critical < 200 else None)
 
     def _limits(self) -> tuple[float, float]:
         """Return the power limit and its default, in watts."""
@@ -157,7 +153,9 @@ class AmdHealth:
             used = int(_number(each.get("memory_usage", {}), "vram_mem"))
             if used:  # a process that only has the driver open computes nothing here
                 memory[int(each["pid"])] = used
-        return gpu_facts.processes(self.label, memory)
+        whole = self._smi.amdsmi_get_gpu_vram_usage(self._handle)
+        used, size = (int(_MIB * _number(whole, key)) for key in ("vram_used", "vram_total"))
+        return gpu_facts.processes(self.label, memory, used, size)
 
     def _numa(self) -> Finding:
         bus = str(self._smi.amdsmi_get_gpu_device_bdf(self._handle))

@@ -19,11 +19,7 @@ _CHECK, _TIMEOUT_S = "DCGM", 90
 
 
 def checked(*, run: bool) -> Finding:
-    """Ask DCGM.
-
-    Args:
-        run: Whether the diagnostics are run, which takes seconds.
-    """
+    """Ask DCGM; with `run` it runs its diagnostics, which takes seconds."""
     program = shutil.which("dcgmi")
     if program is None:
         return unknown(_CHECK, "no dcgmi on the PATH: NVIDIA's diagnostics were not run")

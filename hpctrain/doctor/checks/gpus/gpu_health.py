@@ -11,6 +11,7 @@ Nothing needs root. What a GPU does not tell is said to be unknown.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hpctrain.doctor.checks.gpus.amd_health import AmdHealth
@@ -19,37 +20,38 @@ from hpctrain.doctor.checks.gpus.nvidia_health import NvidiaHealth
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor import amd
 
+_KFD = Path("/dev/kfd")
 _RELOAD = "Ask the administrators to reload the driver of this node (`{}` tells more)."
 
 
 def checked(
     uuids: Sequence[str], nvml: Any = None, first: int = 0, smi: Any = None
 ) -> tuple[list[GpuFacts], list[Finding]]:
-    """Check GPUs.
+    """Return the facts of those GPUs that answer, and what was found.
 
     Args:
         uuids: The UUIDs of the GPUs, as NVML or torch write them.
         nvml: The module `pynvml`, or one with the same functions.
         first: The number of the first of them in the table.
         smi: The module `amdsmi`, or one with the same functions; it is for AMD's GPUs.
-
-    Returns:
-        The facts of those GPUs that answer, and what was found.
     """
     if not uuids:
         return [], []
     labels = {f"GPU {number}": uuid for number, uuid in enumerate(uuids, first)}
-    if smi is not None or (nvml is None and amd.is_here()):
+    if smi is not None or (nvml is None and (amd.is_here() or _has_rocm())):
         return _amd(labels, smi)
     return _nvidia(labels, nvml)
+
+
+def _has_rocm() -> bool:
+    """Return whether the kernel has AMD's driver and not NVIDIA's; amdsmi may be missing."""
+    return _KFD.exists() and not Path("/proc/driver/nvidia").exists()
 
 
 def _nvidia(labels: dict[str, str], nvml: Any) -> tuple[list[GpuFacts], list[Finding]]:
     if nvml is None:
         try:
-            import pynvml
-
-            nvml = pynvml
+            import pynvml as nvml  # type: ignore[no-redef]
         except ImportError:
             cure = "Install nvidia-ml-py."
             return [], [unknown("GPUs", "the package nvidia-ml-py is not installed", cure)]
@@ -65,9 +67,7 @@ def _nvidia(labels: dict[str, str], nvml: Any) -> tuple[list[GpuFacts], list[Fin
 def _amd(labels: dict[str, str], smi: Any) -> tuple[list[GpuFacts], list[Finding]]:
     if smi is None:
         try:
-            import amdsmi  # type: ignore[import-not-found, unused-ignore]
-
-            smi = amdsmi
+            import amdsmi as smi  # type: ignore[import-not-found, no-redef, unused-ignore]
         except (ImportError, OSError, KeyError) as error:  # the package without ROCm's library
             return [], [unknown("GPUs", f"amdsmi cannot be imported: {error}")]
     try:

@@ -65,6 +65,7 @@ class NvidiaHealth:
             "ECC": self._ecc,
             "retired memory": self._retired,
             "throttling": self._throttling,
+            "temperature": self._temperature,
             "MIG": self._mig,
             "power limit": self._power,
             "other processes": self._processes,
@@ -127,6 +128,12 @@ class NvidiaHealth:
         soft = [text for bit, text in _SOFT.items() if reasons & bit]
         return gpu_facts.throttling(self.label, hard, soft)
 
+    def _temperature(self) -> Finding:
+        kind = self._nvml.NVML_TEMPERATURE_GPU
+        return gpu_facts.temperature(
+            self.label, self._nvml.nvmlDeviceGetTemperature(self._handle, kind)
+        )
+
     def _mig(self) -> Finding:
         check = f"{self.label}: MIG"
         if not self._nvml.nvmlDeviceGetMigMode(self._handle)[0]:
@@ -142,9 +149,9 @@ class NvidiaHealth:
 
     def _processes(self) -> Finding:
         running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        return gpu_facts.processes(
-            self.label, {each.pid: each.usedGpuMemory or 0 for each in running}
-        )
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        processes = {each.pid: each.usedGpuMemory or 0 for each in running}
+        return gpu_facts.processes(self.label, processes, memory.used, memory.total)
 
     def _numa(self) -> Finding:
         bus = word(self._nvml.nvmlDeviceGetPciInfo(self._handle).busId)

@@ -176,7 +176,7 @@ class TrainStep:
         # An overflow of fp16 is no fault, and replicas that differ have norms of their own.
         judged = (fits or precision.exhausted) and not self.model.replicas_differ
         norm = self.grad_norm if judged else None
-        healthy = self.health.accepts(loss, norm, values[place])
+        healthy = self.health.accepts(loss, norm, values[place], count)
         if healthy:
             self.totals.add(*balanced)
         else:

@@ -124,7 +124,7 @@ class Trainer:
             for batch in () if stopped or self.patience.is_over else self._batches():
                 samples = partial(self.loader.samples, self.loader.last)
                 consumed = self.loader.state_dict()["consumed"]
-                health.begin(self.step + 1, consumed, samples)
+                health.begin(self.step + 1, consumed, samples, batch)
                 self.train_step(batch, self.schedule(self.step))
                 self.step += 1
                 self.meter.after_step(self.step, consumed, batch)

@@ -77,6 +77,11 @@ def test_a_run_stops_names_the_samples_and_resumes(
     assert error in " ".join(done.stderr.split())
     assert rank["samples"].count(nan_sample(broken)) == 1
     assert len(rank["samples"]) == 64
+    sample = nan_sample(broken)
+    (wrong,) = rank["not_finite"]
+    assert wrong == {"field": "image", "sample": sample, "values": 1}
+    name = "{} row {}".format(*sample)
+    assert f"; not finite in the batch: image of {name} (" in error
     shown = run_module("hpctrain", "status", cwd=tmp_path).stdout
     assert "loss is not finite since step" in " ".join(shown.split())
     newest = newest_healthy(run / "checkpoints")
@@ -122,7 +127,9 @@ def test_a_training_that_diverges_uses_up_the_budget(train: Train, tmp_path: Pat
     often = ["train.max_epochs=3", "train.clip_norm=null", "tracking.enabled=false"]
     train("optimizer.lr=1e18", *often, code=8)
     (run,) = runs(tmp_path / "runs")
-    assert run_json(run)["attempts"][-1]["error"].startswith("loss is not finite since step 2 (")
+    error = run_json(run)["attempts"][-1]["error"]
+    assert error.startswith("loss is not finite since step 2 (")
+    assert "; all fields of the batch are finite; its samples: " in error
     assert newest_healthy(run / "checkpoints") is None
     done = train("optimizer.lr=1e18", *often, "train.nonfinite=skip", code=8)
     assert "has left out 10 steps within 1000 steps already" in done.stderr

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from hpctrain.commands.observations import OTHER_TYPES, Facts, gather
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.failure import is_of_another_rank, one_line
+from hpctrain.runs.run_dir import noted
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (
@@ -51,7 +52,9 @@ class State:
 def judge(run: Facts, now: float) -> State:
     """Return the state of a run at the time `now`, in seconds since the epoch."""
     try:
-        return _judge(run, now)
+        state = _judge(run, now)
+        said = [state.reason, *noted(run.record)]
+        return replace(state, reason="; ".join(filter(None, said)))
     except OTHER_TYPES as error:
         return State("damaged", Facts.damaged(run.path, error).damage)
 

@@ -31,7 +31,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -244,6 +244,12 @@ class RunDir:
     def is_locked(self) -> bool:
         """Return whether a process holds the lock of the run, as far as this host can see."""
         return is_locked(self.path / "lock")
+
+
+def noted(record: Mapping[str, Any], topic: str = "") -> list[str]:
+    """Return the notes in run.json on what looks wrong, all or those on a topic."""
+    notes = record.get("notes") or []
+    return [str(note["text"]) for note in notes if topic in ("", note["topic"])]
 
 
 def _text(content: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from hpctrain.config.schema import Config
 from hpctrain.console import Cell, Console
 from hpctrain.errors import TrackingError
 from hpctrain.runs.chosen_checkpoint import best_of
-from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.run_dir import RunDir, noted
 from hpctrain.secrets import mask, reference
 from hpctrain.tracking.page.links import known_pages
 
@@ -53,6 +53,8 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     if wrong := (record.get("attempts") or [{}])[-1].get("reason"):
         style = "red" if "not finite" in wrong else "green"
         console.print(wrong, style=style, highlight=False, markup=False)
+    for text in noted(record):
+        console.print(text, style="yellow", highlight=False, markup=False)
     console.print("look further:", highlight=False)
     if config.tracking.enabled:
         uri = mask(str(config.tracking.uri))

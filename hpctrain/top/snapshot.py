@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.disk import read_json
-from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.run_dir import RunDir, noted
 from hpctrain.tracking import samples
 
 _HISTORY = 40  # samples of a sparkline
@@ -75,6 +75,7 @@ class Snapshot:
         progress: The content of progress.json; empty before the first step.
         nodes: The nodes of the newest attempt, those with notes first.
         slowest: The slowest rank and its node at the last report; "" if it is not known.
+        notes: What looks wrong with the run, in words.
     """
 
     run: Path
@@ -82,6 +83,7 @@ class Snapshot:
     progress: dict[str, Any]
     nodes: list[Node]
     slowest: str
+    notes: list[str] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
         """Return everything for `--json`."""
@@ -93,6 +95,7 @@ class Snapshot:
             "steps_per_s": self.progress.get("steps_per_s"),
             "metrics": self.progress.get("metrics", {}),
             "slowest": self.slowest,
+            "notes": self.notes,
             "nodes": [
                 {
                     "node": node.name,
@@ -136,7 +139,7 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
         if idle.exists() and idle.stat().st_mtime >= begun:
             node.notes.append(f"idle: {idle.read_text().strip()}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
-    return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt))
+    return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt), noted(record))
 
 
 def _progress(run: Path) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from hpctrain.training.display import Display
 from hpctrain.training.hooks import Hooks, RunState
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.meter import NoMeter
+from hpctrain.training.notes import Notes
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import Totals, TrainStep
 
@@ -102,6 +103,7 @@ class Trainer:
     hooks: Hooks = field(default_factory=Hooks)
     patience: Improvement = field(default_factory=Improvement)
     best: Best = field(default_factory=Best)
+    notes: Notes = field(default_factory=Notes)
     step: int = 0
     evaluation_due: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
@@ -126,7 +128,7 @@ class Trainer:
                 consumed = self.loader.state_dict()["consumed"]
                 health.begin(self.step + 1, consumed, samples, batch)
                 self.train_step(batch, self.schedule(self.step))
-                self.step += 1
+                self.step = self.notes.step = self.step + 1
                 self.meter.after_step(self.step, consumed, batch)
                 self.display.advance(self.step)
                 self.hooks.after_step(self._state(batch))
@@ -362,5 +364,6 @@ class Trainer:
             self.checkpointer.modes.train()
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
+        self.notes.begin(self.step)
         dist.barrier()
         return self.step

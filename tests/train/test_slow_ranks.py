@@ -13,13 +13,13 @@ from tests.ranks import run_ranks
 
 
 def test_which_rank_is_slow() -> None:
-    assert slowest([5.0, 5.2, 9.0, 4.9], 10.0, stage=4) == (2, 9.0 / 5.0)
+    assert slowest([5.0, 5.2, 9.0, 4.9], 10.0, stage=4) == (2, 9.0 / 5.0, 4.0)
     assert slowest([5.0, 5.2, 7.0, 4.9], 10.0, stage=4) is None  # not by half
     assert slowest([0.1, 0.1, 0.9, 0.1], 10.0, stage=4) is None  # costs the others little
-    assert slowest([1.0, 9.0], 10.0, stage=2) == (1, 9.0)
+    assert slowest([1.0, 9.0], 10.0, stage=2) == (1, 9.0, 8.0)
     # The stages of a pipeline may have different work.
     assert slowest([1.0, 1.0, 9.0, 9.0], 10.0, stage=2) is None
-    assert slowest([1.0, 1.0, 3.0, 9.0], 10.0, stage=2) == (3, 3.0)
+    assert slowest([1.0, 1.0, 3.0, 9.0], 10.0, stage=2) == (3, 3.0, 6.0)
     assert slowest([1.0, 9.0], 10.0, stage=1) is None
 
 

@@ -53,6 +53,7 @@ from hpctrain.training.measuring.histograms import Histograms, NoHistograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.profiled_steps import ProfiledSteps
 from hpctrain.training.measuring.slow_ranks import SlowRanks
+from hpctrain.training.notes import Notes
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
@@ -124,6 +125,7 @@ def build(
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,
         layout=layout,
     )
+    notes = _notes(run, ranks, tracker)
     # The last step of a run is evaluated in any case.
     timed = config.train.eval_every_s is not None
     return Trainer(
@@ -160,7 +162,7 @@ def build(
         meter=Meter(
             loader,
             account,
-            _slow_ranks(mesh, run, ranks),
+            _slow_ranks(mesh, run, ranks, notes),
             precision,
             tracker,
             counts_tokens=getattr(task, "counts", "samples") == "tokens",
@@ -169,11 +171,12 @@ def build(
         asked=Asked.of(config),
         patience=_patience(config.train.early_stopping),
         best=_best(config.checkpoint, run, ranks, checkpointer),
+        notes=notes,
         hooks=_hooks(config, run, ranks),
     )
 
 
-def _slow_ranks(mesh: Mesh, run: RunDir, ranks: RankInfo) -> SlowRanks:
+def _slow_ranks(mesh: Mesh, run: RunDir, ranks: RankInfo, said: Notes) -> SlowRanks:
     """Return what compares the ranks; rank 0 notes how fast each is, for `parallel.weights`."""
 
     def record(seconds: list[float]) -> None:
@@ -181,7 +184,14 @@ def _slow_ranks(mesh: Mesh, run: RunDir, ranks: RankInfo) -> SlowRanks:
 
     # Ranks that divide a model wait for each other within a sample, so they tell nothing alone.
     notes = ranks.is_main and mesh.degrees.dp == mesh.degrees.ranks
-    return SlowRanks(mesh, ranks.rank, ranks.host, record=record if notes else None)
+    say = partial(said.say, "slow_rank")
+    return SlowRanks(mesh, ranks.rank, ranks.host, record=record if notes else None, say=say)
+
+
+def _notes(run: RunDir, ranks: RankInfo, tracker: Tracker) -> Notes:
+    if not ranks.is_main:
+        return Notes()
+    return Notes(tracker, run.read().get("notes", ()), lambda notes: run.update(notes=notes))
 
 
 def _check_hosts(config: Config, ranks: RankInfo) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.slow_hosts import slow_hosts
+from hpctrain.runs.run_dir import noted
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
 _SMALL_MEMORY = 50.0  # percent of a GPU
@@ -51,7 +52,9 @@ def _shares(account: RunAccount) -> Iterator[str]:
             f"{_percent(share['data_wait'])} of the time the ranks waited for data: "
             f"`data.threads={2 * threads}`, or `data.stage=node` if the file system is slow"
         )
-    if share["communication"] > 0.2:
+    slow = noted(account.facts.record, "slow_rank")
+    yield from (f"{text}: look at what it does there, or leave its node out" for text in slow)
+    if share["communication"] > 0.2 and not slow and not share["slow_rank"]:
         yield (
             f"{_percent(share['communication'])} of the time rank 0 waited for other ranks: a "
             "larger `train.global_batch_size`, fewer `launch.nodes`, or `train.accumulate`"

@@ -19,7 +19,7 @@ class Notes:
 
     Args:
         tracker: That of this rank.
-        known: Those of the attempts before: mappings with `topic`, `text` and `step`.
+        known: Those of the attempts before: what `record` was called with.
         record: Called with all notes when they have changed; None on ranks that say nothing.
 
     Attributes:
@@ -42,13 +42,25 @@ class Notes:
         for topic in [t for t, note in self._notes.items() if note["step"] > step]:
             self.say(topic, "")
 
-    def say(self, topic: str, text: str) -> None:
-        """Say something, unless it was said; "" takes back what was said about the topic."""
-        if self._record is None or text == self._notes.get(topic, {"text": ""})["text"]:
+    def say(self, topic: str, text: str, about: str = "") -> None:
+        """Say something; "" takes back what was said about the topic.
+
+        Args:
+            topic: One word.
+            text: A whole sentence.
+            about: Nothing is said again that is about the same; by default a topic has one note.
+        """
+        known = self._notes.get(topic)
+        if self._record is None or (known is None if not text else _same(known, about)):
             return
         self._notes.pop(topic, None)
         if text:
             log.warning("%s", text)
-            self._notes[topic] = {"topic": topic, "text": text, "step": self.step}
+            note = {"topic": topic, "text": text, "step": self.step, "about": about}
+            self._notes[topic] = note
         self._tracker.log_note(topic, text, self.step)
         self._record([*self._notes.values()])
+
+
+def _same(known: dict[str, Any] | None, about: str) -> bool:
+    return known is not None and known["about"] == about

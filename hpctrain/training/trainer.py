@@ -45,6 +45,7 @@ from hpctrain.training.measuring.meter import NoMeter
 from hpctrain.training.notes import Notes
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import Totals, TrainStep
+from hpctrain.training.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class Trainer:
     patience: Improvement = field(default_factory=Improvement)
     best: Best = field(default_factory=Best)
     notes: Notes = field(default_factory=Notes)
+    watch: Watch = field(default_factory=Watch)
     step: int = 0
     evaluation_due: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
@@ -141,6 +143,9 @@ class Trainer:
                     means = self._training_means()  # it waits for a GPU, whose steps are measured
                     with self.meter.spent("other"):
                         self._log(self.meter.report(self.train_step.totals.counts) | means)
+                        silent = self.train_step.silent
+                        layers = silent.read(self.train_step.model)
+                        self.watch.report(self.step, layers, silent.layers)
                 due = self._ends_interval(epoch) or self.train_step.timer.is_due() or done
                 epoch = self.loader.epoch
                 if due or any(asked.is_doubtful(self.metrics) for asked in self.asked):
@@ -234,6 +239,7 @@ class Trainer:
                 return False
             with self.meter.spent("other"):
                 self._log(values | self.meter.evaluated())
+            self.watch.evaluated(values, self.step)
             self.hooks.after_evaluation(self._state())
             wrong = [f"{name}={v}" for name, v in values.items() if not math.isfinite(v)]
             if wrong and dist.get_rank() == 0:
@@ -320,6 +326,7 @@ class Trainer:
                 "ema": bool(self.train_step.average.tensors),
                 "patience": self.patience.state_dict(),
                 "best": self.best.state_dict(),
+                "watch": self.watch.state_dict(),
                 "meter": self.meter.state_dict(),
                 "timer": self.train_step.timer.state_dict(),
             },
@@ -356,6 +363,7 @@ class Trainer:
                 self.train_step.average.restart()
             self.patience.load_state_dict(progress["patience"])
             self.best.load_state_dict(progress["best"])
+            self.watch.load_state_dict(progress.get("watch", {}))
             self.meter.load_state_dict(progress.get("meter", {}))
             self.train_step.timer.load_state_dict(progress.get("timer", {}))
             if dist.get_rank() == 0:

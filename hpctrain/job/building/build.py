@@ -27,6 +27,7 @@ from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import build_schedule
 from hpctrain.job.building.build_utilisation import build_utilisation
+from hpctrain.job.building.build_watch import build_watch
 from hpctrain.job.building.effective import Effective
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
 from hpctrain.job.building.initial_weights import adapted_base, load_initial
@@ -52,11 +53,13 @@ from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.measuring.histograms import Histograms, NoHistograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.profiled_steps import ProfiledSteps
+from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.measuring.slow_ranks import SlowRanks
 from hpctrain.training.notes import Notes
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +129,7 @@ def build(
         layout=layout,
     )
     notes = _notes(run, ranks, tracker)
+    watch = build_watch(config, whole, effective, notes, evaluates=evaluation is not None)
     # The last step of a run is evaluated in any case.
     timed = config.train.eval_every_s is not None
     return Trainer(
@@ -135,12 +139,13 @@ def build(
             optimizer,
             clip_norm=config.train.clip_norm,
             stop=stop,
-            health=_health(config.train, run, ranks),
+            health=_health(config.train, run, ranks, watch),
             micro_batches=micro_batches,
             base_lr=config.optimizer.lr,
             average=average,
             timer=EvaluationTimer(config.train.eval_every_s, decides=ranks.is_main),
             histograms=_histograms(config.train.histograms_every, run, tracker),
+            silent=SilentLayers(config.train.log_every if config.train.watch != "off" else 0),
             parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
         ),
         schedule=build_schedule(config.scheduler, effective),
@@ -172,6 +177,7 @@ def build(
         patience=_patience(config.train.early_stopping),
         best=_best(config.checkpoint, run, ranks, checkpointer),
         notes=notes,
+        watch=watch,
         hooks=_hooks(config, run, ranks),
     )
 
@@ -271,7 +277,7 @@ def _best(
     return Best(config.best, config.best_mode, record, checkpointer.exists)
 
 
-def _health(train: TrainConfig, run: RunDir, ranks: RankInfo) -> Health:
+def _health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch) -> Health:
     """Return what judges the steps; rank 0 knows which batches earlier rollbacks left out."""
     known = objects.broadcast(run.read().get("left_out", []) if ranks.is_main else None)
 
@@ -286,6 +292,7 @@ def _health(train: TrainConfig, run: RunDir, ranks: RankInfo) -> Health:
         run=run.path,
         left_out=[(step, consumed) for step, consumed in known],
         record=record,
+        seen=watch.seen,
     )
 
 

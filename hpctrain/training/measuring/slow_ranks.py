@@ -108,7 +108,7 @@ class SlowRanks:
         least_s: A note names a slow rank only after so many seconds of training, or after less
             than a third of them if it is clearly slow.
         record: Gets the seconds of each rank for one of its samples at the end, on CPUs.
-        say: Gets the note on a slow rank; "" when there is none any more.
+        say: Gets the note on a slow rank, and what it is about; "" when there is none any more.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class SlowRanks:
         host: Callable[[int], str],
         least_s: float = _LEAST_S,
         record: Callable[[list[float]], None] | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        say: Callable[[str, str], None] = lambda text, about: None,
     ) -> None:
         self._record, self._say = record, say
         self._reports = 0
@@ -189,7 +189,7 @@ class SlowRanks:
             return 0.0
         self._trained_s, self._own_s = 0.0, [0.0] * len(own_s)
         if slow is None:
-            self._say("")
+            self._say("", "")
             self._slow = -1
             return 0.0
         rank, ratio, lost_s = slow
@@ -202,7 +202,8 @@ class SlowRanks:
             self._say(
                 f"rank {rank}{on} is slow: in the last {trained_s:.0f} s its own part of the steps "
                 f"took {times} times as long as the median of the other ranks, which wait for it"
-                f"{blocked}"
+                f"{blocked}",
+                f"{rank} {self._now:.0f}",
             )
         return lost_s
 

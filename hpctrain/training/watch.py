@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from hpctrain.errors import HealthError
 from hpctrain.training.notes import Notes
 
-LEAST_STEPS = 100  # before that, nobody can tell
+_LEAST_STEPS = 100  # before that, nobody can tell
 _RECENT = 100  # steps
 _SOON = 20  # of them say how it stands
 _LATER = 1000  # steps after which a run is judged before its end
@@ -31,7 +31,7 @@ _BLOCKS = 128  # means of equally many steps that describe the whole run
 _SPIKE, _UNDONE = 10.0, 0.5  # times the range of the recent losses; part of the progress
 _DIVERGED = 3.0  # times the loss of the first step
 _FALLS = 1.0  # standard deviations of Mann and Whitney's U
-_EVALUATIONS, _PROGRESS = 5, 1e-3  # so many of them fall by this part
+_EVALUATIONS, _PROGRESS = 5, 1e-4  # so many of them fall by this part
 _BEATEN = 0.98  # of the loss of the guess
 
 
@@ -80,13 +80,13 @@ class Watch:
         policy: str = "off",
         *,
         max_steps: int = 0,
-        after: int = LEAST_STEPS,
+        after: int = _LEAST_STEPS,
         guess: Guess | None = None,
         moves: bool = True,
         evaluates: bool = False,
     ) -> None:
         self._notes, self._policy, self._max_steps = notes or Notes(), policy, max_steps
-        self._after, self._guess = max(after, LEAST_STEPS), guess
+        self._after, self._guess = max(after, _LEAST_STEPS), guess
         self._moves, self._evaluates = moves, evaluates
         self._first = math.nan
         self._recent: deque[float] = deque(maxlen=_RECENT)

@@ -14,14 +14,15 @@ import sys
 import sysconfig
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from hpctrain.training.measuring.slow_ranks import WorkClock
 
-_EVERY_S, _LOOK_S = 0.05, 0.002
+_EVERY_S, _LOOK_S, _LATE_S = 0.05, 0.002, 0.012
 _TORCH, _OURS = (str(Path(file).parent) for file in (torch.__file__, Path(__file__).parents[1]))
 _STDLIB = sysconfig.get_path("stdlib")
 _LOADING = f"{_OURS}/data/loading/"  # what waits there is counted as a wait for data
@@ -40,7 +41,8 @@ class BlockedClock:
     def __init__(self, on_gpu: bool) -> None:
         self.seconds, self._on_gpu = 0.0, on_gpu
         self._of, self._work = threading.get_ident(), WorkClock()
-        self._places: Counter[str] = Counter()
+        self._state = f"/proc/self/task/{threading.get_native_id()}/stat"
+        self._places: defaultdict[str, float] = defaultdict(float)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpctrain-blocked", daemon=True)
 
@@ -50,7 +52,7 @@ class BlockedClock:
 
     def take_place(self) -> str:
         """Return where it was blocked most since the last call; "" if it was not."""
-        places, self._places = self._places, Counter()
+        places, self._places = self._places, defaultdict(float)
         return max(places, key=places.__getitem__, default="")
 
     def close(self) -> None:
@@ -64,22 +66,27 @@ class BlockedClock:
         at, worked = time.monotonic(), self._work()
         # A pause that varies does not beat with the steps.
         while not self._over.wait(pause := _EVERY_S * random.uniform(0.7, 1.3)):
-            late, place = time.monotonic() - at - pause, self._place()
+            place = self._place()
             blocked = bool(place) and (self._on_gpu or self._is_asleep(place))
             now, work = time.monotonic(), self._work()
             seconds = now - at if blocked else 0.0
-            if place and not blocked and late > _EVERY_S / 5:  # nobody could look
-                seconds = now - at - (work - worked)
+            if not blocked and now - at - pause > _LATE_S:  # nobody could look
+                place = self._place()
+                seconds = now - at - (work - worked) if place else 0.0
             if seconds > 0:
                 self.seconds += seconds
-                self._places[place] += 1
+                self._places[place] += seconds
             at, worked = now, work
 
     def _is_asleep(self, place: str) -> bool:
-        """Return whether it is still there after a while, and has had no core."""
+        """Return whether it is still there after a while, has had no core, and asks for none."""
         worked = self._work()
         time.sleep(_LOOK_S)
-        return self._work() - worked < _LOOK_S / 4 and self._place() == place
+        if self._work() - worked > _LOOK_S / 4 or self._place() != place:
+            return False
+        with suppress(OSError), open(self._state) as file:
+            return file.read().rpartition(")")[2].split()[0] in "SD"
+        return True
 
     def _place(self) -> str:
         """Return the line of the user's code in which the thread is; "" if it is elsewhere."""

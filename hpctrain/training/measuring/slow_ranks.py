@@ -147,7 +147,7 @@ class SlowRanks:
         mesh.add(table)
         trained, owns, peak, reserved = table.T.tolist()
         trained_s = max(trained)
-        lost_s = self._lost_to_one(trained_s, owns, own.place)
+        lost_s = self._lost_to_one(trained_s, owns, own.place * (2 * own.blocked_s > own_s))
         self._keep(owns, own.samples)
         kept = math.exp(-trained_s / _RECENT_S)
         self._recent_s = kept * self._recent_s + trained_s

@@ -22,8 +22,6 @@ from hpctrain.tracking import samples
 
 _HISTORY = 40  # samples of a sparkline
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
-_RECENT = 6  # samples over which nodes are compared
-_RATIO, _POINTS = 1.5, 20.0  # a node with so much more work than the others holds them up
 _CLOCK = 0.9  # of the median clock; a GPU below it is slow
 _BUSY = 50.0  # percent; the clock of a GPU without work says nothing
 _SILENT = 3.0  # intervals without a sample
@@ -196,18 +194,6 @@ def _compare(nodes: Sequence[Node]) -> None:
                 )
             if gpu.now.get("ecc_uncorrected_errors"):
                 node.notes.append(f"{gpu.name} has memory errors that could not be corrected")
-        others = [_recent(other.cores) for other in nodes if other is not node]
-        if others and not any(each.gpus for each in nodes):  # the host of a GPU works little
-            own, usual_use = _recent(node.cores), statistics.median(others)
-            if own > _RATIO * usual_use and own - usual_use > _POINTS:
-                node.notes.append(
-                    f"slow: its cores are busy for {own:.0f}% of the time, the others' for "
-                    f"{usual_use:.0f}%, since they wait for it"
-                )
-
-
-def _recent(device: Device) -> float:
-    return statistics.fmean(device.use[-_RECENT:]) if device.use else 0.0
 
 
 def _slowest(progress: dict[str, Any], attempt: dict[str, Any]) -> str:

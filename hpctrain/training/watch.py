@@ -1,13 +1,11 @@
 """Watches a run whose numbers are finite for what says that it learns nothing, or no longer.
 
     each step     its mean loss, which `hpctrain.faults.health` has read ── spikes
-    log step      the losses ── diverged? moved? ──┐
-                  layers whose gradient was zero ──┼── a note; with train.watch=stop, an error
-    evaluation    no better than a guess? ─────────┘
+    log step      losses ── diverged? fallen? ── layers without a gradient ──┬── a note, or an error
+    evaluation    no better than a guess? ───────────────────────────────────┘   (train.watch=stop)
 
-All ranks see the same numbers, so all of them decide alike. Nothing is said of the first 100 steps,
-and nothing that the numbers of a healthy run may show by chance: a note that is wrong does more
-harm than one that is missing. A note is taken back when it does not hold any more.
+All ranks see the same numbers, and decide alike. Nothing is said that a healthy run may show by
+chance, for a wrong note does more harm than a missing one.
 """
 
 from __future__ import annotations
@@ -23,10 +21,8 @@ from typing import Any, NamedTuple
 from hpctrain.errors import HealthError
 from hpctrain.training.notes import Notes
 
-_LEAST_STEPS = 100  # before that, nobody can tell
-_RECENT = 100  # steps
-_SOON = 20  # of them say how it stands
-_LATER = 1000  # steps after which a run is judged before its end
+_LEAST_STEPS, _LATER = 100, 1000  # the first judgement at the end of a run, and before its end
+_RECENT, _SOON = 100, 20  # steps
 _BLOCKS = 128  # means of equally many steps that describe the whole run
 _SPIKE, _UNDONE = 10.0, 0.5  # times the range of the recent losses; part of the progress
 _DIVERGED = 3.0  # times the loss of the first step
@@ -39,7 +35,7 @@ class Guess(NamedTuple):
     """What an evaluation of a model that knows nothing of its input would have.
 
     Attributes:
-        metric: `val/accuracy`, of which higher values are better; or another one, of which lower.
+        metric: `val/accuracy`, of which higher values are better; or one of which lower are.
         value: Its value.
         margin: A model that is better by less may have been lucky.
         what: What guesses so, in words.
@@ -54,10 +50,8 @@ class Guess(NamedTuple):
 
     def beats(self, values: Mapping[str, float]) -> bool:
         """Return whether the guess is as good as these metrics of an evaluation."""
-        own = values.get(self.metric, math.nan)
-        better = own > self.value + self.margin
-        if self.metric != "val/accuracy":
-            better = own < self.value - self.margin
+        own, sign = values[self.metric], 1 if self.metric == "val/accuracy" else -1
+        better = sign * (own - self.value) > self.margin
         return math.isfinite(own) and not better and values["val/loss"] >= _BEATEN * self.loss
 
 
@@ -80,7 +74,7 @@ class Watch:
         policy: str = "off",
         *,
         max_steps: int = 0,
-        after: int = _LEAST_STEPS,
+        after: int = 0,
         guess: Guess | None = None,
         moves: bool = True,
         evaluates: bool = False,
@@ -88,9 +82,8 @@ class Watch:
         self._notes, self._policy, self._max_steps = notes or Notes(), policy, max_steps
         self._after, self._guess = max(after, _LEAST_STEPS), guess
         self._moves, self._evaluates = moves, evaluates
-        self._first = math.nan
+        self._first, self._limit = math.nan, math.inf
         self._recent: deque[float] = deque(maxlen=_RECENT)
-        self._limit = math.inf
         self._spike: tuple[int, float, float] | None = None  # step, loss, and the loss before
         self._blocks: list[float] = []
         self._block, self._size = [0.0, 0.0], 1  # sum and number of the steps of the next block
@@ -103,15 +96,16 @@ class Watch:
         """Take the mean loss of a step."""
         if math.isnan(self._first):
             self._first = loss
-        if loss > self._limit and self._policy != "off":
+        if loss > self._limit:
             before = statistics.median(self._recent)
             if self._spike is None or loss - before > self._spike[1] - self._spike[2]:
                 self._spike = step, loss, before
         self._recent.append(loss)
         if step % 10 == 0 and len(self._recent) >= _RECENT // 2:
-            self._limit = self._usual()
-        self._block[0] += loss
-        self._block[1] += 1
+            level = statistics.median(self._recent)
+            above = (_SPIKE * (max(self._recent) - level), _UNDONE * (self._first - level))
+            self._limit = level + max(*above, abs(level) / 10)
+        self._block = [self._block[0] + loss, self._block[1] + 1]
         if self._block[1] == self._size:
             self._blocks.append(self._block[0] / self._size)
             self._block = [0.0, 0.0]
@@ -134,59 +128,44 @@ class Watch:
         if self._policy == "off" or not self._recent:
             return
         self._say_spike()
-        last = [*self._recent][-_SOON:]
-        low = sorted(last)[len(last) // 10]
-        self._diverged = diverged = len(last) == _SOON and 0 < _DIVERGED * self._first < low
-        self._say(
-            "diverged",
-            f"train/loss has diverged: it is {statistics.median(last):.4g} at step {step}, and was "
-            f"{self._first:.4g} in the first step. Take a smaller optimizer.lr, a longer warm-up, "
-            "or train.clip_norm" * diverged,
+        last = sorted([*self._recent][-_SOON:])
+        now, low = statistics.median(last), last[len(last) // 10]
+        self._diverged = len(last) == _SOON and 0 < _DIVERGED * self._first < low
+        text = (
+            f"train/loss has diverged: it is {now:.4g} at step {step}, and was {self._first:.4g} "
+            "in the first step. Take a smaller optimizer.lr, a longer warm-up, or train.clip_norm"
         )
+        self._say("diverged", text * self._diverged)
         if silent is not None:
             self._judge_layers({*silent}, step, layers)
         if step < self._max_steps or not self._evaluates:
             self._judge_loss(step)
 
     def evaluated(self, values: Mapping[str, float], step: int) -> None:
-        """Judge an evaluation as `report` judges steps.
-
-        Args:
-            values: Its metrics by name.
-            step: The global step.
-        """
-        if self._policy == "off":
+        """Judge the metrics of an evaluation as `report` judges steps."""
+        if self._policy == "off" or "val/loss" not in values:
             return
-        if "val/loss" in values:
-            self._evaluated = [*self._evaluated, values["val/loss"]][-_EVALUATIONS:]
+        self._evaluated = [*self._evaluated, values["val/loss"]][-_EVALUATIONS:]
         self._judge_loss(step)
-        is_due = step >= max(_LATER, self._max_steps // 4) or step >= self._max_steps
-        if (guess := self._guess) is None or step < self._after or not is_due:
-            return
-        text = (
-            f"{guess.metric} is {values.get(guess.metric, math.nan):.4g} at step {step}, no better "
-            f"than {guess.what} ({guess.value:.4g})"
-        )
-        self._say("chance", text * (guess.beats(values) and not self._learns()))
-
-    def _usual(self) -> float:
-        """Return the largest loss that is no spike."""
-        level = statistics.median(self._recent)
-        above = _SPIKE * (max(self._recent) - level)
-        return level + max(above, _UNDONE * (self._first - level), abs(level) / 10)
+        is_due = step >= min(self._max_steps, max(_LATER, self._max_steps // 4))
+        guess = self._guess
+        if guess is not None and is_due and step >= self._after and guess.metric in values:
+            text = (
+                f"{guess.metric} is {values[guess.metric]:.4g} at step {step}, no better than "
+                f"{guess.what} ({guess.value:.4g})"
+            )
+            self._say("chance", text * (guess.beats(values) and not self._learns()))
 
     def _say_spike(self) -> None:
         if self._spike is None:
             return
         step, loss, before = self._spike
         now = statistics.median([*self._recent][-5:])
-        back = now < before + (loss - before) / 2
-        self._notes.say(
-            "spike",
-            f"train/loss had a spike: {loss:.4g} in step {step}, and {before:.4g} before; "
-            + ("it came back" if back else f"it is {now:.4g} since"),
-            f"{step} {back}",
+        since = "it came back" if now < (before + loss) / 2 else f"it is {now:.4g} since"
+        text = (
+            f"train/loss had a spike: {loss:.4g} in step {step}, and {before:.4g} before; {since}"
         )
+        self._notes.say("spike", text, f"{step} {since[:8]}")
 
     def _judge_layers(self, silent: set[str], step: int, layers: int) -> None:
         dead = silent & self._silent if self._silent or step < self._max_steps else silent
@@ -202,16 +181,15 @@ class Watch:
         self._say("layers", text * bool(dead), " ".join(sorted(dead)))
 
     def _judge_loss(self, step: int) -> None:
-        is_due = self._next <= step or self._max_steps <= step
+        is_due = step >= min(self._next, self._max_steps)
         if not self._moves or self._diverged or step < self._after or not is_due:
             return
         self._next = 2 * step
-        moved = self._learns() or self._has_moved()
         text = (
             f"train/loss has not fallen in {step} steps: it was {self._first:.4g} in the first one "
             f"and is {statistics.median(self._recent):.4g}, within its noise"
         )
-        self._say("flat", text * (not moved))
+        self._say("flat", text * (not self._learns() and not self._has_fallen()))
 
     def _learns(self) -> bool:
         """Return whether the last evaluations were each better than the one before."""
@@ -219,11 +197,11 @@ class Watch:
         falls = all(after < before for before, after in pairwise(losses))
         return falls and losses[-1] < losses[0] - _PROGRESS * abs(losses[0])
 
-    def _has_moved(self) -> bool:
-        """Return whether the losses have fallen, or may have: over the run, or at its begin."""
+    def _has_fallen(self) -> bool:
+        """Return whether the losses have fallen at the begin of the run, or over the run."""
         recent = sorted(self._recent)
         low, high = recent[len(recent) // 20], recent[-1 - len(recent) // 20]
-        if self._first - statistics.median(recent) > high - low and self._first > high:
+        if self._first - max(high, statistics.median(recent) + high - low) > 0:
             return True
         middle = len(self._blocks) // 2
         before, after = self._blocks[:middle], sorted(self._blocks[middle:])
@@ -240,10 +218,11 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """Return what is known of the steps, as JSON."""
         blocks = [self._blocks, self._block, self._size]
-        return {"first": self._first, "blocks": blocks, "evaluated": self._evaluated}
+        known = {"first": self._first, "blocks": blocks, "evaluated": self._evaluated}
+        return {} if math.isnan(self._first) else known  # JSON has no NaN
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        if state:  # older checkpoints do not have it
+        """Continue from what `state_dict` returned; older checkpoints do not have it."""
+        if state:
             self._first, self._evaluated = state["first"], state["evaluated"]
             self._blocks, self._block, self._size = state["blocks"]

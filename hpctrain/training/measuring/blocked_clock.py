@@ -32,7 +32,7 @@ class BlockedClock:
     """Measures the thread that makes it.
 
     Args:
-        on_gpu: The thread drives a GPU: all that it does in the user's own code holds up the GPU.
+        on_gpu: The thread drives a GPU, which waits whatever the thread does in the user's code.
 
     Attributes:
         seconds: The seconds that it has been blocked in the user's own code.

@@ -154,7 +154,9 @@ class Watch:
                 f"{guess.metric} is {values[guess.metric]:.4g} at step {step}, no better than "
                 f"{guess.what} ({guess.value:.4g})"
             )
-            self._say("chance", text * (guess.beats(values) and not self._learns()))
+            self._say(
+                "chance", text * (guess.beats(values) and bool(self._silent or not self._learns()))
+            )
 
     def _say_spike(self) -> None:
         if self._spike is None:

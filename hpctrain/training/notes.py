@@ -6,12 +6,13 @@ say ── the log, once ── the journal (a page, an alert) ── run.json (
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpctrain.tracking.tracker import NullTracker, Tracker
 
 log = logging.getLogger(__name__)
+Note = Mapping[str, Any]
 
 
 class Notes:
@@ -29,8 +30,8 @@ class Notes:
     def __init__(
         self,
         tracker: Tracker | None = None,
-        known: Sequence[dict[str, Any]] = (),
-        record: Callable[[list[dict[str, Any]]], None] | None = None,
+        known: Sequence[Note] = (),
+        record: Callable[[list[Note]], None] | None = None,
     ) -> None:
         self._tracker, self._record = tracker or NullTracker(), record
         self._notes = {str(note["topic"]): note for note in known}
@@ -43,24 +44,19 @@ class Notes:
             self.say(topic, "")
 
     def say(self, topic: str, text: str, about: str = "") -> None:
-        """Say something; "" takes back what was said about the topic.
+        """Say something about a topic, unless the same was said; "" takes back what was said.
 
         Args:
-            topic: One word.
-            text: A whole sentence.
-            about: Nothing is said again that is about the same; by default a topic has one note.
+            topic: One word, such as `flat`.
+            text: A whole sentence, which may have other numbers each time.
+            about: What it is about, such as a rank: something else is said again.
         """
-        known = self._notes.get(topic)
-        if self._record is None or (known is None if not text else _same(known, about)):
+        known = self._notes.get(topic, {})
+        if self._record is None or (known.get("about") == about if text else not known):
             return
         self._notes.pop(topic, None)
         if text:
             log.warning("%s", text)
-            note = {"topic": topic, "text": text, "step": self.step, "about": about}
-            self._notes[topic] = note
+            self._notes[topic] = {"topic": topic, "text": text, "step": self.step, "about": about}
         self._tracker.log_note(topic, text, self.step)
         self._record([*self._notes.values()])
-
-
-def _same(known: dict[str, Any] | None, about: str) -> bool:
-    return known is not None and known["about"] == about

@@ -204,11 +204,7 @@ class Trainer:
         )
 
     def _caught_up(self) -> bool:
-        """Make the evaluation in which a stop request has ended the attempt before, if any.
-
-        Returns:
-            False when it is still due.
-        """
+        """Make the evaluation that a stop has ended before, if any; False when it is still due."""
         due = self.evaluation_due
         if not self._evaluated():
             return False
@@ -265,12 +261,7 @@ class Trainer:
         return values
 
     def _evaluate(self, evaluation: Feed) -> dict[str, float] | None:
-        """Return the means over the evaluation split, whose samples all count exactly once.
-
-        Returns:
-            The means; None on all ranks when they have agreed on a stop request before the last
-            batch.
-        """
+        """Return the means over the split, each sample once; None when the ranks agree to stop."""
         model, task = self.train_step.model, self.train_step.task
         measured = Measured(task, model.mesh)
         model.share_buffers()

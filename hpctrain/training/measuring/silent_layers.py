@@ -40,7 +40,7 @@ class SilentLayers:
         for place, parameter in enumerate(model.parameters):
             if (gradient := parameter.grad) is not None:
                 own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-                if own.numel():
+                if own.numel() and not own.is_sparse:
                     here[place] = own.detach()
         if not here:
             return

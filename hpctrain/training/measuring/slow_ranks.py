@@ -162,23 +162,14 @@ class SlowRanks:
             self._record([statistics.median(seconds) for seconds in by_rank])
 
     def _keep(self, worked: Sequence[float], samples: int) -> None:
-        """Keep the seconds of a sample, but those of the first report, which starts everything.
-
-        Args:
-            worked: The seconds of each rank, divided by its weight.
-            samples: Those of all ranks; a share has the same number on each.
-        """
+        """Keep the seconds of a sample, but those of the first report, which starts everything."""
         self._reports += 1
         if self._on_cpu and self._reports > 1 and samples:
             share = samples / self._mesh.shares
             self._of_a_sample.append([seconds / share for seconds in worked])
 
     def _lost_to_one(self, trained_s: float, owns: Sequence[float], place: str) -> float:
-        """Note which rank is much slower than the others, once it has been so for a while.
-
-        Returns:
-            The seconds that the others have lost to it in this while; 0 if there is none.
-        """
+        """Note a rank that is much slower for a while; return the seconds that the others lose."""
         self._now += trained_s
         self._trained_s += trained_s
         self._own_s = [a + b for a, b in zip(self._own_s, owns, strict=True)]

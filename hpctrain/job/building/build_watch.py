@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 
+import torch.distributed as dist
+
 from hpctrain.config.schema import Config
 from hpctrain.data.places.origin import load_index
+from hpctrain.distributed import objects
 from hpctrain.errors import HpctrainError
 from hpctrain.job.building.effective import Effective
 from hpctrain.tasks import Classification, LanguageModel, Regression, Task
@@ -29,12 +32,15 @@ def build_watch(
     train = config.train
     # An average of the parameters follows them late.
     late = 3 / (1 - train.ema) if train.ema and train.ema_evaluation else 0.0
+    # Rank 0 reads the index, so that all ranks judge alike.
+    found = _guess(config, task) if evaluates and dist.get_rank() == 0 else None
+    known = objects.broadcast(found)
     return Watch(
         notes,
         train.watch,
         max_steps=effective.max_steps,
         after=2 * effective.warmup_steps + int(late),
-        guess=_guess(config, task) if evaluates else None,
+        guess=Guess(*known) if known else None,
         moves=config.checkpoint.init_from is None,
         evaluates=evaluates,
     )

@@ -36,6 +36,7 @@ class SilentLayers:
         """Look at a step after its backward pass, if that is due; the host does not wait."""
         if not self._every or (model.step + 1) % self._every:
             return
+        self._looks += 1  # on all ranks, also on one that has no part of a gradient
         here = {}
         for place, parameter in enumerate(model.parameters):
             if (gradient := parameter.grad) is not None:
@@ -50,15 +51,15 @@ class SilentLayers:
         places = range(len(model.parameters))
         found = torch.stack([norms[n].float() if n in norms else none for n in places])
         self._most = found if self._most is None else torch.maximum(self._most, found)
-        self._looks += 1
 
     def read(self, model: ParallelModel) -> list[str] | None:
         """Return the layers of zeros since the last call, on all ranks; None after few looks."""
-        if self._looks < _ENOUGH or self._most is None:
+        if self._looks < _ENOUGH:
             return None
         self._names = self._names or names_of_all_stages(model)
         every = torch.full((len(self._names),), -1.0, device=model.mesh.device)
-        every[[self._names.index(name) for name in model.names]] = self._most.to(every)
+        if self._most is not None:
+            every[[self._names.index(name) for name in model.names]] = self._most.to(every)
         self._most, self._looks = None, 0
         layers: dict[str, float] = {}
         for name, most in zip(self._names, model.mesh.largest(every), strict=True):

@@ -69,6 +69,19 @@ class Attempt(Record, frozen=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+class Note(Record, frozen=True):
+    """What looked wrong with a run at a step: one note for each topic, such as `flat`.
+
+    Attributes:
+        about: What it is about, such as a rank.
+    """
+
+    topic: str
+    text: str
+    step: Count = 0
+    about: str = ""
+
+
 class RunRecord(Record, frozen=True):
     """The content of run.json."""
 
@@ -92,6 +105,7 @@ class RunRecord(Record, frozen=True):
     micro_batch_rows: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     lowered_in: tuple[str, int] | None = None
     preflight_requeues: Count = 0
+    notes: tuple[Note, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the step of the result.
@@ -114,6 +128,10 @@ class RunRecord(Record, frozen=True):
             return read(cls, run / "run.json")
         except FileNotFoundError:
             return cls()
+
+    def noted(self, topic: str = "") -> list[str]:
+        """Return the notes on what looks wrong, all or those on a topic."""
+        return [note.text for note in self.notes if topic in ("", note.topic)]
 
     @property
     def attempt(self) -> Attempt:

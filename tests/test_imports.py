@@ -25,7 +25,7 @@ ALLOWED = {
     "tasks": "data.sources.reader data.tokenizer shards",
     "tracking": "",
     "trackers": "tracking",
-    "faults": "distributed.objects",
+    "faults": "distributed.objects shards.types",
     "checkpoint": "distributed.long_work distributed.objects distributed.ranks models.dry_run "
     "models.lora",
     "parallel": (

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -50,6 +50,12 @@ class State:
 
 def judge(run: Facts, now: float) -> State:
     """Return the state of a run at the time `now`, in seconds since the epoch."""
+    state = _judge(run, now)
+    said = [state.reason, *run.record.noted()]
+    return replace(state, reason="; ".join(filter(None, said)))
+
+
+def _judge(run: Facts, now: float) -> State:
     if run.damage:
         return State("damaged", run.damage)
     if run.recorded_state == "finished":

@@ -121,9 +121,10 @@ STEP_MS_MAX = _metric("perf/step_ms_max", "ms", "The largest of the same times."
 SLOWEST_RANK = _metric(
     "perf/slowest_rank",
     "",
-    "The rank that has worked longest for the steps since the last report, for which the others "
-    "have waited. On GPUs it is the one that has waited longest for its data, if that is more than "
-    "1% of the time. A single rank has no such metric.",
+    "The rank whose own part of the last steps took longest, for which the others have waited: "
+    "its work, its waits for data, and where it was blocked in the user's code. On GPUs the work "
+    "of the GPU itself is not in it. Ranks that differ by less than 5% of the time have no such "
+    "metric.",
 )
 DATA_WAIT_FRACTION = _metric(
     "perf/data_wait_fraction",

@@ -25,7 +25,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,13 @@ from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.errors import HealthError
 from hpctrain.faults.copied import Copied
+from hpctrain.shards.types import Batch
 
 log = logging.getLogger(__name__)
 
 Samples = Sequence[tuple[str, int]]
 _SHOWN = 3  # samples in a message; the file has all of them
+_KEPT_BYTES = 64 << 20  # of a batch on a GPU
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,15 @@ class Judged:
         consumed: The samples that the training has been given, over all ranks and epochs.
         samples: Returns the samples of this rank's part of the batch, as (file, row).
         own_loss: The sum of this rank's losses.
+        batch: This rank's part of the batch, to find what is not finite in it; empty if it would
+            occupy too much memory of a GPU until the step is judged.
     """
 
     step: int
     consumed: int
     samples: Callable[[], Samples]
     own_loss: float = 0.0
+    batch: Batch = field(default_factory=dict)
 
 
 class RolledBack(Exception):
@@ -76,6 +81,7 @@ class Health:
         left_out: The batches that rollbacks have left out so far, as (global step, samples that
             the training had been given after the batch).
         record: Called with `left_out` after a rollback has added to it.
+        seen: Called with each healthy step and its mean loss over all ranks, in their order.
 
     Attributes:
         skipped: The number of steps that were left out since the start of the run.
@@ -91,10 +97,11 @@ class Health:
         run: Path | None = None,
         left_out: Sequence[tuple[int, int]] = (),
         record: Callable[[list[tuple[int, int]]], None] = lambda _: None,
+        seen: Callable[[int, float], None] = lambda step, loss: None,
     ) -> None:
         self.policy, self.skipped = policy, len(left_out)
         self._budget, self._window, self._run = budget, window, run
-        self._left_out, self._record = [*left_out], record
+        self._left_out, self._record, self._seen = [*left_out], record, seen
         self._steps = [step for step, _ in left_out]
         self.left_out = {consumed for _, consumed in left_out}
         self._offered = Copied()
@@ -105,15 +112,21 @@ class Health:
         """Whether a step may be left out, so that what its forward pass changed is undone."""
         return self.policy == "skip"
 
-    def begin(self, step: int, consumed: int, samples: Callable[[], Samples]) -> None:
+    def begin(
+        self, step: int, consumed: int, samples: Callable[[], Samples], batch: Batch | None = None
+    ) -> None:
         """Say which step comes next; the arguments are those of `Judged`."""
-        self._begun = Judged(step, consumed, samples)
+        kept = batch or {}
+        if sum(each.nbytes for each in kept.values() if each.is_cuda) > _KEPT_BYTES:
+            kept = {}
+        self._begun = Judged(step, consumed, samples, batch=kept)
 
     def accepts(
         self,
         loss: float | torch.Tensor,
         norm: float | torch.Tensor | None,
         own_loss: float | torch.Tensor,
+        count: float | torch.Tensor = 1.0,
     ) -> bool:
         """Return whether the update may be made; on a GPU, True as long as it is not known.
 
@@ -121,13 +134,14 @@ class Health:
             loss: The sum of the losses of all ranks, a tensor of shape () on a GPU.
             norm: The norm of the global gradient, likewise; None if it does not count.
             own_loss: The sum of this rank's losses.
+            count: What the sum of the losses is divided by.
         """
         norm = loss if norm is None else norm
         if isinstance(loss, torch.Tensor):
-            numbers = [torch.as_tensor(n).to(loss) for n in (loss, norm, own_loss)]
+            numbers = [torch.as_tensor(n).to(loss) for n in (loss, norm, own_loss, count)]
             self._offered.offer(torch.stack(numbers), self._begun)
         else:
-            self._offered.offer([loss, float(norm), float(own_loss)], self._begun)
+            self._offered.offer([loss, *map(float, (norm, own_loss, count))], self._begun)
         return (self._offered.on_the_way and not self.undoes) or not self.problem
 
     @property
@@ -151,6 +165,8 @@ class Health:
             self._last = replace(about, own_loss=numbers[2])
             if problem := _problem(numbers):
                 self.decide(problem, self._last)
+            elif numbers[3]:
+                self._seen(about.step, numbers[0] / numbers[3])
 
     def judge_state(self, wrong: str) -> None:
         """Judge the model after the last step, as `judge` does with the numbers of the step.
@@ -215,13 +231,18 @@ class Health:
                 write_atomically(file, json.dumps(content, indent=1) + "\n")
             except OSError as error:
                 log.warning("%s: not written (%s)", file, error.strerror)
+        if guilty := _guilty(found):
+            more = f" and {len(guilty) - _SHOWN} more" if len(guilty) > _SHOWN else ""
+            return f"; not finite in the batch: {', '.join(guilty[:_SHOWN])}{more} ({file})"
         # The ranks that divide a layer or the layers have the same samples.
         all_samples = list(dict.fromkeys((str(f), row) for r in found for f, row in r["samples"]))
         if not all_samples:
             return ""
         some = ", ".join(f"{name} row {row}" for name, row in all_samples[:_SHOWN])
         more = f" and {len(all_samples) - _SHOWN} more" if len(all_samples) > _SHOWN else ""
-        return f"; its samples: {some}{more} ({file})"
+        tested = all(each["tested"] for each in found)
+        finite = "; all fields of the batch are finite" * tested
+        return f"{finite}; its samples: {some}{more} ({file})"
 
 
 _OF_STEP = ("loss", "gradient")
@@ -238,7 +259,7 @@ _CURE = (
 
 def _problem(numbers: Sequence[float]) -> str:
     """Return what is not finite among the loss, the norm and others; "" also without numbers."""
-    named = zip(_OF_STEP, numbers, strict=False)
+    named = zip(_OF_STEP, numbers, strict=False)  # what follows the two is not judged
     return next((name for name, number in named if not math.isfinite(number)), "")
 
 
@@ -250,10 +271,41 @@ def _gathered(problem: str, judged: Judged) -> list[dict[str, Any]]:
         "host": socket.gethostname(),
         "loss": own if math.isfinite(own) else repr(own),  # JSON has no NaN
         "samples": judged.samples(),
+        "tested": bool(judged.batch),
+        "not_finite": _not_finite(judged),
     }
     known: list[dict[str, Any]] = objects.all_gather(mine)
     first = [each for each in known if isinstance(each["loss"], str)]
     return first if problem == "loss" and first else known
+
+
+def _not_finite(judged: Judged) -> list[dict[str, Any]]:
+    """Return the rows of the batch in which a field is not finite, the rarest fields first.
+
+    A field in which many rows have a NaN may have it on purpose, where nobody has measured.
+    """
+    batch, samples = judged.batch, judged.samples()
+    if "mask" not in batch:
+        return []
+    rows = batch["mask"].nonzero().flatten().tolist()
+    fields: list[list[dict[str, Any]]] = []
+    for name, values in batch.items():
+        if not (values.is_floating_point() or values.is_complex()) or not values.dim():
+            continue
+        counts = (~values.isfinite()).reshape(len(values), -1).sum(1).tolist()
+        wrong = [(n, row) for n, row in enumerate(rows) if row < len(counts) and counts[row]]
+        # A row may have several samples, which are packed, or none.
+        names = samples if len(samples) == len(rows) else [("the batch", row) for row in rows]
+        fields.append(
+            [{"field": name, "sample": names[n], "values": counts[row]} for n, row in wrong]
+        )
+    return [each for found in sorted(fields, key=len) for each in found]
+
+
+def _guilty(found: list[dict[str, Any]]) -> list[str]:
+    """Return which field of which sample is not finite, each once."""
+    each = [one for rank in found for one in rank["not_finite"]]
+    return [*dict.fromkeys("{} of {} row {}".format(e["field"], *e["sample"]) for e in each)]
 
 
 def _first(found: list[dict[str, Any]]) -> str:

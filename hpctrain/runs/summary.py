@@ -53,6 +53,8 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     if wrong := record.attempt.reason:
         style = "red" if "not finite" in wrong else "green"
         console.print(wrong, style=style, highlight=False, markup=False)
+    for text in record.noted():
+        console.print(text, style="yellow", highlight=False, markup=False)
     console.print("look further:", highlight=False)
     if config.tracking.enabled:
         uri = mask(str(config.tracking.uri))

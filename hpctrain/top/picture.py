@@ -38,7 +38,8 @@ def picture(seen: Snapshot, height: int, plain: bool) -> Group:
             line; what then does not fit is counted.
         plain: Whether only ASCII letters may be used.
     """
-    notes = [(node.name, note) for node in seen.nodes for note in node.notes]
+    notes = [(seen.run.name, note) for note in seen.notes]
+    notes += [(node.name, note) for node in seen.nodes for note in node.notes]
     room = max(1, height - _LINES_AROUND - min(len(notes), 4))
     together = sum(1 + len(node.gpus) for node in seen.nodes) > room
     table = Table(

@@ -25,8 +25,6 @@ from hpctrain.tracking import samples
 
 _HISTORY = 40  # samples of a sparkline
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
-_RECENT = 6  # samples over which nodes are compared
-_RATIO, _POINTS = 1.5, 20.0  # a node with so much more work than the others holds them up
 _CLOCK = 0.9  # of the median clock; a GPU below it is slow
 _BUSY = 50.0  # percent; the clock of a GPU without work says nothing
 _SILENT = 3.0  # intervals without a sample
@@ -78,6 +76,7 @@ class Snapshot:
         progress: The content of progress.json; an empty one before the first step.
         nodes: The nodes of the newest attempt, those with notes first.
         slowest: The slowest rank and its node at the last report; "" if it is not known.
+        notes: What looks wrong with the run, in words.
     """
 
     run: Path
@@ -85,6 +84,7 @@ class Snapshot:
     progress: Progress
     nodes: list[Node]
     slowest: str
+    notes: list[str] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
         """Return everything for `--json`."""
@@ -96,6 +96,7 @@ class Snapshot:
             "steps_per_s": self.progress.steps_per_s,
             "metrics": self.progress.metrics,
             "slowest": self.slowest,
+            "notes": self.notes,
             "nodes": [
                 {
                     "node": node.name,
@@ -139,7 +140,7 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
         if text and when >= begun:
             node.notes.append(f"idle: {text}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
-    return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt))
+    return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt), record.noted())
 
 
 _config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the rest
@@ -181,18 +182,6 @@ def _compare(nodes: Sequence[Node]) -> None:
                 )
             if gpu.now.get("ecc_uncorrected_errors"):
                 node.notes.append(f"{gpu.name} has memory errors that could not be corrected")
-        others = [_recent(other.cores) for other in nodes if other is not node]
-        if others and not any(each.gpus for each in nodes):  # the host of a GPU works little
-            own, usual_use = _recent(node.cores), statistics.median(others)
-            if own > _RATIO * usual_use and own - usual_use > _POINTS:
-                node.notes.append(
-                    f"slow: its cores are busy for {own:.0f}% of the time, the others' for "
-                    f"{usual_use:.0f}%, since they wait for it"
-                )
-
-
-def _recent(device: Device) -> float:
-    return statistics.fmean(device.use[-_RECENT:]) if device.use else 0.0
 
 
 def _slowest(progress: Progress, attempt: Attempt) -> str:

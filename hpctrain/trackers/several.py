@@ -14,14 +14,14 @@ from typing import Any
 from hpctrain.secrets import mask
 from hpctrain.trackers.other import OtherTracker
 from hpctrain.tracking.journal import journal_path, read_all
-from hpctrain.tracking.tracker import JournalTracker, Status, flatten, public
+from hpctrain.tracking.tracker import JournalTracker, Status, Tracker, flatten, public
 
 log = logging.getLogger(__name__)
 
 _IMAGE = re.compile(r"artifacts/images/(?P<key>.+?)\+step\+(?P<step>\d+)\+")
 
 
-class SeveralTrackers:
+class SeveralTrackers(Tracker):
     """A tracker that passes on what it gets: to the journal, then to other trackers.
 
     Args:
@@ -94,6 +94,11 @@ class SeveralTrackers:
         """Record that the trained model belongs to the run."""
         self._journal.log_model()
         self._tell("log_model")
+
+    def log_note(self, topic: str, text: str, step: int) -> None:
+        """Record what looks wrong."""
+        self._journal.log_note(topic, text, step)
+        self._tell("log_tags", public({f"hpctrain.note.{topic}": text}))
 
     def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
         """Record where the time of this attempt went until now."""

@@ -5,6 +5,7 @@
     {"kind":"params","attempt":1,"time":1.7e9,"params":{"optimizer.lr":"0.1"}}
     {"kind":"metrics","attempt":1,"time":1.7e9,"step":1,"metrics":{"loss":2.3,"grad_norm":"nan"}}
     {"kind":"time","attempt":1,"time":1.7e9,"step":1,"seconds":{"compute":9.1,...},"device_s":12.2}
+    {"kind":"note","attempt":1,"time":1.7e9,"topic":"slow_rank","text":"rank 3 ...","step":40}
     {"kind":"superseded","attempt":2,"time":1.7e9,"from":214,"to":307}
     {"kind":"artifact","attempt":2,"time":1.7e9,"file":"artifacts/images/a.png","to":"images"}
 
@@ -184,7 +185,7 @@ class Journal:
 
         Args:
             kind: "metrics", "params", "tags", "status", "superseded", "artifact", "dataset",
-                "model" or "time".
+                "model", "note" or "time".
             at: The time of the record in seconds since the epoch; None means now.
             **fields: The other fields, in JSON types. Floats must be finite (see `encode`).
         """

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from hpctrain import secrets
 from hpctrain.errors import TrackingError
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
-class Tracker(Protocol):
-    """The interface of a tracker."""
+class Tracker:
+    """The interface of a tracker. What a tracker does not override does nothing."""
 
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin an attempt."""
@@ -63,6 +63,9 @@ class Tracker(Protocol):
     def log_model(self) -> None:
         """Record that the trained model belongs to the run."""
 
+    def log_note(self, topic: str, text: str, step: int) -> None:
+        """Record what looks wrong at a step; "" takes back what was said about the topic."""
+
     def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
         """Record where the time of this attempt went until now.
 
@@ -74,6 +77,7 @@ class Tracker(Protocol):
 
     def position(self) -> int:
         """Return the position in the journal, which a checkpoint stores for `rewind`."""
+        return 0
 
     def rewind(self, position: int) -> None:
         """After a resume, mark the metrics logged since `position` as superseded."""
@@ -99,61 +103,11 @@ class Tracker(Protocol):
         """
 
 
-class NullTracker:
+class NullTracker(Tracker):
     """A tracker that records nothing."""
 
-    def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Do nothing."""
 
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Do nothing."""
-
-    def log_tags(self, tags: Mapping[str, str]) -> None:
-        """Do nothing."""
-
-    def log_dataset(self, facts: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def log_image(self, key: str, image: Any, step: int) -> None:
-        """Do nothing."""
-
-    def log_figure(self, key: str, figure: Any, step: int) -> None:
-        """Do nothing."""
-
-    def log_file(self, file: Path) -> None:
-        """Do nothing."""
-
-    def log_model(self) -> None:
-        """Do nothing."""
-
-    def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
-        """Do nothing."""
-
-    def position(self) -> int:
-        """Return 0."""
-        return 0
-
-    def rewind(self, position: int) -> None:
-        """Do nothing."""
-
-    def sync(self) -> None:
-        """Do nothing."""
-
-    def finish(
-        self,
-        status: Status,
-        reason: str = "",
-        end_time: float | None = None,
-        *,
-        final: bool = True,
-    ) -> None:
-        """Do nothing."""
-
-
-class JournalTracker:
+class JournalTracker(Tracker):
     """A tracker that writes the journal and keeps an uploader process running.
 
     Args:
@@ -292,6 +246,10 @@ class JournalTracker:
     def log_model(self) -> None:
         """Record that the uploader shall put the trained model into the store."""
         self._journal.append("model")
+
+    def log_note(self, topic: str, text: str, step: int) -> None:
+        """Record what looks wrong; it becomes a tag, and a message (`tracking.alerts`)."""
+        self._journal.append("note", topic=topic, text=secrets.mask(text), step=int(step))
 
     def _record_files(self, write: Callable[[], list[Path]]) -> None:
         try:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -40,8 +40,8 @@ _GAP = "  "
 _SHORT = {"accuracy": "acc", "bits_per_byte": "bpb", "perplexity": "ppl"}
 
 
-class Display(Protocol):
-    """Shows the progress of a run."""
+class Display:
+    """Shows the progress of a run; this one, of ranks other than 0, shows nothing."""
 
     def start(self, step: int, max_steps: int) -> None:
         """Show that the run is at `step` of `max_steps`."""
@@ -54,31 +54,13 @@ class Display(Protocol):
 
     def doing(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which no step is made, because of `what`."""
+        return nullcontext()
 
     def close(self) -> None:
         """Restore the terminal."""
 
 
-class NoDisplay:
-    """The display of ranks other than 0: it shows nothing."""
-
-    def start(self, step: int, max_steps: int) -> None:  # noqa: D102
-        pass
-
-    def advance(self, step: int) -> None:  # noqa: D102
-        pass
-
-    def report(self, step: int, metrics: dict[str, float]) -> None:  # noqa: D102
-        pass
-
-    def doing(self, what: str) -> AbstractContextManager[None]:  # noqa: D102
-        return nullcontext()
-
-    def close(self) -> None:  # noqa: D102
-        pass
-
-
-class Lines(NoDisplay):
+class Lines(Display):
     """One log line per report, with the time that is left.
 
     Args:
@@ -191,5 +173,5 @@ def _label(name: str) -> str:
 def choose_display(is_main: bool, metric: str = "") -> Display:
     """Return the bar on a terminal, lines elsewhere, and nothing on ranks other than 0."""
     if not is_main:
-        return NoDisplay()
+        return Display()
     return Bar(metric) if sys.stderr.isatty() else Lines(metric)

@@ -27,7 +27,7 @@ EVERY_S = 5.0
 _WINDOW = 60  # writes over which the speed is measured; evaluation and saving count as well
 
 
-class ProgressFile:
+class ProgressFile(Display):
     """A display that also writes the step and the metrics to a file.
 
     Args:

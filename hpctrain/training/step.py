@@ -34,6 +34,7 @@ from hpctrain.tasks import Task
 from hpctrain.training.average import Average
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.measuring.histograms import NoHistograms
+from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.schedule import rate_ratios, set_rates
 
 
@@ -105,6 +106,7 @@ class TrainStep:
         average: Follows the parameters; None keeps no average.
         timer: Asks for evaluations by rank 0's clock, with a flag beside the sums; None never does.
         histograms: Looks at gradients and parameters before the update; None does not.
+        silent: Looks for layers that no gradient reaches; None does not.
         parts: The micro-batches for each number of rows that a batch of this rank may have; empty
             if all steps have the same number.
 
@@ -127,6 +129,7 @@ class TrainStep:
         average: Average | None = None,
         timer: EvaluationTimer | None = None,
         histograms: NoHistograms | None = None,
+        silent: SilentLayers | None = None,
         parts: Mapping[int, int] | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
@@ -137,6 +140,7 @@ class TrainStep:
         self.average = average or Average(model)
         self.timer = timer or EvaluationTimer()
         self.histograms = histograms or NoHistograms()
+        self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
         again = micro_batches is not None and model.can_repeat
@@ -171,12 +175,13 @@ class TrainStep:
         rows = len(batch["mask"]) // mesh.weight
         factor = rows * mesh.dp_cp_size / divisor(count) / precision.scale
         self.histograms.take(self.model, factor)  # before clipping, which may spread a NaN
+        self.silent.take(self.model)
         self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
         fits = precision.accepts(loss, self.grad_norm)
         # An overflow of fp16 is no fault, and replicas that differ have norms of their own.
         judged = (fits or precision.exhausted) and not self.model.replicas_differ
         norm = self.grad_norm if judged else None
-        healthy = self.health.accepts(loss, norm, values[place])
+        healthy = self.health.accepts(loss, norm, values[place], count)
         if healthy:
             self.totals.add(*balanced)
         else:

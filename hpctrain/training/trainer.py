@@ -42,8 +42,10 @@ from hpctrain.training.display import Display
 from hpctrain.training.hooks import Hooks, RunState
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.meter import NoMeter
+from hpctrain.training.notes import Notes
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import Totals, TrainStep
+from hpctrain.training.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,8 @@ class Trainer:
     hooks: Hooks = field(default_factory=Hooks)
     patience: Improvement = field(default_factory=Improvement)
     best: Best = field(default_factory=Best)
+    notes: Notes = field(default_factory=Notes)
+    watch: Watch = field(default_factory=Watch)
     step: int = 0
     evaluation_due: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
@@ -124,9 +128,9 @@ class Trainer:
             for batch in () if stopped or self.patience.is_over else self._batches():
                 samples = partial(self.loader.samples, self.loader.last)
                 consumed = self.loader.state_dict()["consumed"]
-                health.begin(self.step + 1, consumed, samples)
+                health.begin(self.step + 1, consumed, samples, batch)
                 self.train_step(batch, self.schedule(self.step))
-                self.step += 1
+                self.step = self.notes.step = self.step + 1
                 self.meter.after_step(self.step, consumed, batch)
                 self.display.advance(self.step)
                 self.hooks.after_step(self._state(batch))
@@ -139,6 +143,9 @@ class Trainer:
                     means = self._training_means()  # it waits for a GPU, whose steps are measured
                     with self.meter.spent("other"):
                         self._log(self.meter.report(self.train_step.totals.counts) | means)
+                        silent = self.train_step.silent
+                        layers = silent.read(self.train_step.model)
+                        self.watch.report(self.step, layers, silent.layers)
                 due = self._ends_interval(epoch) or self.train_step.timer.is_due() or done
                 epoch = self.loader.epoch
                 if due or any(asked.is_doubtful(self.metrics) for asked in self.asked):
@@ -197,7 +204,7 @@ class Trainer:
         )
 
     def _caught_up(self) -> bool:
-        """Make the evaluation in which a stop request has ended the attempt before, if any."""
+        """Make the evaluation that a stop has ended before, if any; False when it is still due."""
         due = self.evaluation_due
         if not self._evaluated():
             return False
@@ -228,6 +235,7 @@ class Trainer:
                 return False
             with self.meter.spent("other"):
                 self._log(values | self.meter.evaluated())
+            self.watch.evaluated(values, self.step)
             self.hooks.after_evaluation(self._state())
             wrong = [f"{name}={v}" for name, v in values.items() if not math.isfinite(v)]
             if wrong and dist.get_rank() == 0:
@@ -253,7 +261,7 @@ class Trainer:
         return values
 
     def _evaluate(self, evaluation: Feed) -> dict[str, float] | None:
-        """Return the means over the evaluation split, whose samples all count exactly once."""
+        """Return the means over the split, each sample once; None when the ranks agree to stop."""
         model, task = self.train_step.model, self.train_step.task
         measured = Measured(task, model.mesh)
         model.share_buffers()
@@ -309,6 +317,7 @@ class Trainer:
                 "ema": bool(self.train_step.average.tensors),
                 "patience": self.patience.state_dict(),
                 "best": self.best.state_dict(),
+                "watch": self.watch.state_dict(),
                 "meter": self.meter.state_dict(),
                 "timer": self.train_step.timer.state_dict(),
             },
@@ -345,6 +354,7 @@ class Trainer:
                 self.train_step.average.restart()
             self.patience.load_state_dict(progress["patience"])
             self.best.load_state_dict(progress["best"])
+            self.watch.load_state_dict(progress.get("watch", {}))
             self.meter.load_state_dict(progress.get("meter", {}))
             self.train_step.timer.load_state_dict(progress.get("timer", {}))
             if dist.get_rank() == 0:
@@ -353,5 +363,6 @@ class Trainer:
             self.checkpointer.modes.train()
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
+        self.notes.begin(self.step)
         dist.barrier()
         return self.step

@@ -45,7 +45,7 @@ from hpctrain.runs.stop_request import StopRequest
 from hpctrain.runs.terminal_log import kept
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Meta, Uploaded
-from hpctrain.training.display import NoDisplay
+from hpctrain.training.display import Display
 from hpctrain.training.progress_file import ProgressFile
 from tests import forkserver
 from tests.conftest import Completed, ignoring_sigint, run_json, run_module, runs
@@ -995,7 +995,7 @@ def test_who_holds_a_run_is_not_guessed(tmp_path: Path) -> None:
 def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpctrain.training.progress_file.EVERY_S", 0.05)
     file = tmp_path / "progress.json"
-    beat = ProgressFile(NoDisplay(), file, "val/loss")
+    beat = ProgressFile(Display(), file, "val/loss")
     beat.start(10, 100)
     for step in range(11, 31):
         time.sleep(0.02)
@@ -1017,7 +1017,7 @@ def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_best_value_outlives_a_restart_unless_its_step_is_made_again(tmp_path: Path) -> None:
     def best(metric: str, first: int, values: dict[int, float]) -> Any:
-        beat = ProgressFile(NoDisplay(), tmp_path / "progress.json", metric)
+        beat = ProgressFile(Display(), tmp_path / "progress.json", metric)
         beat.start(first, 100)
         for step, value in values.items():
             beat.report(step, {metric: value, "train/loss": 0.0})
@@ -1033,7 +1033,7 @@ def test_the_best_value_outlives_a_restart_unless_its_step_is_made_again(tmp_pat
 
 
 def test_a_pulse_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    beat = ProgressFile(NoDisplay(), tmp_path / "gone" / "progress.json", "x")
+    beat = ProgressFile(Display(), tmp_path / "gone" / "progress.json", "x")
     beat.start(0, 1)
     beat.advance(1)
     beat.close()

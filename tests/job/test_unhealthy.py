@@ -77,6 +77,11 @@ def test_a_run_stops_names_the_samples_and_resumes(
     assert error in " ".join(done.stderr.split())
     assert rank["samples"].count(nan_sample(broken)) == 1
     assert len(rank["samples"]) == 64
+    sample = nan_sample(broken)
+    (wrong,) = rank["not_finite"]
+    assert wrong == {"field": "image", "sample": sample, "values": 1}
+    name = "{} row {}".format(*sample)
+    assert f"; not finite in the batch: image of {name} (" in error
     shown = run_module("hpctrain", "status", cwd=tmp_path).stdout
     assert "loss is not finite since step" in " ".join(shown.split())
     newest = newest_healthy(run / "checkpoints")
@@ -92,6 +97,7 @@ def test_a_run_stops_names_the_samples_and_resumes(
     assert metrics["train/skipped_steps", STEPS] == 1
     assert all(np.isfinite(value) for name, value in metrics.items() if name[1] != step)
     assert record["result"]["val/accuracy"] > 0.3
+    assert record.get("notes", []) == []
 
 
 def test_rollback_leaves_the_batch_out(train_on: Train, tmp_path: Path) -> None:
@@ -122,10 +128,37 @@ def test_a_training_that_diverges_uses_up_the_budget(train: Train, tmp_path: Pat
     often = ["train.max_epochs=3", "train.clip_norm=null", "tracking.enabled=false"]
     train("optimizer.lr=1e18", *often, code=8)
     (run,) = runs(tmp_path / "runs")
-    assert run_json(run)["attempts"][-1]["error"].startswith("loss is not finite since step 2 (")
+    error = run_json(run)["attempts"][-1]["error"]
+    assert error.startswith("loss is not finite since step 2 (")
+    assert "; all fields of the batch are finite; its samples: " in error
     assert newest_healthy(run / "checkpoints") is None
     done = train("optimizer.lr=1e18", *often, "train.nonfinite=skip", code=8)
     assert "has left out 10 steps within 1000 steps already" in done.stderr
+
+
+def test_a_run_that_is_finite_and_dead_says_so(train: Train, tmp_path: Path) -> None:
+    """The loss grows a thousandfold, then all units are dead; all numbers are finite."""
+    dead = ["optimizer.lr=10", "train.max_steps=110", "checkpoint.every_steps=55"]
+    done = train(*dead, "tracking.upload=false")
+    (run,) = runs(tmp_path / "runs")
+    record = run_json(run)
+    assert record["state"] == "finished"
+    texts = {note["topic"]: note["text"] for note in record["notes"]}
+    assert texts.keys() == {"layers", "chance"}  # the loss has come down since
+    assert texts["layers"].startswith("no gradient reaches 2 of 3 layers (1, 3): it is exactly")
+    assert "no better than always saying the most frequent class (0.1" in texts["chance"]
+    lines = (run / "journal" / "events.jsonl").read_text().splitlines()
+    events = [body for body in map(json.loads, lines) if body["kind"] == "note"]
+    said = [body["text"] for body in events if body["topic"] == "diverged"]
+    assert said[0].startswith("train/loss has diverged: it is ")
+    assert said[-1] == ""
+    assert all(text in " ".join(done.stderr.split()) for text in [said[0], *texts.values()])
+    assert all(text in " ".join(done.stdout.split()) for text in texts.values())
+    (row,) = json.loads(run_module("hpctrain", "status", "--json", cwd=tmp_path).stdout)
+    assert all(text in row["reason"] for text in texts.values())
+    # Whoever asks for it gets a failed run.
+    stopped = train(*dead, f"output_dir={tmp_path}/other", "train.watch=stop", code=8)
+    assert "train/loss has diverged" in " ".join(stopped.stderr.split())
 
 
 def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hpctrain.config.schema import SchedulerConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import NoDisplay
+from hpctrain.training.display import Display
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.trainer import Every, Trainer
@@ -198,7 +198,7 @@ def _trainer(folder: Path, evaluates: bool = False, stops: bool = False) -> Trai
         patience=Improvement("val/loss", "min", 1e9, 1) if evaluates else Improvement(),
         checkpointer=Checkpointer(folder, 9, place, model, optimizer),
         tracker=NullTracker(),
-        display=NoDisplay(),
+        display=Display(),
         stop=training.step.stop,
         device=torch.device("cpu"),
         max_steps=10,

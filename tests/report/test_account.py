@@ -224,6 +224,22 @@ def test_each_note_names_the_override(
     assert note in text
 
 
+def test_waits_for_a_slow_rank_are_lost_and_no_larger_batch_is_advised(tmp_path: Path) -> None:
+    parts = {"compute": 100, "communication": 300, "slow_rank": 600}
+    text = "rank 1 (n2) is slow: its own part of the steps took 14 times as long"
+    note = {"topic": "slow_rank", "text": text, "step": 5, "about": "1"}
+    ended, events = [attempt(0, 1000)], [spent(1, 1000, 10, **parts)]
+    found = account(write_run(tmp_path / "run", ended, events, notes=[note]))
+    assert found.goodput == pytest.approx(0.4)
+    assert found.time["slow_rank"] == 600
+    assert found.state.reason == text
+    (said,) = notes(found)
+    assert said.startswith(text)
+    events = [spent(1, 1000, 10, compute=700, communication=300)]
+    (said,) = notes(account(write_run(tmp_path / "other", ended, events)))
+    assert "a larger `train.global_batch_size`" in said
+
+
 def test_what_a_job_asked_for_and_did_not_need(tmp_path: Path) -> None:
     values = {"cpu_utilization_percentage": 20.0, "system_memory_usage_megabytes": 4_000.0}
     run = write_run(

@@ -103,23 +103,18 @@ def test_nodes_and_gpus_fit_into_80_columns_and_slow_ones_come_first(tmp_path: P
     assert any("2 more lines" in line for line in shown(run, height=8))
 
 
-@pytest.mark.parametrize(
-    ("own", "at", "note"),
-    [
-        ({"cpu_utilization_percentage": 95.0}, NOW, "slow: its cores are busy for 95% of the"),
-        ({}, NOW - 60, "silent: no sample for 61 s"),
-    ],
-)
-def test_a_slow_and_a_silent_node_are_marked(
-    tmp_path: Path, own: dict[str, float], at: float, note: str
-) -> None:
+def test_a_silent_node_and_a_note_on_the_run_are_shown(tmp_path: Path) -> None:
     run = made(tmp_path, ["n01", "n02", "n03"])
+    note = {"topic": "slow_rank", "text": "rank 1 (n01) is slow", "step": 900, "about": "1"}
+    run.update(notes=[note])
     for node in ("n01", "n02"):
         sampled(run, node, None)
-    sampled(run, "n03", None, at=at, **own)
+    sampled(run, "n03", None, at=NOW - 60)
     seen = snapshot(run, NOW + 1)
     assert [node.name for node in seen.nodes if node.notes] == ["n03"]
-    assert seen.nodes[0].notes[0].startswith(note)
+    assert seen.nodes[0].notes[0].startswith("silent: no sample for 61 s")
+    assert any("digits-01234567: rank 1 (n01) is slow" in line for line in shown(run))
+    assert seen.facts()["notes"] == ["rank 1 (n01) is slow"]
 
 
 def test_throttling_idleness_and_what_is_over(tmp_path: Path) -> None:

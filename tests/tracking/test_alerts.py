@@ -60,7 +60,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         server.shutdown()
 
 
-EVENTS = ("failed", "stalled", "nan", "idle", "finished")
+EVENTS = ("failed", "stalled", "nan", "note", "idle", "finished")
 
 
 def attempt(run: Path, on: tuple[str, ...] = EVENTS) -> JournalTracker:
@@ -110,6 +110,16 @@ def test_each_event_is_told_once_by_whatever_process(server: Server, tmp_path: P
     Alerts(tmp_path, lambda: os.stat(tmp_path).st_mtime + 5 * 86400).look()
     assert len(server.got) == 5
     assert "a-secret-part" not in (tmp_path / "journal" / "notify.json").read_text()
+
+
+def test_each_topic_of_a_note_is_told_once(server: Server, tmp_path: Path) -> None:
+    tracker = attempt(tmp_path)
+    for topic, text in (("flat", "it is flat"), ("flat", ""), ("flat", "again"), ("spike", "up")):
+        tracker.log_note(topic, text, 20)
+    for _ in range(2):
+        Alerts(tmp_path).look()
+    assert [facts["reason"] for _, facts in server.got] == ["it is flat", "up"]
+    assert {facts["title"] for _, facts in server.got} == {"digits lr=1 looks wrong"}
 
 
 def test_only_the_end_that_counts_is_told(server: Server, tmp_path: Path) -> None:

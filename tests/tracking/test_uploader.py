@@ -399,6 +399,8 @@ def test_metrics_that_were_overtaken_before_anyone_uploaded_them_are_left_out(
             if step == 10:
                 positions.append(tracker.position())
             tracker.log_metrics({"loss": value}, step)
+        tracker.log_note("flat", "the loss has not fallen" if attempt == 0 else "", 20)
+        tracker.log_note("spike", f"a spike in attempt {attempt}", 20)
         tracker.finish("FINISHED" if attempt == 2 else "FAILED")
     assert sync(tmp_path / "r").returncode == 0
     assert rows("SELECT value, count(*), min(step) FROM metrics GROUP BY value") == [
@@ -407,6 +409,9 @@ def test_metrics_that_were_overtaken_before_anyone_uploaded_them_are_left_out(
     ]
     assert tags("r")["status"] == "FINISHED"
     assert tags("r")["hpctrain.job.attempt"] == "3"
+    # A note that was taken back is empty.
+    assert tags("r")["hpctrain.note.flat"] == ""
+    assert tags("r")["hpctrain.note.spike"] == "a spike in attempt 2"
 
 
 def test_what_mlflow_refuses_does_not_hold_up_the_rest(

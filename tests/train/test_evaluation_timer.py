@@ -16,7 +16,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import NoDisplay
+from hpctrain.training.display import Display
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
@@ -96,7 +96,7 @@ def evaluations(folder: Path, late: bool, every: int, stop_at: int) -> list[int]
         evaluation=one,
         checkpointer=Checkpointer(folder / "checkpoints", 9, place, model, optimizer),
         tracker=tracker,
-        display=NoDisplay(),
+        display=Display(),
         stop=stop,
         device=torch.device("cpu"),
         max_steps=STEPS,

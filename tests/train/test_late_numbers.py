@@ -28,7 +28,7 @@ from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Sums
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import NoDisplay
+from hpctrain.training.display import Display
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
@@ -108,7 +108,7 @@ def fitted(
         evaluation=None,
         checkpointer=Checkpointer(folder / "checkpoints", 9, place, model, optimizer),
         tracker=NullTracker(),
-        display=NoDisplay(),
+        display=Display(),
         stop=stop,
         device=torch.device("cpu"),
         max_steps=STEPS,

@@ -145,6 +145,7 @@ def test_each_second_is_in_one_part_and_steps_are_without_what_is_between(clock:
             "checkpoint": 30,
             "evaluation": 60,
             "other": 3,
+            "slow_rank": 0,
         }
     )
     assert device_s == pytest.approx(1000 + 2 * sum(seconds.values()))

@@ -14,7 +14,7 @@ from hpctrain.config.schema import SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import NoDisplay
+from hpctrain.training.display import Display
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.trainer import Every, Trainer
 from tests.ranks import run_ranks
@@ -50,7 +50,7 @@ def trainer_of(feed: Batches, asked: str = "") -> Trainer:
         evaluation=evaluation,
         checkpointer=Checkpointer(Path("unused"), 1, ALONE, step.model, step.optimizer),
         tracker=NullTracker(),
-        display=NoDisplay(),
+        display=Display(),
         stop=step.stop,
         device=torch.device("cpu"),
         max_steps=10,

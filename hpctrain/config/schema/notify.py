@@ -8,7 +8,7 @@ from typing import Any
 
 from hpctrain.config.schema.key import key
 
-EVENTS = ("failed", "stalled", "nan", "idle", "finished")
+EVENTS = ("failed", "stalled", "nan", "note", "idle", "finished")
 
 
 def _check_events(events: Any) -> str:
@@ -34,7 +34,8 @@ class NotifyConfig:
     on: list[str] = key(
         [*EVENTS],
         "These events are told: the run has failed or was killed, it makes no step, a metric is "
-        'not finite, its devices are idle, it has finished. In a file write "on".',
+        "not finite, something looks wrong (train.watch, or a slow rank), its devices are idle, it "
+        'has finished. In a file write "on".',
         check=_check_events,
     )
     stalled_minutes: float = key(

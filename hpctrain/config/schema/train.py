@@ -287,6 +287,15 @@ class TrainConfig:
         at_least=1,
         identity=False,
     )
+    watch: str = key(
+        "note",
+        "What happens when all numbers are finite, but the run seems to learn nothing: its loss "
+        "has diverged, had a spike or does not fall, layers get a gradient of exactly zero, an "
+        "evaluation is no better than a guess. note says so in the log, status, MLflow and an "
+        "alert. stop also ends the run as failed, but not because of a spike. off does not look.",
+        choices=("note", "stop", "off"),
+        identity=False,
+    )
     log_every: int = key(
         200,
         "Metrics are reported every this many steps. A report takes about 0.25 ms, so a run whose "

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
@@ -27,6 +28,7 @@ from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import build_schedule
 from hpctrain.job.building.build_utilisation import build_utilisation
+from hpctrain.job.building.build_watch import build_watch
 from hpctrain.job.building.effective import Effective
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
 from hpctrain.job.building.initial_weights import adapted_base, load_initial
@@ -54,10 +56,13 @@ from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.measuring.histograms import Histograms, NoHistograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.profiled_steps import ProfiledSteps
+from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.measuring.slow_ranks import SlowRanks
+from hpctrain.training.notes import Notes
 from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +131,8 @@ def build(
         readers=EvaluationJobs(config, run) if config.evaluation.job and ranks.is_main else None,
         layout=layout,
     )
+    notes = _notes(run, ranks, tracker)
+    watch = build_watch(config, whole, effective, notes, evaluates=evaluation is not None)
     # The last step of a run is evaluated in any case.
     timed = config.train.eval_every_s is not None
     return Trainer(
@@ -135,12 +142,13 @@ def build(
             optimizer,
             clip_norm=config.train.clip_norm,
             stop=stop,
-            health=_health(config.train, run, ranks),
+            health=_health(config.train, run, ranks, watch),
             micro_batches=micro_batches,
             base_lr=config.optimizer.lr,
             average=average,
             timer=EvaluationTimer(config.train.eval_every_s, decides=ranks.is_main),
             histograms=_histograms(config.train.histograms_every, run, tracker),
+            silent=SilentLayers(config.train.log_every if config.train.watch != "off" else 0),
             parts=parts_of_ramp(config, mesh.degrees, mesh.weight),
         ),
         schedule=build_schedule(config.scheduler, effective),
@@ -162,7 +170,7 @@ def build(
         meter=Meter(
             loader,
             account,
-            _slow_ranks(mesh, run, ranks),
+            _slow_ranks(mesh, run, ranks, notes),
             precision,
             tracker,
             counts_tokens=getattr(task, "counts", "samples") == "tokens",
@@ -171,11 +179,13 @@ def build(
         asked=Asked.of(config),
         patience=_patience(config.train.early_stopping),
         best=_best(config.checkpoint, run, ranks, checkpointer),
+        notes=notes,
+        watch=watch,
         hooks=_hooks(config, run, ranks),
     )
 
 
-def _slow_ranks(mesh: Mesh, run: RunDir, ranks: RankInfo) -> SlowRanks:
+def _slow_ranks(mesh: Mesh, run: RunDir, ranks: RankInfo, said: Notes) -> SlowRanks:
     """Return what compares the ranks; rank 0 notes how fast each is, for `parallel.weights`."""
 
     def record(seconds: list[float]) -> None:
@@ -183,7 +193,16 @@ def _slow_ranks(mesh: Mesh, run: RunDir, ranks: RankInfo) -> SlowRanks:
 
     # Ranks that divide a model wait for each other within a sample, so they tell nothing alone.
     notes = ranks.is_main and mesh.degrees.dp == mesh.degrees.ranks
-    return SlowRanks(mesh, ranks.rank, ranks.host, record=record if notes else None)
+    say = partial(said.say, "slow_rank")
+    return SlowRanks(mesh, ranks.rank, ranks.host, record=record if notes else None, say=say)
+
+
+def _notes(run: RunDir, ranks: RankInfo, tracker: Tracker) -> Notes:
+    if not ranks.is_main:
+        return Notes()
+    return Notes(
+        tracker, run.read().notes, lambda notes: run.update(notes=msgspec.to_builtins(notes))
+    )
 
 
 def _check_hosts(config: Config, ranks: RankInfo) -> None:
@@ -263,7 +282,7 @@ def _best(
     return Best(config.best, config.best_mode, record, checkpointer.exists)
 
 
-def _health(train: TrainConfig, run: RunDir, ranks: RankInfo) -> Health:
+def _health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch) -> Health:
     """Return what judges the steps; rank 0 knows which batches earlier rollbacks left out."""
     known = objects.broadcast([*run.read().left_out] if ranks.is_main else None)
 
@@ -278,6 +297,7 @@ def _health(train: TrainConfig, run: RunDir, ranks: RankInfo) -> Health:
         run=run.path,
         left_out=[(step, consumed) for step, consumed in known],
         record=record,
+        seen=watch.seen,
     )
 
 

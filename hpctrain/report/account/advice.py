@@ -51,7 +51,9 @@ def _shares(account: RunAccount) -> Iterator[str]:
             f"{_percent(share['data_wait'])} of the time the ranks waited for data: "
             f"`data.threads={2 * threads}`, or `data.stage=node` if the file system is slow"
         )
-    if share["communication"] > 0.2:
+    slow = account.facts.record.noted("slow_rank")
+    yield from (f"{text}: look at what it does there, or leave its node out" for text in slow)
+    if share["communication"] > 0.2 and not slow and not share["slow_rank"]:
         yield (
             f"{_percent(share['communication'])} of the time rank 0 waited for other ranks: a "
             "larger `train.global_batch_size`, fewer `launch.nodes`, or `train.accumulate`"

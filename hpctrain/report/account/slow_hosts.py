@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hpctrain.report.account.run_account import RunAccount
 
-_LEAST_REPORTS = 10
+_LEAST_REPORTS = 3
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class SlowHost:
 
     Attributes:
         host: Its name.
-        slowest: The part of the reports in which one of its ranks was the slowest; with n hosts
-            that are alike it is about 1/n.
+        slowest: The part of the reports in which one of its ranks was the slowest; if all are
+            alike, no rank is.
         throttled: The part of the samples in which a GPU lowered its clock because of heat; None
             without GPUs that tell it.
     """
@@ -34,6 +34,7 @@ class SlowHost:
 def slow_hosts(account: RunAccount) -> list[SlowHost]:
     """Return the hosts of a run, the slowest first; none for a single host or too few reports."""
     counts: Counter[str] = Counter()
+    total = 0
     hosts: set[str] = set()
     series = account.history.series("perf/slowest_rank")
     for span in account.spans:
@@ -45,8 +46,10 @@ def slow_hosts(account: RunAccount) -> list[SlowHost]:
         for step, rank in zip(series.steps, series.values, strict=True):
             if span.first_step < step <= span.reached and 0 <= rank < ranks:
                 counts[own[int(rank) * len(own) // ranks]] += 1
-    total = sum(counts.values())
-    if total < _LEAST_REPORTS:
+        reports = account.history.series("perf/samples_per_s").steps
+        total += sum(span.first_step < step <= span.reached for step in reports)
+    total = max(total, sum(counts.values()))
+    if total < _LEAST_REPORTS or not counts:
         return []
     heat: dict[str, float] = {}
     for (host, _), sensor in account.usage.of_gpus("throttled_by_heat").items():

@@ -20,7 +20,7 @@ from hpctrain.run_record import Attempt
 
 PARTS = (
     *("compute", "communication", "data_wait", "checkpoint", "evaluation", "startup", "compile"),
-    *("restart", "lost", "idle", "shutdown", "other", "unknown"),
+    *("restart", "lost", "slow_rank", "idle", "shutdown", "other", "unknown"),
 )
 USEFUL = ("compute", "communication")
 _ROUNDING_S = 2.0  # sacct counts whole seconds

@@ -70,8 +70,6 @@ def _slow_hosts(hosts: Sequence[SlowHost]) -> Chart:
                 color=colors.series[1],
                 label="samples with a GPU too hot",
             )
-        fair = 100 / len(hosts)
-        axes.axvline(fair, color=colors.text, linestyle=":", label="if all are alike")
         name_rows(axes, [each.host for each in shown])
         axes.set_xlim(0, 100)
         axes.set_xlabel("%")

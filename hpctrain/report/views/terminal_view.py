@@ -25,6 +25,7 @@ TITLES = {
     "compile": "compile",
     "restart": "start-up again",
     "lost": "lost steps",
+    "slow_rank": "slow rank",
     "idle": "no program",
     "shutdown": "shutdown",
     "other": "other",

@@ -2,6 +2,7 @@
 
     status FAILED                            failed, or nan if a number was not finite
     a metric that is not finite              nan
+    a note                                   note
     no record for notify.stalled_minutes     stalled
     monitor/NODE.idle                        idle
     status FINISHED                          finished
@@ -90,6 +91,8 @@ class Alerts:
             ]
             if wrong:
                 self._tell("nan", ", ".join(wrong), when)
+        elif body["kind"] == "note" and body["text"]:
+            self._tell("note", str(body["text"]), when, str(body["topic"]))
         elif body["kind"] == "status":
             status, reason = body["status"], str(body.get("reason", ""))
             self._running = status == "RUNNING"
@@ -105,10 +108,10 @@ class Alerts:
             if when >= self._began:
                 self._tell("idle", text, when)
 
-    def _tell(self, event: str, reason: str, when: float) -> None:
+    def _tell(self, event: str, reason: str, when: float, topic: str = "") -> None:
         settings = self._settings
         assert settings is not None
-        key = f"{self._attempt}:{event}"
+        key = f"{self._attempt}:{event}" + (f":{topic}" if topic else "")
         told = self._told()
         old = self._clock() - when > _OLD_S
         if event not in settings.on or key in told or key in self._refused or old:
@@ -128,6 +131,7 @@ class Alerts:
         said = {
             "idle": "is idle",
             "nan": "has a number that is not finite",
+            "note": "looks wrong",
             "stalled": "is stalled",
         }
         title = f"{name} {said.get(event, f'has {event}')}"

@@ -283,7 +283,7 @@ class Upload:
         match body["kind"]:
             case "params":
                 run.log_params(body["params"], record.end)
-            case "tags" | "superseded":
+            case "tags" | "superseded" | "note":
                 tags = self._tags(record)
                 if run.tags.get(_NOTE):  # people may have changed it
                     tags.pop(_NOTE, None)
@@ -314,6 +314,8 @@ class Upload:
         match body["kind"]:
             case "tags":
                 return dict(body["tags"])
+            case "note":
+                return {f"hpctrain.note.{body['topic']}": str(body["text"])}
             case "superseded":
                 return {"hpctrain.superseded": "steps " + ", ".join(self._superseded_steps)}
             case "status":

@@ -12,7 +12,7 @@ import time
 
 _PARTS = (
     *("startup", "compile", "compute", "communication", "data_wait"),
-    *("checkpoint", "evaluation", "other"),
+    *("checkpoint", "evaluation", "other", "slow_rank"),
 )
 
 
@@ -37,10 +37,16 @@ class Account:
         self._seconds[self._part] += now - self._since
         self._part, self._since = part, now
 
-    def move(self, part: str, seconds: float) -> None:
-        """Count so many seconds of what was counted as `compute` for another part."""
-        self._seconds["compute"] -= seconds
+    def move(self, part: str, seconds: float, of: str = "compute") -> None:
+        """Count so many seconds of what was counted for one part for another one."""
+        self._seconds[of] -= seconds
         self._seconds[part] += seconds
+
+    def lose(self, seconds: float) -> None:
+        """Count so many seconds for `slow_rank`: of the waiting for others, then of the work."""
+        waited = min(seconds, max(0.0, self._seconds["communication"]))
+        self.move("slow_rank", waited, "communication")
+        self.move("slow_rank", min(seconds - waited, max(0.0, self._seconds["compute"])))
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each part up to now."""

@@ -66,7 +66,7 @@ class Histograms(NoHistograms):
         step = model.step + 1
         if step % self._every:
             return
-        self._names = self._names or _names(model)
+        self._names = self._names or names_of_all_stages(model)
         places = [self._names.index(name) for name in model.names]
         gradients = [p.grad for p in model.parameters]
         found = {
@@ -122,7 +122,7 @@ class Histograms(NoHistograms):
             )
 
 
-def _names(model: ParallelModel) -> list[str]:
+def names_of_all_stages(model: ParallelModel) -> list[str]:
     """Return the names of the parameters of all stages, in their order."""
     if model.mesh.degrees.pp == 1:
         return model.names

@@ -1,20 +1,22 @@
 """Name a rank that works much longer than the others, which wait for it in every step.
 
-    each rank   seconds of work of its main thread, and of waiting for its own data
-    log step    one reduction of some numbers for each rank ── median of the others ── a line
+    each rank   its own time: work of its main thread, waiting for its data, being blocked
+    log step    one reduction of some numbers for each rank ── median of the others ── a note
                                                             ── the slowest rank, the largest memory
 
-All ranks take equally long for a step, because they wait for each other. Their work differs: a
+All ranks take equally long for a step, because they wait for each other. Their own time differs: a
 thread that waits in a collective operation of gloo sleeps. So its work is the time on a core, and
-the time of waiting for a core, as Linux counts them. The thread that drives a GPU does not work as
-long as the GPU does; there only the waiting for data is compared.
+the time of waiting for a core, as Linux counts them; where it is blocked in the user's code,
+`blocked_clock` finds. The thread that drives a GPU does not work as long as the GPU does; there
+only the waiting for data and the time in the user's code are compared.
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import os
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,21 +24,24 @@ from typing import NamedTuple
 
 import torch
 
+from hpctrain.distributed import objects
 from hpctrain.parallel.mesh import Mesh
 
-log = logging.getLogger(__name__)
-_RATIO = 1.5  # times the median of the other ranks
-_SHARE = 0.2  # of the time of the steps that the others lose
+_RATIO, _CLEARLY = 1.5, 3.0  # times the median of the other ranks
+_SHARE, _MOST = 0.2, 0.5  # of the time of the steps that the others lose
 _LEAST_S = 10.0  # shorter intervals say little
-_SILENT_S = 600.0  # from one line to the next
+_CLEAR = 0.3  # of it is enough for a rank that is clearly slow
+_SILENT_S = 600.0  # from one line about a rank to the next
 _KEPT = 64  # reports from which the seconds of a sample are taken
-_LEAST_WAIT = 0.01  # of the time of the steps: GPUs that wait less for data are not told apart
+_RECENT_S = 5.0  # the weight of a report falls by e in this time
+_LEAST_LOSS = 0.05  # of the time of the steps: ranks that differ less are not told apart
 
 
 class WorkClock:
     """The seconds that the thread which makes it has been on a core, or has waited for one."""
 
     def __init__(self) -> None:
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # a kernel without it
@@ -45,7 +50,7 @@ class WorkClock:
     def __call__(self) -> float:
         """Return them; the file stays open, because opening it takes ten times as long."""
         if self._fd < 0:
-            return time.thread_time()
+            return time.clock_gettime(self._clock)
         on_core, waiting, _ = os.pread(self._fd, 64, 0).split()
         return (int(on_core) + int(waiting)) / 1e9
 
@@ -66,6 +71,8 @@ class Interval(NamedTuple):
         memory: The peak of the memory of the GPU that tensors needed, and of what was reserved, in
             bytes.
         samples: The samples of all ranks in this time.
+        blocked_s: The seconds of it in which the main thread was blocked in the user's code.
+        place: Where that was.
     """
 
     trained_s: float
@@ -73,18 +80,22 @@ class Interval(NamedTuple):
     waited_s: float
     memory: tuple[float, float] = (0.0, 0.0)
     samples: int = 0
+    blocked_s: float = 0.0
+    place: str = ""
 
 
 class Compared(NamedTuple):
     """What the ranks have found together.
 
     Attributes:
-        slowest: The rank that the others have waited for most; None if it cannot be told.
+        slowest: The rank that the others have waited for most; None if it does not stand out.
         memory: The largest of the ranks' two peaks of memory, in bytes.
+        lost_s: The seconds that the others have lost to a rank that a note names.
     """
 
     slowest: int | None
     memory: tuple[float, float]
+    lost_s: float = 0.0
 
 
 class SlowRanks:
@@ -94,8 +105,10 @@ class SlowRanks:
         mesh: The ranks.
         rank: This rank.
         host: Returns the node of a rank; "" if unknown.
-        least_s: A line names a slow rank only after so many seconds of training.
+        least_s: A note names a slow rank only after so many seconds of training, or after less
+            than a third of them if it is clearly slow.
         record: Gets the seconds of each rank for one of its samples at the end, on CPUs.
+        say: Gets the note on a slow rank, and what it is about; "" when there is none any more.
     """
 
     def __init__(
@@ -105,35 +118,42 @@ class SlowRanks:
         host: Callable[[int], str],
         least_s: float = _LEAST_S,
         record: Callable[[list[float]], None] | None = None,
+        say: Callable[[str, str], None] = lambda text, about: None,
     ) -> None:
-        self._record = record
+        self._record, self._say = record, say
         self._reports = 0
         self._of_a_sample: deque[list[float]] = deque(maxlen=_KEPT)
         self._mesh, self._rank, self._host, self._least_s = mesh, rank, host, least_s
         self._on_cpu = mesh.device.type == "cpu"
         self._alone = mesh.degrees.ranks == 1
-        self._trained_s = 0.0
+        self._stage = mesh.degrees.ranks // mesh.degrees.pp
+        self._trained_s, self._recent_s = 0.0, 0.0
         self._own_s = [0.0] * mesh.degrees.ranks
-        self._told = -float("inf")
+        self._recent = [0.0] * mesh.degrees.ranks
+        # Seconds of training, which are the same on all ranks, and the rank of the last note.
+        self._now, self._told, self._slow = 0.0, 0.0, -1
 
     def compare(self, own: Interval) -> Compared:
         """Compare with the other ranks; each of them calls this at the same log steps."""
         if self._alone:
             return Compared(None, own.memory)
         mesh, ranks = self._mesh, self._mesh.degrees.ranks
-        work_s = own.waited_s + (own.worked_s if self._on_cpu else 0.0)
+        own_s = own.waited_s + own.blocked_s + (own.worked_s if self._on_cpu else 0.0)
         # A rank of weight 2 takes twice as many samples.
-        numbers = [own.trained_s, work_s / mesh.weight, *own.memory]
+        numbers = [own.trained_s, own_s / mesh.weight, *own.memory]
         table = torch.zeros(ranks, len(numbers), dtype=torch.float64)
         table[self._rank] = torch.tensor(numbers, dtype=torch.float64)
         table = table.to(mesh.device)
         mesh.add(table)
-        trained, worked, peak, reserved = table.T.tolist()
-        self._warn(max(trained), worked)
-        self._keep(worked, own.samples)
-        most = max(worked)
-        told = self._on_cpu or most > _LEAST_WAIT * max(trained)
-        return Compared(worked.index(most) if told else None, (max(peak), max(reserved)))
+        trained, owns, peak, reserved = table.T.tolist()
+        trained_s = max(trained)
+        lost_s = self._lost_to_one(trained_s, owns, own.place * (2 * own.blocked_s > own_s))
+        self._keep(owns, own.samples)
+        kept = math.exp(-trained_s / _RECENT_S)
+        self._recent_s = kept * self._recent_s + trained_s
+        self._recent = [kept * a + b for a, b in zip(self._recent, owns, strict=True)]
+        found = slowest(self._recent, self._recent_s, self._stage, 1.0, _LEAST_LOSS)
+        return Compared(found[0] if found else None, (max(peak), max(reserved)), lost_s)
 
     def close(self) -> None:
         """Record how long each rank works for a sample: the medians of the last reports."""
@@ -148,43 +168,63 @@ class SlowRanks:
             share = samples / self._mesh.shares
             self._of_a_sample.append([seconds / share for seconds in worked])
 
-    def _warn(self, trained_s: float, worked: Sequence[float]) -> None:
-        """Name the rank that is much slower than the others, once it has been so for a while."""
+    def _lost_to_one(self, trained_s: float, owns: Sequence[float], place: str) -> float:
+        """Note a rank that is much slower for a while; return the seconds that the others lose."""
+        self._now += trained_s
         self._trained_s += trained_s
-        self._own_s = [a + b for a, b in zip(self._own_s, worked, strict=True)]
-        if self._trained_s < self._least_s:
-            return
+        self._own_s = [a + b for a, b in zip(self._own_s, owns, strict=True)]
         own_s, trained_s = self._own_s, self._trained_s
+        slow = slowest(own_s, trained_s, self._stage)
+        is_clear = slow is not None and slow[1] > _CLEARLY and slow[2] > _MOST * trained_s
+        if trained_s < self._least_s * (_CLEAR if is_clear else 1.0):
+            return 0.0
         self._trained_s, self._own_s = 0.0, [0.0] * len(own_s)
-        slow = slowest(own_s, trained_s, len(own_s) // self._mesh.degrees.pp)
-        if slow is not None and self._rank == 0 and time.monotonic() - self._told > _SILENT_S:
-            self._told = time.monotonic()
-            rank, ratio = slow
-            place = f" ({self._host(rank)})" if self._host(rank) else ""
-            log.warning(
-                "rank %d%s is slow: in the last %.0f s it has worked %.1f times as long as the "
-                "median of the other ranks, which wait for it",
-                *(rank, place, trained_s, ratio),
+        if slow is None:
+            self._say("", "")
+            self._slow = -1
+            return 0.0
+        rank, ratio, lost_s = slow
+        if rank != self._slow or self._now - self._told > _SILENT_S:
+            self._slow, self._told = rank, self._now
+            on = f" ({self._host(rank)})" if self._host(rank) else ""
+            where = objects.broadcast(place, rank)
+            blocked = f"; it is blocked at {where}" if where else ""
+            times = f"{ratio:.1f}" if ratio < 100 else "more than 100"
+            self._say(
+                f"rank {rank}{on} is slow: in the last {trained_s:.0f} s its own part of the steps "
+                f"took {times} times as long as the median of the other ranks, which wait for it"
+                f"{blocked}",
+                f"{rank} {self._now:.0f}",
             )
+        return lost_s
 
 
-def slowest(own_s: Sequence[float], trained_s: float, stage: int) -> tuple[int, float] | None:
-    """Return the rank that works much longer than the others, and how many times as long.
+def slowest(
+    own_s: Sequence[float],
+    trained_s: float,
+    stage: int,
+    ratio: float = _RATIO,
+    share: float = _SHARE,
+) -> tuple[int, float, float] | None:
+    """Return the rank whose own time is much longer than that of the others.
 
     Args:
-        own_s: The seconds of work of each rank.
-        trained_s: The time in which they have worked.
+        own_s: The seconds of its own of each rank.
+        trained_s: The time in which they have trained.
         stage: The number of ranks that have the same layers: others have other work.
+        ratio: So many times the median of the others is much.
+        share: The others lose at least this part of the time.
 
     Returns:
-        None if there is no such rank, or it costs the others less than a fifth of the time.
+        The rank, how many times as long, and the seconds that the others lose; None if there is
+        no such rank.
     """
-    found: list[tuple[float, int]] = []
+    found: list[tuple[float, int, float]] = []
     for rank, own in enumerate(own_s):
         first = rank // stage * stage
         others = [own_s[other] for other in range(first, first + stage) if other != rank]
         median = statistics.median(others) if others else own
-        if own > _RATIO * median and own - median > _SHARE * trained_s:
-            found.append((own / max(median, 1e-3), rank))
-    ratio, rank = max(found, default=(0.0, 0))
-    return (rank, ratio) if found else None
+        if own > ratio * median and own - median > share * trained_s:
+            found.append((own - median, rank, own / max(median, 1e-3)))
+    lost_s, rank, times = max(found, default=(0.0, 0, 0.0))
+    return (rank, times, lost_s) if found else None

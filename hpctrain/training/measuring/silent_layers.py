@@ -1,0 +1,70 @@
+"""Layers that no gradient reaches: in every step that is looked at, all of it is exactly zero.
+
+every 5th step or so   the largest part of each parameter's gradient ── on the device
+log step               the maximum over these steps and over all ranks ── layers of zeros
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.training.measuring.histograms import names_of_all_stages
+
+_LEAST_EVERY, _LOOKS = 5, 8  # steps; looks between two reports
+_ENOUGH = 4  # looks
+
+
+class SilentLayers:
+    """Looks at the gradients of one run.
+
+    Args:
+        report_every: The steps between two reports; 0 looks at nothing.
+
+    Attributes:
+        layers: The number of layers that had a gradient at the last `read`.
+    """
+
+    def __init__(self, report_every: int = 0) -> None:
+        self._every = report_every and max(_LEAST_EVERY, report_every // _LOOKS)
+        self._most: torch.Tensor | None = None
+        self._names: list[str] = []
+        self._looks = self.layers = 0
+
+    def take(self, model: ParallelModel) -> None:
+        """Look at a step after its backward pass, if that is due; the host does not wait."""
+        if not self._every or (model.step + 1) % self._every:
+            return
+        self._looks += 1  # on all ranks, also on one that has no part of a gradient
+        here = {}
+        for place, parameter in enumerate(model.parameters):
+            if (gradient := parameter.grad) is not None:
+                own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                if own.numel() and not own.is_sparse:
+                    here[place] = own.detach()
+        if not here:
+            return
+        # The norm of small numbers would be zero, as they are squared.
+        norms = dict(zip(here, torch._foreach_norm([*here.values()], float("inf")), strict=True))
+        none = torch.full((), -1.0, device=next(iter(here.values())).device)
+        places = range(len(model.parameters))
+        found = torch.stack([norms[n].float() if n in norms else none for n in places])
+        self._most = found if self._most is None else torch.maximum(self._most, found)
+
+    def read(self, model: ParallelModel) -> list[str] | None:
+        """Return the layers of zeros since the last call, on all ranks; None after few looks."""
+        if self._looks < _ENOUGH:
+            return None
+        self._names = self._names or names_of_all_stages(model)
+        every = torch.full((len(self._names),), -1.0, device=model.mesh.device)
+        if self._most is not None:
+            every[[self._names.index(name) for name in model.names]] = self._most.to(every)
+        self._most, self._looks = None, 0
+        layers: dict[str, float] = {}
+        for name, most in zip(self._names, model.mesh.largest(every), strict=True):
+            layer = name.rpartition(".")[0] or name
+            layers[layer] = max(layers.get(layer, -1.0), most)  # a NaN is no zero
+        layers = {name: most for name, most in layers.items() if most != -1.0}
+        self.layers = len(layers)
+        return [name for name, most in layers.items() if most == 0]

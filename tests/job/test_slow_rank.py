@@ -1,0 +1,52 @@
+"""A training in which one rank sleeps in its task: the right rank is named everywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import journal_metrics, run_json, run_module, runs
+
+TASK = """
+import os, time
+from hpctrain.tasks import Classification
+
+class Slow(Classification):
+    def sums(self, outputs, batch):
+        if os.environ["RANK"] == "0":
+            time.sleep(0.08)
+        return super().sums(outputs, batch)
+"""
+SHARDED = ["parallel.dp_shard=2", "parallel.zero=3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [[], SHARDED], ids=["ddp", "zero3"])
+def test_a_rank_that_sleeps_is_named_everywhere(
+    layout: list[str], digits: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(TASK)
+    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking.upload=false"]
+    often = ["train.max_steps=120", "train.log_every=10", "task._target_=mine.Slow", *layout]
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
+    given = ["experiment=digits", *where, *often]
+    done = run_module(*launch, *given, new=True, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    (run,) = runs(tmp_path / "runs")
+    (note,) = run_json(run)["notes"]
+    assert note["text"].startswith("rank 0")
+    assert note["text"].endswith(f"it is blocked at {tmp_path}/mine.py:8 in sums")
+    assert note["text"] in " ".join(done.stderr.split())
+    lines = (run / "journal" / "events.jsonl").read_text().splitlines()
+    assert note["text"] in [body.get("text") for body in map(json.loads, lines)]
+    named = {value for (name, _), value in journal_metrics(run).items() if "slowest" in name}
+    assert named == {0.0}
+    (row,) = json.loads(run_module("hpctrain", "status", "--json", cwd=tmp_path).stdout)
+    assert note["text"] in row["reason"]
+    top = run_module("hpctrain", "top", "--once", "--json", cwd=tmp_path).stdout
+    assert note["text"] in json.loads(top)["notes"]
+    report = json.loads(run_module("hpctrain", "report", str(run), "--json", cwd=tmp_path).stdout)
+    found = report[0] if isinstance(report, list) else report
+    assert found["time"]["slow_rank"] > found["time"]["communication"]
+    assert not any("global_batch_size" in text for text in found["notes"])

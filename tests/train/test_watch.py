@@ -1,0 +1,166 @@
+"""What is said of losses that are finite, and what is not said of those that are healthy."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hpctrain.errors import HealthError
+from hpctrain.run_record import Note
+from hpctrain.training.measuring.silent_layers import SilentLayers
+from hpctrain.training.notes import Notes
+from hpctrain.training.watch import Guess, Watch
+from tests.parallel.parity import Cell, batch, build
+from tests.ranks import run_ranks
+
+Loss = Callable[[int], float]
+noise = random.Random(7).gauss
+FIRST = math.log(10)
+
+
+def healthy(step: int) -> float:
+    """Late batches differ a hundredfold, as those of a classifier do that is nearly right."""
+    return FIRST * math.exp(-step / 80 + noise(0, 0.3)) + 0.003 * math.exp(noise(0, 1.2))
+
+
+def watched(loss: Loss, steps: int, evaluation: Loss | None = None, **options: Any) -> list[Any]:
+    """Return the topics of the notes at the end of a run, and those that there ever were."""
+    ever: list[str] = []
+    kept: list[Note] = []
+
+    def record(notes: list[Note]) -> None:
+        kept[:] = notes
+        ever.extend(note.topic for note in notes)
+
+    notes = Notes(record=record)
+    watch = Watch(notes, "note", max_steps=steps, evaluates=evaluation is not None, **options)
+    for step in range(1, steps + 1):
+        notes.step = step
+        watch.seen(step, loss(step))
+        if step % 20 == 0 or step == steps:
+            watch.report(step, None, 0)
+        if evaluation is not None and (step % 40 == 0 or step == steps):
+            watch.evaluated({"val/loss": evaluation(step), "val/accuracy": 0.1}, step)
+        if step == steps // 2:  # the run is resumed
+            state = json.loads(json.dumps(watch.state_dict(), allow_nan=False))
+            watch = Watch(
+                notes, "note", max_steps=steps, evaluates=evaluation is not None, **options
+            )
+            watch.load_state_dict(state)
+    return [sorted({note.topic for note in kept}), sorted({*ever})]
+
+
+HEALTHY: dict[str, tuple[Loss, int]] = {
+    "20 steps": (lambda n: FIRST + noise(0, 0.1), 20),
+    "a classifier": (healthy, 330),
+    "a long run": (healthy, 3000),
+    "a language model": (lambda n: 3 + 7.8 * n**-0.4 + noise(0, 0.06), 2000),
+    "it falls slowly": (lambda n: FIRST - 0.06 * n / 330 + noise(0, 0.03), 330),
+    "it falls hardly, without noise": (lambda n: FIRST - 1e-6 * n, 120),
+    "it has converged at once": (lambda n: 0.01 * math.exp(noise(0, 0.5)) + 2 * (n < 4), 330),
+    "regression": (lambda n: (math.exp(-n / 300) + 0.05) * math.exp(noise(0, 0.5)), 1000),
+    "a plateau": (lambda n: 1 + 1.3 * math.exp(-n / 50) + noise(0, 0.1), 3000),
+    "it is 0": (lambda n: 5.0 * 0.5**n, 300),
+}
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_nothing_is_said_of_a_healthy_loss(kind: str) -> None:
+    assert watched(*HEALTHY[kind]) == [[], []]
+
+
+DEAD: dict[str, tuple[Loss, int, list[str]]] = {
+    "constant": (lambda n: FIRST, 120, ["flat"]),
+    "noise": (lambda n: FIRST + random.Random(n).gauss(0, 0.03), 330, ["flat"]),
+    "a spike that came back": (lambda n: 50.0 if n == 280 else healthy(n), 330, ["spike"]),
+    "a spike of a language model": (
+        lambda n: 7.5 if n == 1700 else 3 + 7.8 * n**-0.4 + noise(0, 0.06),
+        2000,
+        ["spike"],
+    ),
+    "lr=1e5": (lambda n: FIRST if n < 2 else 8.6e7 * math.exp(-n / 50), 150, ["diverged"]),
+    "a blow-up": (lambda n: healthy(n) if n < 280 else 40.0, 400, ["diverged", "spike"]),
+}
+
+
+@pytest.mark.parametrize("kind", DEAD)
+def test_what_is_said_of_a_dead_loss(kind: str) -> None:
+    loss, steps, topics = DEAD[kind]
+    assert watched(loss, steps)[0] == topics
+
+
+def test_an_evaluation_is_compared_with_a_guess() -> None:
+    tenth = Guess("val/accuracy", 0.12, 0.02, "always saying the most frequent class", FIRST)
+    rare = Guess("val/accuracy", 0.95, 0.01, "always saying the most frequent class", 0.2)
+    mean = Guess("val/mse", 4.0, 0.0, "always saying the mean")
+    assert tenth.beats({"val/accuracy": 0.09, "val/loss": FIRST})
+    assert not tenth.beats({"val/accuracy": 0.15, "val/loss": FIRST})
+    # The most frequent class may be the right answer although much was learnt.
+    assert rare.beats({"val/accuracy": 0.95, "val/loss": 0.2})
+    assert not rare.beats({"val/accuracy": 0.95, "val/loss": 0.1})
+    assert mean.beats({"val/mse": 4.1, "val/loss": 4.1})
+    assert not mean.beats({"val/mse": 3.9, "val/loss": 3.9})
+    assert not mean.beats({"val/mse": math.nan, "val/loss": math.nan})
+    assert watched(healthy, 120, lambda n: FIRST + n, guess=tenth)[0] == ["chance"]
+    assert watched(healthy, 20, lambda n: FIRST + n, guess=tenth) == [[], []]
+    # It learns slowly, but it does.
+    assert watched(healthy, 120, lambda n: FIRST - 1e-4 * n, guess=tenth) == [[], []]
+    assert watched(DEAD["noise"][0], 330, lambda n: FIRST - 1e-4 * n) == [[], []]
+
+
+def test_a_run_is_stopped_only_if_asked() -> None:
+    notes = Notes(record=lambda _: None)
+    watch = Watch(notes, "stop", max_steps=100)
+    for step in range(1, 31):
+        watch.seen(step, 1.0 if step == 1 else 1e4)
+    with pytest.raises(HealthError, match=r"has diverged.*because of train\.watch=stop"):
+        watch.report(30, None, 0)
+    off = Watch(notes, "off", max_steps=100)
+    off.seen(1, 1.0)
+    off.report(30, ["a"], 1)
+
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "single": (1, {}),
+    "zero3": (2, {"parallel.dp_shard": 2, "parallel.zero": 3}),
+    "tp": (2, {"parallel.tp": 2}),
+    "pp": (2, {"parallel.pp": 2, "train.accumulate": 2}),
+}
+
+
+def silent(layout: str) -> tuple[list[str], int]:
+    """Return the layers without a gradient, where the second block adds nothing to its input."""
+    ranks, keys = LAYOUTS[layout]
+    training = build(Cell("untied", ranks, tuple(keys.items())))
+    step = training.step
+    step.silent = SilentLayers(report_every=5)
+    step.silent._every = 1
+    for number in range(4):
+        with torch.no_grad():
+            for name, parameter in zip(step.model.names, step.model.parameters, strict=True):
+                if name in ("layers.1.attention.out.weight", "layers.1.mlp.down.weight"):
+                    parameter.zero_()
+        step.model.step = number
+        step(training._share(batch("untied", training.seen)), 0.0)
+    found = step.silent.read(step.model)
+    assert found is not None
+    return sorted(found), step.silent.layers
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(n, marks=pytest.mark.slow if n == "tp" else ()) for n in LAYOUTS]
+)
+def test_silent_layers_are_the_same_in_every_layout(layout: str) -> None:
+    expected = [
+        *(f"layers.1.attention.{name}" for name in ("key", "query", "value")),
+        "layers.1.attention_norm",
+        *(f"layers.1.mlp.{name}" for name in ("gate", "up")),
+        "layers.1.mlp_norm",
+    ]
+    assert run_ranks(silent, LAYOUTS[layout][0], layout) == [(expected, 39)] * LAYOUTS[layout][0]

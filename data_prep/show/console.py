@@ -1,4 +1,4 @@
-"""Tables on stdout: with lines and colour on a terminal, plain columns in pipes and logs.
+"""Tables and lines on stdout.
 
 The text comes from files. So it is never read as markup, and control characters are escaped.
 """
@@ -31,7 +31,7 @@ def title(text: str) -> None:
 def say(text: str, style: str = "") -> None:
     """Print a line, with a style of rich on a terminal."""
     if sys.stdout.isatty():
-        terminal().print(_shown(text), style=style, soft_wrap=True)
+        terminal().print(_shown(text), style=style)
     else:
         print(_shown(text))
 
@@ -46,24 +46,12 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str 
     """
     if not rows:
         return
-    cells = [["" if cell is None else _shown(str(cell)) for cell in row] for row in rows]
-    right = [column in numbers.split() for column in columns] or [False] * len(cells[0])
-    if not sys.stdout.isatty():
-        lines = [[*columns], *cells] if columns else cells
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            parts = zip(line, widths, right, strict=True)
-            text = "  ".join(c.rjust(width) if r else c.ljust(width) for c, width, r in parts)
-            print(text.rstrip())
-        return
-    from rich import box
-    from rich.table import Table
+    from hpctrain.console import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_header=bool(columns), show_edge=False)
-    for name, is_right in zip(columns or [""] * len(right), right, strict=True):
-        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*row)
+    right = [n for n, name in enumerate(columns) if name in numbers.split()]
+    table = Table(*(columns or [""] * len(rows[0])), right=right)
+    for row in rows:
+        table.add_row(*("" if cell is None else _shown(str(cell)) for cell in row))
     terminal().print(table)
 
 

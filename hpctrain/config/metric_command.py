@@ -54,13 +54,9 @@ def _select(names: Sequence[str]) -> list[Metric]:
 
 
 def _print_table(chosen: list[Metric]) -> None:
-    from rich.table import Column, Table
-    from rich.text import Text
+    from hpctrain.console import Console, Table
 
-    from hpctrain.console import Console
-
-    name = Column("metric", overflow="fold", ratio=2)
-    table = Table(name, "unit", Column("meaning", ratio=3), show_lines=True)
+    table = Table("metric", "unit", "meaning", spaced=True)
     for metric in chosen:
-        table.add_row(*map(Text, metric))
+        table.add_row(*metric)
     Console().print(table)

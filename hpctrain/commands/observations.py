@@ -20,7 +20,7 @@ from hpctrain.launch.slurm.queue import Ended, Job, ended, queued
 from hpctrain.runs import stop_request
 from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import recorded
+from hpctrain.tracking import recorded, samples
 
 log = logging.getLogger(__name__)
 
@@ -142,14 +142,15 @@ class Facts:
         """Return the seconds of all attempts together; None if none has begun.
 
         Args:
-            now: The time, for a run that is running. Otherwise an attempt that could not note its
-                end has lasted until the last heartbeat.
+            now: The time, for a run that is running. An attempt that could not note its end has
+                lasted until its last sign of life, which the next attempt has noted.
         """
         attempts = [each for each in self.record.get("attempts", []) if "started" in each]
         total = 0.0
         for attempt in attempts:
-            last = attempt is attempts[-1]
-            end = attempt.get("ended", now or self.progress.get("time") if last else None)
+            end = attempt.get("ended", attempt.get("seen"))
+            if end is None and attempt is attempts[-1]:
+                end = now or max(self.progress.get("time", 0.0), samples.last_time(self.path))
             total += max(0.0, float(end or attempt["started"]) - float(attempt["started"]))
         return total if attempts else None
 

@@ -44,6 +44,7 @@ from hpctrain.disk import create, read_json, set_aside, write_atomically
 from hpctrain.errors import InUseError, StorageError
 from hpctrain.forks import keep_private
 from hpctrain.lock import is_locked, open_lock
+from hpctrain.tracking import samples
 
 _HOLDER = re.compile(r"process (\d+) on (?P<host>\S+)")  # what `RunDir.lock` writes
 _LONGEST_HOLDER = 300
@@ -176,8 +177,19 @@ class RunDir:
         for folder in (self.logs, self.checkpoints):
             folder.mkdir(exist_ok=True)
         with self._change() as content:
+            for before in content["attempts"][-1:]:
+                if "ended" not in before:  # it was killed
+                    before["seen"] = max(before["started"], self.last_sign())
             content["state"] = "running"
             content["attempts"].append({"started": time.time(), **facts})
+
+    def last_sign(self) -> float:
+        """Return when the last attempt was known to be alive, in seconds since the epoch; or 0."""
+        try:
+            progress = float(read_json(self.path / "progress.json")["time"])
+        except (OSError, ValueError, TypeError, LookupError):
+            progress = 0.0
+        return max(progress, samples.last_time(self.path))
 
     def end_attempt(self, state: str, **facts: Any) -> None:
         """Record the end of the last attempt.

@@ -37,9 +37,11 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.launch.slurm.queue import Ended, Job, jobs_of
 from hpctrain.lock import file_lock
+from hpctrain.report.account.run_account import read
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.terminal_log import kept
+from hpctrain.tracking import samples
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.training.display import NoDisplay
@@ -747,6 +749,29 @@ def test_swept_values_time_and_best_value_are_shown() -> None:
     assert facts["duration_s"] == 780
     # An attempt that was killed has lasted until its last heartbeat.
     assert Row(row.run, State("lost"), NOW).facts()["duration_s"] == 600 + 177
+
+
+def test_attempts_that_were_killed_have_taken_time(tmp_path: Path) -> None:
+    run = RunDir(make_run(tmp_path))
+    now = time.time()
+    signs = samples.Writer(samples.folder(run.path) / "n01.jsonl")
+    # Killed after 240 s, at the start-up after 60 s, and before anything was heard of it.
+    for begun_s, heartbeat_s, sample_s in ((1000, 760, 770), (500, None, 440), (200, None, None)):
+        run.begin_attempt(host="n01")
+        content = run.read()
+        content["attempts"][-1]["started"] = now - begun_s
+        (run.path / "run.json").write_text(json.dumps(content))
+        if heartbeat_s:
+            beat = BEAT | {"time": now - heartbeat_s}
+            (run.path / "progress.json").write_text(json.dumps(beat))
+        if sample_s:
+            signs.write(now - sample_s, metrics={"cpu_utilization_percentage": 1.0})
+    signs.close()
+    facts = Facts.read(run.path)
+    assert facts.trained_s(None) == pytest.approx(240 + 60, abs=0.01)
+    assert facts.trained_s(now) == pytest.approx(240 + 60 + 200, abs=0.01)
+    (account,) = read([run.path])
+    assert [round(span.end - span.begin) for span in account.spans] == [240, 60, 0]
 
 
 def test_watching_on_a_terminal_waits_for_the_first_run(

@@ -90,7 +90,8 @@ def spans(
         if found:
             begin = max(begin, found[-1].end if not found[-1].killed else begin)
         runs = running and last and "ended" not in facts
-        alive = [time for time in heard if started <= time < following]
+        signs = [*heard, float(facts.get("seen", started))]
+        alive = [time for time in signs if started <= time < following]
         alive += [each.time for each in records]
         end = now if runs else float(facts.get("ended", max(alive, default=started)))
         span = Span(

@@ -155,7 +155,7 @@ class Table:
         """Return the widths of the columns, for each of the tables that stand below each other."""
         parts: list[dict[int, tuple[int, int]]] = [{}]
         for n, size in sizes.items():
-            if len(parts[-1]) > 1 and self._needed(parts[-1] | {n: size}) > width:
+            if len(parts[-1]) > 1 and self._needed({**parts[-1], n: size}) > width:
                 parts.append(dict([*sizes.items()][:1]))
             parts[-1][n] = size
         return [self._widths(part, width) for part in parts]
@@ -164,7 +164,7 @@ class Table:
         """Return the width of each column; those that fold share what is left over."""
         found = {n: least for n, (least, _) in sizes.items()}
         spare = width - self._needed(sizes)
-        last = next(reversed(sizes))  # its long words stand out at the right
+        last = [*sizes][-1]  # its long words stand out at the right
         found[last] = max(min(found[last], _SHORT), found[last] + min(0, spare))
         while spare > 0 and (growing := [n for n in sizes if found[n] < sizes[n][1]]):
             share = max(1, spare // len(growing))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpctrain.config.rules.batch_sizes import named_sizes
 from hpctrain.config.schema import Config
-from hpctrain.disk import read_json
+from hpctrain.disk import expanded, read_json
 from hpctrain.errors import ConfigError
 from hpctrain.forecast.like_runs import differences, runs_of_model
 from hpctrain.forecast.measured_run import MeasuredRun, measured_run
@@ -141,7 +141,7 @@ def _speeds(config: Config, asked: str) -> _Speeds:
     given = asked.partition(":")[2]
     if not given:
         return _newest(config)
-    path = Path(os.path.abspath(os.path.expanduser(given)))
+    path = Path(os.path.abspath(expanded(given, "parallel.weights")))
     if path.is_file():
         return _of_bench(config, path)
     run = measured_run(path)

@@ -112,15 +112,20 @@ def finalize_parts(out: Path) -> Index:
         raise DataError(f"{out} holds no parts to put together; {error}") from None
 
 
-def summary(index: Index) -> str:
-    """Return `1797 samples (train 1415, val 382) in 2 shards, …`, and lines on what is missing."""
+def summary(index: Index, groups: bool = True) -> str:
+    """Return `1797 samples (train 1415, val 382) in 2 shards, …`, and lines on what is missing.
+
+    Args:
+        index: The index.
+        groups: Whether it is known that each group is in one split.
+    """
     counts = {name: index.split(name).count for name in index.splits}
     count = sum(counts.values())
     nbytes = sum(shard.bytes for shard in index.shards)
     shards = _counted(len(index.shards), "shard")
     splits = ", ".join(f"{name} {count}" for name, count in counts.items())
     lines = [f"{_counted(count, 'sample')} ({splits}) in {shards}, {size(nbytes)}, {index.digest}"]
-    lines += _of_groups(index, counts)
+    lines += _of_groups(index, counts) if groups else []
     if empty := _left_empty(index, count):
         lines.append(empty)
     left_out = index.provenance.get("left_out", {})

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpctrain.disk import open_regular, read_json
 from hpctrain.errors import LaunchError, StorageError
-from hpctrain.launch.slurm.queue import Ended, Job, ended, queued
+from hpctrain.launch.slurm.queue import Ended, Job, ended, queue_of
 from hpctrain.runs import stop_request
 from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.run_dir import RunDir
@@ -189,11 +189,11 @@ def gather(paths: Iterable[Path]) -> list[Facts]:
 
 def _ask_squeue(runs: list[Facts]) -> None:
     open_runs = [run for run in runs if run.submission and not run.is_final]
-    jobs = queued({str(run.submission["user"]) for run in open_runs})
+    jobs = queue_of(run.record for run in open_runs)
     for index, run in enumerate(runs):
         if not run.submission or run.is_final:
             continue
-        job = jobs.get((run.submission["script"], run.submission["task"]))
+        job = jobs.job_of(run.record)
         if job is None:
             # The job may have ended after run.json was read; then run.json says so now.
             run = runs[index] = Facts.read(run.path)

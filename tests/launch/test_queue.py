@@ -16,12 +16,12 @@ from hpctrain.launch.slurm import partition_limit
 from hpctrain.launch.slurm.queue import (
     Ended,
     Job,
+    Queue,
     UnreachableError,
     ask,
     cancel,
     ended,
     queued,
-    task_of,
 )
 from hpctrain.launch.slurm.sbatch import expected_start, nodes_that_fit, partitions, sbatch
 from hpctrain.report.account.allocations import allocations
@@ -99,8 +99,7 @@ def test_the_job_of_a_run_is_found_by_its_script_or_by_its_id(
         ("/a/job.sh", 3): Job("7_3", "PENDING", "BeginTime", "", "N/A"),
         ("job 9", 0): Job("9", "PENDING", "BeginTime", "", "N/A"),
     }
-    task = task_of(record, jobs)
-    found = jobs.get(task) if task else None
+    found = Queue(jobs).job_of(record)
     assert (found and found.id) == expected
 
 

@@ -15,6 +15,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hpctrain.errors import LaunchError
@@ -107,10 +108,40 @@ def me() -> str:
         return str(os.getuid())
 
 
-def queued(users: Iterable[str]) -> dict[Task, Job]:
-    """Return the jobs of these users that are in the queue, by script and array task.
+class Queue(dict[Task, Job]):
+    """The jobs in the queue by script and array task; `("job ID", 0)` is one that is no task."""
 
-    The key of a job that is no array task is `("job ID", 0)`.
+    def task_of(self, record: Mapping[str, Any]) -> Task | None:
+        """Return the task of a run, from its run.json; it may be in the queue."""
+        submission = record.get("submission") or {}
+        task = submission.get("script", ""), submission.get("task", -1)
+        # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
+        if task not in self and record.get("state") in ("running", "interrupted"):
+            return self._by_id.get((record.get("attempts") or [{}])[-1].get("job_id", ""))
+        return task
+
+    def job_of(self, record: Mapping[str, Any]) -> Job | None:
+        """Return the job of a run; None if it is not in the queue."""
+        task = self.task_of(record)
+        return None if task is None else self.get(task)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Task]:
+        return {job.id: task for task, job in self.items()}
+
+
+def queue_of(records: Iterable[Mapping[str, Any]]) -> Queue:
+    """Return the queue of this user, and of all who have submitted these runs last.
+
+    Raises:
+        UnreachableError: The controller does not answer.
+    """
+    submissions = (record.get("submission") for record in records)
+    return queued({me(), *(str(each["user"]) for each in submissions if each)})
+
+
+def queued(users: Iterable[str]) -> Queue:
+    """Return the jobs of these users that are in the queue.
 
     Raises:
         UnreachableError: The controller does not answer, or `squeue` prints what was not asked for.
@@ -119,7 +150,7 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
     answer = ask(*command, f"--format={_SQUEUE}")
     if answer is None:
         raise UnreachableError("squeue does not answer: is the controller up (scontrol ping)?")
-    jobs = {}
+    jobs = Queue()
     for task, *facts, script in rows(answer, _JOB):
         job = Job(*facts)
         # Sweeps are always arrays. Other jobs may be of slurm/train.sbatch.
@@ -132,22 +163,6 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
             "script of this site stand in front of it (type -a squeue)?"
         )
     return jobs
-
-
-def task_of(record: Mapping[str, Any], jobs: Mapping[Task, Job]) -> Task | None:
-    """Return the task of a run; it may be in the queue.
-
-    Args:
-        record: The content of its run.json.
-        jobs: The queue, as `queued` returns it.
-    """
-    submission = record.get("submission") or {}
-    task = submission.get("script", ""), submission.get("task", -1)
-    # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
-    if task not in jobs and record.get("state") in ("running", "interrupted"):
-        job_id = (record.get("attempts") or [{}])[-1].get("job_id", "")
-        return next((task for task, job in jobs.items() if job.id == job_id), None)
-    return task
 
 
 def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:

@@ -28,9 +28,6 @@ def _array_of(value: Any) -> Array:
         value: An array, a number, or nested lists of numbers. Text becomes its UTF-8 bytes; text
             and bytes are uint8 (length,). A bool becomes uint8. An image of Pillow becomes
             (channels, height, width).
-
-    Raises:
-        Unusable: It is something else, or NumPy cannot hold it exactly.
     """
     if isinstance(value, str):
         try:
@@ -280,11 +277,7 @@ class Samples:
 
 
 def _check_whole(value: Any) -> None:
-    """Check that integers among floats were converted exactly.
-
-    Raises:
-        Unusable: One was not.
-    """
+    """Check that integers among floats were converted exactly."""
     for number in np.asarray(value, object).flat:
         if isinstance(number, int) and (abs(number) > 2**1000 or int(float(number)) != number):
             raise Unusable(f"{number} among floats cannot be stored as float64 exactly")

@@ -62,6 +62,7 @@ from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import DTYPES, Field
 from hpctrain.shards.types import Array
+from hpctrain.terminal import few
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -309,8 +310,7 @@ def _count(columns: Sequence[Column]) -> int:
 
 
 def _named(column: Column) -> str:
-    more = len(column.parts) - 1
-    return f"{column.parts[0].where}{f' and {more} more' if more else ''}"
+    return few((part.where for part in column.parts), 1)
 
 
 def _about(column: Column) -> dict[str, Any]:

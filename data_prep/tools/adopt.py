@@ -44,6 +44,7 @@ from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index
 from hpctrain.shards.moments import Moments
 from hpctrain.shards.sample_schema import check_fields
+from hpctrain.terminal import few
 
 SUFFIXES = (".h5", ".hdf5")
 
@@ -181,11 +182,7 @@ def adopt(
 def _parse_fields(
     fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]
 ) -> dict[str, FieldSource]:
-    """Parse the values of `--field` and `--axis`.
-
-    Raises:
-        ConfigError: A value is not valid. Without any field the message lists the datasets.
-    """
+    """Parse the values of `--field` and `--axis`."""
     found: dict[str, FieldSource] = {}
     for text in fields:
         name, equals, place = text.partition("=")
@@ -296,8 +293,7 @@ def _schema(
         problems += [f"{folder / path}: {what}" for what in same(schema, found)]
         counts.append(count)
     if problems:
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise DataError(f"{'; '.join(problems[:SHOWN])}{more}")
+        raise DataError(few(problems, SHOWN, "; "))
     return schema, counts
 
 
@@ -343,11 +339,7 @@ def _read(work: Survey, workers: int, *, quiet: bool) -> list[Found]:
 
 
 def _check_groups(folder: Path, index: Index) -> None:
-    """Check that no group is in two splits.
-
-    Raises:
-        DataError: One is.
-    """
+    """Check that no group is in two splits."""
     groups, fields = Groups(index.group), {index.group: index.fields[index.group]}
     for shard in index.shards:
         with OpenShard(folder / shard.path, shard, fields) as opened:

@@ -16,6 +16,7 @@ from hpctrain.shards.commit import PARTIAL, commit, discard, settle, storage_err
 from hpctrain.shards.index import Index, Shard
 from hpctrain.shards.moments import Moments
 from hpctrain.shards.shard import digest_file, shard_name
+from hpctrain.terminal import few
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
 BESIDE = "beside"  # key in the provenance: {file: digest}, see `Source`
@@ -186,9 +187,8 @@ def _missing(plan: Plan, out: Path, missing: list[int]) -> str:
     what = f"{out}: {len(missing)} of {plan.pieces} pieces are missing"
     if not parts:
         return f"{what}; the command that was interrupted goes on: {plan.command}"
-    shown = ", ".join(f"{part}/{plan.parts}" for part in parts[:SHOWN])
-    more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-    which = f"part {shown} is" if len(parts) == 1 else f"parts {shown}{more} are"
+    shown = few((f"{part}/{plan.parts}" for part in parts), SHOWN)
+    which = f"part {shown} is" if len(parts) == 1 else f"parts {shown} are"
     return f"{what}: {which} not done; {plan.command} --part {parts[0]}/{plan.parts}"
 
 
@@ -228,7 +228,5 @@ def _report(out: Path, problems: list[Problem]) -> None:
 
 
 def _listed(out: Path, problems: list[Problem]) -> str:
-    shown = "; ".join(map(str, problems[:SHOWN]))
-    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
     records = _counted(len(problems), "record")
-    return f"{records} could not be used, all in {out / REPORT}: {shown}{more}"
+    return f"{records} could not be used, all in {out / REPORT}: {few(problems, SHOWN, '; ')}"

@@ -145,9 +145,6 @@ def _check_copies(
         found: The stored name of each.
         copies: The other names of parameters, and the name that was loaded.
         divided: Whether other ranks have other parts of the model, and call this, too.
-
-    Raises:
-        ConfigError: Two values differ, on any rank.
     """
     differ = []
     for name, first in copies.items():

@@ -145,9 +145,6 @@ def _copies_apart(state: dict[str, Any], *, no_dist: bool) -> Iterator[None]:
     """Let the names of a parameter that several modules share be loaded apart, and compare them.
 
     Otherwise the value that comes last would be taken.
-
-    Raises:
-        StorageError: They differ, on any rank.
     """
     apart: list[tuple[dict[str, Any], str, str, torch.Tensor]] = []
     for part in (each for each in state.values() if isinstance(each, dict)):
@@ -220,11 +217,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _read_metadata(path: Path) -> classes.Metadata:
-    """Return the content of a file `.metadata`.
-
-    Raises:
-        StorageError: It cannot be read, or holds anything but DCP's metadata.
-    """
+    """Return the content of a file `.metadata`."""
     before = {made: dict(vars(made)) for made in _DCP}
     try:
         try:

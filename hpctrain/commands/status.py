@@ -280,15 +280,7 @@ def _show(options: argparse.Namespace, rows: list[Row]) -> None:
 def _table(
     rows: list[Row], where: str, width: int, most: int = _ROWS, reasons: int | None = None
 ) -> Group:
-    """Return the table with its head, and below it the reasons and notes.
-
-    Args:
-        rows: The runs in any order.
-        where: Where they are, for the head.
-        width: Of the terminal, in characters.
-        most: The largest number of rows.
-        reasons: The largest number of reasons; None: those of all rows.
-    """
+    """Return the table with its head, at most so many rows and reasons, and the notes."""
     counts = Counter(row.state.name for row in rows)
     summary = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
     clock = time.strftime("%H:%M:%S")
@@ -321,14 +313,10 @@ def _table(
 
 
 def _reasons(rows: list[Row], width: int, *, swept: bool) -> list[Text]:
-    """Return a line for each run that has a reason, those that are urgent first.
+    """Return a line for each run that has a reason or, in a narrow terminal, swept values.
 
-    Runs that are not urgent share a line if their reasons are the same.
-
-    Args:
-        rows: The rows of the table.
-        width: Of the terminal; longer lines are cut, `logs` and --json have all of them.
-        swept: Whether the swept values stand here, because the table has no room for them.
+    Those that are urgent come first; the others share a line if their reasons are the same. Longer
+    lines are cut: `logs` and --json have all of them.
     """
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.state.name not in _URGENT):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
+from hpctrain.terminal import few
 
 _TELLING_S = 10.0  # rank 0 serves the store, so it does not end before the others know why
 _SHOWN = 8  # ranks that are named in an error
@@ -189,8 +190,7 @@ def _compare(store: dist.Store, world_size: int) -> _Answer:
         late = [str(rank) for rank in range(world_size) if not store.check([_key(rank)])]
         if not late:
             raise
-        more = f" and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
-        names = f"rank{'s'[: len(late) - 1]} {', '.join(late[:_SHOWN])}{more}"
+        names = f"rank{'s'[: len(late) - 1]} {few(late, _SHOWN)}"
         return _Answer([], f"{names} did not come to the start in time", late=True)
 
 
@@ -219,6 +219,5 @@ def _key(rank: int) -> str:
 
 
 def _named(members: Sequence[int], seen: Sequence[Seen]) -> str:
-    names = [f"{rank} ({seen[rank].host})" for rank in members[:_SHOWN]]
-    more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
-    return f"{'rank' if len(members) == 1 else 'ranks'} {', '.join(names)}{more}"
+    names = few((f"{rank} ({seen[rank].host})" for rank in members), _SHOWN)
+    return f"{'rank' if len(members) == 1 else 'ranks'} {names}"

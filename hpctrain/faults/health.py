@@ -36,6 +36,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.errors import HealthError
 from hpctrain.faults.copied import Copied
+from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
 
@@ -219,9 +220,8 @@ class Health:
         all_samples = list(dict.fromkeys((str(f), row) for r in found for f, row in r["samples"]))
         if not all_samples:
             return ""
-        some = ", ".join(f"{name} row {row}" for name, row in all_samples[:_SHOWN])
-        more = f" and {len(all_samples) - _SHOWN} more" if len(all_samples) > _SHOWN else ""
-        return f"; its samples: {some}{more} ({file})"
+        some = few((f"{name} row {row}" for name, row in all_samples), _SHOWN)
+        return f"; its samples: {some} ({file})"
 
 
 _OF_STEP = ("loss", "gradient")

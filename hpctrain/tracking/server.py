@@ -64,11 +64,7 @@ def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
 def _rest(
     uri: str, endpoint: str, body: dict[str, str] | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Call MLflow's REST interface; return the HTTP status and the JSON object of the answer.
-
-    Raises:
-        OSError: There is no answer in time.
-    """
+    """Call MLflow's REST interface; return the HTTP status and the JSON object of the answer."""
     request = urllib.request.Request(
         f"{uri.rstrip('/')}/api/2.0/mlflow/{endpoint}",
         data=None if body is None else json.dumps(body).encode(),

@@ -7,9 +7,10 @@ from typing import Any
 
 from data_prep.formats.arrays.array_base import FORMS, Where
 from data_prep.formats.arrays.array_files import expanded, named_by_files, natural, parse_where
-from data_prep.formats.hdf5.groups import shortened
+from data_prep.formats.hdf5.groups import SHOWN
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import check_name
+from hpctrain.terminal import few
 
 
 def addresses(
@@ -52,7 +53,7 @@ def addresses(
             several, gone = expanded(where, external=external)
             wheres.setdefault(name, []).extend(several)
             if gone:
-                notes.append(f"{where} has nothing at {shortened(gone)}: left out")
+                notes.append(f"{where} has nothing at {few(gone, SHOWN)}: left out")
     for name, found in wheres.items():
         where, times = Counter(found).most_common(1)[0]
         if times > 1:
@@ -64,11 +65,7 @@ def addresses(
 
 
 def _check_groups(wheres: Mapping[str, Sequence[Where]]) -> None:
-    """Check that the patterns of all fields match the same groups, in the same order.
-
-    Raises:
-        ConfigError: They do not; the message names some of the groups.
-    """
+    """Check that the patterns of all fields match the same groups, in the same order."""
     groups: dict[str, dict[Any, Where]] = {}
     for name, found in wheres.items():
         paths = dict.fromkeys(where.path for where in found)
@@ -77,10 +74,11 @@ def _check_groups(wheres: Mapping[str, Sequence[Where]]) -> None:
     first = next(iter(groups), "")
     for name in groups:
         for one, other in ((first, name), (name, first)):
-            if lonely := [str(groups[one][key]) for key in groups[one].keys() - groups[other]]:
+            if alone := [str(groups[one][key]) for key in groups[one].keys() - groups[other]]:
+                lonely = sorted(alone, key=natural)
                 raise ConfigError(
                     f"the fields {first!r} and {name!r} match different groups: {other!r} has "
-                    f"nothing beside {shortened(sorted(lonely, key=natural))}; a narrower pattern "
+                    f"nothing beside {few(lonely, SHOWN)}; a narrower pattern "
                     "leaves them out"
                 )
 

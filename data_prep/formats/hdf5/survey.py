@@ -121,9 +121,6 @@ def _check_storage(layout: Layout, fields: Mapping[str, Field], *, decode: bool)
         layout: The file as a loader reads it.
         fields: The schema.
         decode: Whether chunks may be decoded.
-
-    Raises:
-        DataError: HDF5 reads something else.
     """
     with h5py.File(layout.path, "r", locking=False) as file:
         for name, field in fields.items():

@@ -199,10 +199,6 @@ def _csv(
         types: Types of the columns to read; empty: all columns, and the values decide the types.
         invalid: Takes the rows with too few or too many values; None leaves them out.
         block: Bytes of text that are parsed at once; 0: those of `csv`, or BLOCK.
-
-    Raises:
-        DataError: The file cannot be read.
-        _ByValueError: A value does not have the type of its column.
     """
     pa = pyarrow()
     from pyarrow import csv as library

@@ -316,13 +316,7 @@ class Sweep:
             raise
 
     def _start(self, todo: list[Entry], cluster: bool, in_queue: set[str]) -> list[Entry]:
-        """Freeze and submit runs; return the ones over the submit limit.
-
-        Args:
-            todo: The runs.
-            cluster: Whether there is a cluster. Without one, the runs are only frozen.
-            in_queue: Job ids of arrays of this sweep that are in the queue.
-        """
+        """Freeze runs, submit them where there is a cluster, and return those over the submit limit."""
         if not todo:
             return []
         try:
@@ -411,9 +405,6 @@ def _prepare_tracking(todo: list[Entry], cluster: bool) -> None:
     """Check the stores of the runs, and create missing experiments.
 
     A missing SQLite store is left to the first job, since creating it takes seconds.
-
-    Raises:
-        TrackingError: A store is unusable, or with `tracking.required` it does not take the runs.
     """
     needed = _stores([entry for entry in todo if entry.config.tracking.required])
     for uri, experiment in _stores(todo):

@@ -12,6 +12,7 @@ from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import PARTS
+from hpctrain.terminal import few
 
 _BAR = 20  # characters; a line fits into 60
 TITLES = {
@@ -133,7 +134,7 @@ def _attempts(account: RunAccount) -> Table:
             f"{span.first_step:,}-{span.reached:,}",
             duration(span.seconds),
             duration(span.parts["lost"]),
-            Cell(", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")),
+            few(hosts, 3),
         )
     return table
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpctrain.disk import open_regular
 from hpctrain.secrets import mask
+from hpctrain.terminal import few
 from hpctrain.tracking import samples
 
 _MOST_NODES = 64
@@ -81,7 +82,7 @@ def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
 
 
 def _short(names: list[str]) -> str:
-    return " ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return few(names, 3, " ")
 
 
 def _idle(run_dir: Path) -> str:

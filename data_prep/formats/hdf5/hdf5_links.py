@@ -70,7 +70,7 @@ class Links:
     def _check_sources(
         self, root: h5py.File, path: str, name: str, above: tuple[tuple[str, str], ...]
     ) -> None:
-        """Check that the datasets that a virtual dataset is made of were written; none may be it."""
+        """Check that the datasets which a virtual dataset is made of were written."""
         here = os.path.realpath(path), name.strip("/")
         if here in above:  # HDF5 would follow the circle until the process crashes
             raise DataError(f"{self._where}: its virtual datasets lead in a circle")

@@ -316,7 +316,7 @@ class Sweep:
             raise
 
     def _start(self, todo: list[Entry], cluster: bool, in_queue: set[str]) -> list[Entry]:
-        """Freeze runs, submit them where there is a cluster, and return those over the submit limit."""
+        """Freeze runs, submit them to the cluster, if any; return those over the submit limit."""
         if not todo:
             return []
         try:

@@ -162,5 +162,5 @@ def test_status_has_one_line_for_a_run_and_one_for_its_reason(
     for name in ("digits-00000001", LONG):
         (row, reason) = (n for n, line in enumerate(lines) if line.startswith(name))
         assert "failed" in lines[row] + lines[row + 1]
-        assert "lr=0.001" in lines[reason] + lines[reason + 1]
+        assert "Error: " in lines[reason] + lines[reason + 1]
     assert sum("..." in line for line in lines) == 2

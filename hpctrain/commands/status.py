@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
@@ -30,6 +31,7 @@ from hpctrain.commands.state import (
 from hpctrain.console import Cell, Console, Table, shortened
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.swept import label
+from hpctrain.terminal import printable
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Uploaded
 
@@ -321,17 +323,18 @@ def _reasons(rows: list[Row], width: int, *, swept: bool) -> list[Text]:
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.state.name not in _URGENT):
         values = label(row.run.record.get("swept", [])) if swept else ""
-        if text := "; ".join(filter(None, (values, row.state.reason))):
+        if text := "; ".join(filter(None, (row.state.reason, values))):
             own = row.run.name if row.state.name in _URGENT else ""
             alike.setdefault((row.state.name, text, own), []).append(row)
     lines: list[Text] = []
     for (state, text, _), runs in alike.items():
-        who = f"{runs[0].run.name if len(runs) == 1 else f'{len(runs)} runs {state}'}:"
-        room = width - len(who) - 1
+        name = printable(runs[0].run.name)
+        who = f"{name}:" if len(runs) == 1 else f"{len(runs)} runs {state}:"
+        room = width - cell_len(who) - 1
         if room < _REASON_LEAST:
             lines.append(Cell(who, no_wrap=True))
             who, room = " ", width - 2
-        lines.append(Cell(f"{who} {shortened(text, room)}", _COLOURS.get(state, "")))
+        lines.append(Cell(f"{who} {shortened(printable(text), room)}", _COLOURS.get(state, "")))
     return lines
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from hpctrain.console import Cell, Console, Table, shortened, wrapped
 
-WIDTHS = (60, 61, 72, 80, 100, 132, 200)
+WIDTHS = (60, 80, 132, 200)
 LONG = "an-experiment-with-a-long-name-that-says-everything-0123abcd"
 
 
@@ -57,7 +57,7 @@ def test_no_word_is_broken_in_any_terminal() -> None:
     whole = drawn(table(right=(3,)), width=100_000)
     assert len(whole) == 6  # in a pipe a row is a line
     assert "empty" not in whole[0]
-    for width in range(60, 201):
+    for width in range(60, 201, 4):
         lines = drawn(table(right=(3,)), width=width)
         assert words(lines) == words(whole)  # nothing is lost, and nothing is cut
         stand_out = {line.strip() for line in lines if cell_len(line) > width}

@@ -12,7 +12,7 @@ import resource
 import secrets
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -235,6 +235,35 @@ def parse_json(content: str | bytes) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def expanded(path: str, key: str) -> str:
+    """Return the path with the home of a user in place of `~`.
+
+    Args:
+        path: A path; other paths stay as they are.
+        key: The key or option that names it.
+
+    Raises:
+        ConfigError: That home is not known, as in a container whose user has no entry in passwd.
+    """
+    found = os.path.expanduser(path)
+    if found.startswith("~") and not os.path.lexists(found):
+        raise ConfigError(
+            f"{key}={path}: the home folder {found.partition('/')[0]} is not known here (HOME is "
+            f"{os.environ.get('HOME', 'not set')}, and passwd has no such entry): set HOME, or "
+            "give the whole path"
+        )
+    return found
+
+
+def give_home(env: MutableMapping[str, str]) -> None:
+    """Set HOME if this user has none: MLflow and other libraries end without it.
+
+    The folder is the one that container runtimes give to a user without an entry in passwd.
+    """
+    if os.path.expanduser("~") == "~":
+        env["HOME"] = "/"
 
 
 def private_folder(path: Path) -> bool:

@@ -50,6 +50,7 @@ class Attempt(Record, frozen=True):
 
     started: Time = 0.0
     ended: Time | None = None
+    seen: Time | None = None  # the last sign of life, which the next attempt has noted
     state: str = ""
     error: str = ""
     reason: str = ""

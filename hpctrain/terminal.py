@@ -39,6 +39,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def few(names: Iterable[object], most: int = 5, between: str = ", ") -> str:
+    """Return the first names, and how many more there are: `a, b and 3 more`."""
+    found = [*map(str, names)]
+    if len(found) <= most:
+        return between.join(found)
+    return f"{between.join(found[:most])}{between.rstrip(', ')} and {len(found) - most:,} more"
+
+
 def indented(text: str) -> str:
     """Return the text of an error with its further lines indented.
 

@@ -1,10 +1,14 @@
 """Unfinished files where others may write; files of strangers are read without waiting."""
 
 import os
+import pwd
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,8 +20,58 @@ from hpctrain.disk import open_regular, read_json
 from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError
 from hpctrain.shards.index import Index
 from hpctrain.tracking.journal import parse
+from hpctrain.tracking.uploader_process import python_module
+from tests.conftest import ROOT
+
+if TYPE_CHECKING:
+    from hpctrain.config.composing.compose_sweep import Composer
 
 DEEP = "[" * 100_000
+
+
+def test_a_user_without_an_entry_in_passwd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, composer: "Composer"
+) -> None:
+    def unknown(_: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)  # a mock: this user has an entry
+    for home, given in ((None, "/"), (str(tmp_path), str(tmp_path))):
+        monkeypatch.delenv("HOME", raising=False)
+        if home:
+            monkeypatch.setenv("HOME", home)
+        _, env = python_module("hpctrain.tracking.uploading.client")
+        assert env["HOME"] == given
+    monkeypatch.delenv("HOME")
+    here = ["experiment=digits", f"data.path={tmp_path}"]
+    for words in (["output_dir='~/runs'"], ["checkpoint.init_from='~/w'"], ["output_dir='~no/x'"]):
+        with pytest.raises(ConfigError, match=r"=~\w*/\w+: the home folder ~\w* is not known here"):
+            composer.typed([*here, *words])
+    (tmp_path / "~x").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert composer.typed([*here, "output_dir='~x'"]).output_dir == str(tmp_path / "~x")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="it changes the user")
+def test_a_store_needs_no_home(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    reading = "+dac_read_search"  # this user may not read the files of the environment
+    done = subprocess.run(
+        [
+            *("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"),
+            *(f"--inh-caps={reading}", f"--ambient-caps={reading}", "env", "-i"),
+            *("PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT}", sys.executable, "-c"),
+            "import sys; from hpctrain.tracking.store import initialise; "
+            "initialise(sys.argv[1], 'e', True)",
+            f"sqlite:///{tmp_path}/mlflow.db",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, (tmp_path / "mlflow.db").exists()) == (0, True), done.stderr
 
 
 def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

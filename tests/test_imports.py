@@ -36,7 +36,7 @@ ALLOWED = {
     "runs": (
         "checkpoint.manifest checkpoint.weight_files config data.places.origin "
         "data.samplers.subset forecast shards.index tracking.journal tracking.page.links "
-        "tracking.recorded tracking.store"
+        "tracking.recorded tracking.samples tracking.store"
     ),
     "monitor": (
         "config.schema distributed.ranks runs.stop_request tracking.samples "
@@ -66,7 +66,7 @@ ALLOWED = {
     ),
     "commands": (
         "checkpoint.manifest config job.afterwards.text_generation launch runs tracking.left "
-        "tracking.meta tracking.recorded"
+        "tracking.meta tracking.recorded tracking.samples"
     ),
     "top": "commands.select config.frozen runs tracking.samples",
     "plot": "commands.select tracking.columns tracking.journal tracking.samples",

@@ -1,39 +1,52 @@
-"""Tables on stdout, in plain columns.
+"""Tables and lines on stdout.
 
 The text comes from files. So it is never read as markup, and control characters are escaped.
 """
 
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from hpctrain.terminal import printable
 
+if TYPE_CHECKING:
+    from hpctrain.console import Console
+
 NAMED = 30  # the most names that `listed` shows
+
+
+def terminal() -> "Console":
+    """Return a console of rich that prints text as it is, without markup."""
+    from hpctrain.console import Console
+
+    return Console(highlight=False)
 
 
 def title(text: str) -> None:
     """Print an empty line and a heading."""
     print()
-    say(text)
+    say(text, style="bold")
 
 
-def say(text: str) -> None:
-    """Print a line."""
-    print(_shown(text))
+def say(text: str, style: str = "") -> None:
+    """Print a line, with a style of rich on a terminal."""
+    if sys.stdout.isatty():
+        terminal().print(_shown(text), style=style)
+    else:
+        print(_shown(text))
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "") -> None:
     """Print a table."""
     if not rows:
         return
-    cells = [["" if cell is None else _shown(str(cell)) for cell in row] for row in rows]
-    right = [column in numbers.split() for column in columns] or [False] * len(cells[0])
-    lines = [[*columns], *cells] if columns else cells
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        parts = zip(line, widths, right, strict=True)
-        text = "  ".join(c.rjust(width) if r else c.ljust(width) for c, width, r in parts)
-        print(text.rstrip())
+    from hpctrain.console import Table
+
+    right = [n for n, name in enumerate(columns) if name in numbers.split()]
+    table = Table(*(columns or [""] * len(rows[0])), right=right)
+    for row in rows:
+        table.add_row(*("" if cell is None else _shown(str(cell)) for cell in row))
+    terminal().print(table)
 
 
 def _shown(text: str) -> str:

@@ -62,6 +62,7 @@ from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import DTYPES
 from hpctrain.shards.types import Array
+from hpctrain.terminal import few
 
 _OPTIONS = """
 --field NAME=FILE[:KEY] ...
@@ -265,8 +266,7 @@ def _count(columns: Sequence[Column]) -> int:
 
 
 def _named(column: Column) -> str:
-    more = len(column.parts) - 1
-    return f"{column.parts[0].where}{f' and {more} more' if more else ''}"
+    return few((part.where for part in column.parts), 1)
 
 
 def _about(column: Column) -> dict[str, Any]:

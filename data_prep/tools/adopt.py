@@ -42,6 +42,7 @@ from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.index import Index
 from hpctrain.shards.sample_schema import check_fields
+from hpctrain.terminal import few
 
 SUFFIXES = (".h5", ".hdf5")
 
@@ -230,8 +231,7 @@ def _schema(
         problems += [f"{folder / path}: {what}" for what in same(schema, found)]
         counts.append(count)
     if problems:
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise DataError(f"{'; '.join(problems[:SHOWN])}{more}")
+        raise DataError(few(problems, SHOWN, "; "))
     return schema, counts
 
 

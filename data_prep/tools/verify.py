@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> None:
         what += [f"groups of {group}"] if group and not args.quick else []
         what += ["statistics"] if data.index.statistics and not args.quick else []
         checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
-        first, *more = summary(data.index).splitlines()
+        first, *more = summary(data.index, groups=not args.quick).splitlines()
         console.say(f"{args.folder}: {checked}: {first}")
         for line in more:
             console.say(line)

@@ -22,6 +22,7 @@ from hpctrain.shards.commit import PARTIAL, commit, discard, settle, storage_err
 from hpctrain.shards.index import Index, Shard, Statistics
 from hpctrain.shards.moments import Moments
 from hpctrain.shards.shard import digest_file, shard_name
+from hpctrain.terminal import few
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
 BESIDE = "beside"  # key in the provenance: {file: digest}, see `Source`
@@ -126,15 +127,20 @@ def finalize_parts(out: Path) -> Index:
         raise DataError(f"{out} holds no parts to put together; {error}") from None
 
 
-def summary(index: Index) -> str:
-    """Return `1797 samples (train 1415, val 382) in 2 shards, …`, and lines on what is missing."""
+def summary(index: Index, groups: bool = True) -> str:
+    """Return `1797 samples (train 1415, val 382) in 2 shards, …`, and lines on what is missing.
+
+    Args:
+        index: The index.
+        groups: Whether it is known that each group is in one split.
+    """
     counts = {name: index.split(name).count for name in index.splits}
     count = sum(counts.values())
     nbytes = sum(shard.bytes for shard in index.shards)
     shards = _counted(len(index.shards), "shard")
     splits = ", ".join(f"{name} {count}" for name, count in counts.items())
     lines = [f"{_counted(count, 'sample')} ({splits}) in {shards}, {size(nbytes)}, {index.digest}"]
-    lines += _of_groups(index, counts)
+    lines += _of_groups(index, counts) if groups else []
     asked = _asked(index)
     if asked is not None and (empty := left_empty(asked, index.splits, count)):
         lines.append(empty)
@@ -191,9 +197,8 @@ def _missing(plan: Plan, out: Path, missing: list[int]) -> str:
     what = f"{out}: {len(missing)} of {plan.pieces} pieces are missing"
     if not parts:
         return f"{what}; the command that was interrupted goes on: {plan.command}"
-    shown = ", ".join(f"{part}/{plan.parts}" for part in parts[:SHOWN])
-    more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-    which = f"part {shown} is" if len(parts) == 1 else f"parts {shown}{more} are"
+    shown = few((f"{part}/{plan.parts}" for part in parts), SHOWN)
+    which = f"part {shown} is" if len(parts) == 1 else f"parts {shown} are"
     return f"{what}: {which} not done; {plan.command} --part {parts[0]}/{plan.parts}"
 
 
@@ -233,7 +238,5 @@ def _report(out: Path, problems: list[Problem]) -> None:
 
 
 def _listed(out: Path, problems: list[Problem]) -> str:
-    shown = "; ".join(map(str, problems[:SHOWN]))
-    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
     records = _counted(len(problems), "record")
-    return f"{records} could not be used, all in {out / REPORT}: {shown}{more}"
+    return f"{records} could not be used, all in {out / REPORT}: {few(problems, SHOWN, '; ')}"

@@ -24,6 +24,7 @@ from hpctrain.shards.format import ShardFiles
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.row_bytes import hash_keys
 from hpctrain.shards.types import Array
+from hpctrain.terminal import few
 
 SHOWN = 3  # files that a message lists
 
@@ -153,8 +154,7 @@ class Converter:
     def _too_large(self, number: int, error: MemoryError) -> DataError:
         """Return the error for a piece that does not fit into memory."""
         files = [file.path for file in self.source.pieces[number].files]
-        more = f" and {len(files) - SHOWN} more" if len(files) > SHOWN else ""
-        which = f"{', '.join(files[:SHOWN])}{more}" if files else self.source.name
+        which = few(files, SHOWN) or self.source.name
         why = f" ({error})" if str(error) else ""
         return DataError(
             f"{which}: there is too little memory to convert it{why}; fewer --workers need less"

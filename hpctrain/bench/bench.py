@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.table import Table
 
-from hpctrain.console import Cell, Console
+from hpctrain.console import Console, Table
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, NodeError
 from hpctrain.forecast.bench_figures import Facts, Figures
@@ -186,10 +185,10 @@ def _report(found: Figures, before: Figures | None, options: argparse.Namespace)
 
 
 def _print(found: Figures, before: Figures | None) -> None:
-    table = Table(title=f"{found.setup['ranks']} x {found.setup['device']}", title_justify="left")
     heads = ["part", "samples/s", "step p50 ms", "p95 ms", "MB/s", "MFU %"]
-    for head in [*heads, *(["before"] if before else [])]:
-        table.add_column(head)
+    heads += ["before"] if before else []
+    title = f"{found.setup['ranks']} x {found.setup['device']}"
+    table = Table(*heads, title=title, right=range(1, len(heads)))
     for name, part in found.parts.items():
         cells = [name, f"{part.samples_per_s:,.0f}", f"{part.p50_ms:.2f}", f"{part.p95_ms:.2f}"]
         cells.append("" if part.mb_per_s is None else f"{part.mb_per_s:,.1f}")
@@ -197,7 +196,7 @@ def _print(found: Figures, before: Figures | None) -> None:
         if before is not None:
             old = before.parts.get(name)
             cells.append("" if old is None else f"{old.samples_per_s:,.0f}")
-        table.add_row(*map(Cell, cells))
+        table.add_row(*cells)
     Console().print(table)
     if seconds := found.facts.rank_s:
         slowest = max(range(len(seconds)), key=seconds.__getitem__)

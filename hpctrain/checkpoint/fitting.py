@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hpctrain.checkpoint.matching import misshapen
 from hpctrain.distributed import objects
+from hpctrain.terminal import few
 
 _SHOWN = 4
 
@@ -41,8 +42,7 @@ def misfit(
         own = [text for texts, _ in known for text in texts]
         foreign = set.intersection(*({*names} for _, names in known))
     found = [*dict.fromkeys(own), *(f"{n} is not in the model" for n in sorted(foreign))]
-    more = len(found) - _SHOWN
-    return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return few(found, _SHOWN, "; ")
 
 
 def _differences(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) -> Iterator[str]:

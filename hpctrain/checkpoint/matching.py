@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hpctrain.checkpoint import number_kinds
 from hpctrain.errors import ConfigError
+from hpctrain.terminal import few
 
 Shape = tuple[int, ...]
 _SHOWN = 8
@@ -200,20 +201,17 @@ def _check_shapes(other: Mapping[str, tuple[Shape, Shape]]) -> None:
     """Check that there are no weights of another shape: the stored one, and that of the model."""
     if not other:
         return
-    shown = [misshapen(name, *shapes) for name, shapes in list(other.items())[:_SHOWN]]
-    more = len(other) - len(shown)
+    shown = few((misshapen(name, *shapes) for name, shapes in other.items()), _SHOWN, "; ")
     names = sorted(other)[:3]
     raise ConfigError(
-        f"weights of another shape: {'; '.join(shown)}"
-        + (f"; and {more} more" if more else "")
-        + f". checkpoint.init_skip=[{', '.join(names)}] leaves them out"
+        f"weights of another shape: {shown}. checkpoint.init_skip=[{', '.join(names)}] leaves "
+        "them out"
     )
 
 
 def listed(names: Sequence[str]) -> str:
     """Return some of the names as text, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return few(names, _SHOWN)
 
 
 def _pattern_problem(key: str, pattern: str, names: Sequence[str]) -> str:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.filesize import decimal
-from rich.table import Table
 
 from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage, step_of
 from hpctrain.commands.observations import Facts
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
-from hpctrain.console import Cell, Console
+from hpctrain.console import Cell, Console, Table
 from hpctrain.errors import StorageError
 from hpctrain.run_record import Progress
 from hpctrain.runs.chosen_checkpoint import best_step
@@ -59,8 +58,8 @@ class Row:
         saved = Progress(metric=self.run.progress.metric, metrics=self.metrics)
         return metric(Facts(self.path, progress=saved))
 
-    def cells(self) -> list[Cell]:
-        """Return the cells, one for each of _COLUMNS."""
+    def cells(self, shared: str) -> list[Cell]:
+        """Return the cells, one for each of _COLUMNS; the metric without the name `shared`."""
         step, found, main_metric = self.path.name.removeprefix("step-"), self.manifest, self.metric
         epoch = self.metrics.get("train/epoch")
         degrees = found.layout if found else {}
@@ -75,7 +74,9 @@ class Row:
             Cell(decimal(found.size) if found else "", no_wrap=True),
             Cell(f"{found.world_size}" + f" ({layout})" * bool(layout) if found else ""),
             Cell(self.kept),
-            Cell("" if main_metric is None else "{} {:.4g}".format(*main_metric)),
+            Cell(
+                "" if main_metric is None else "{} {:.4g}".format(*main_metric).removeprefix(shared)
+            ),
             Cell(state, style="red" if self.problem else "green"),
         ]
 
@@ -158,13 +159,12 @@ def _show(rows: list[Row]) -> None:
     size = decimal(sum(row.manifest.size for row in rows if row.manifest))
     where = f"{rows[0].run.name}: " if len(names) == 1 else ""
     print(printable(f"{where}{len(rows)} {noun}, {size}"))
-    cells = [row.cells() for row in rows]
     # The name of the only run stands above the table.
-    shown = range(1 if len(names) == 1 else 0, len(_COLUMNS))
-    kept = [n for n in shown if any(row[n].plain for row in cells)]
-    table = Table(*(_COLUMNS[n] for n in kept))
-    for row in cells:
-        table.add_row(*(row[n] for n in kept))
-    console = Console()
-    console = console if console.is_terminal else Console(width=240)
-    console.print(table)
+    first = 1 if len(names) == 1 else 0
+    metrics = {row.metric[0] for row in rows if row.metric}
+    shared = metrics.pop() if len(metrics) == 1 else ""
+    titles = [shared or "metric" if title == "metric" else title for title in _COLUMNS]
+    table = Table(*titles[first:])
+    for row in rows:
+        table.add_row(*row.cells(f"{shared} ")[first:])
+    Console().print(table)

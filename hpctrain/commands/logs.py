@@ -12,14 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from rich.text import Text
+
 from hpctrain.commands.first_error import Fault, find_fault, tail
 from hpctrain.commands.log_files import batch_log, rank_logs
 from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
+from hpctrain.console import Cell, Console, Table
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.terminal import bytes_writer, printable
+from hpctrain.terminal import bytes_writer, harmless, printable
 
 _BLOCK = 1 << 16  # bytes read at a time
 _LINE_END = re.compile(rb"\n|\r(?!\n)")
@@ -107,10 +110,13 @@ def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
     who = "the batch script" if fault.rank is None else f"rank {fault.rank}"
     # For a failed run the reason is the error of rank 0, which says nothing new here.
     reason = f" ({state.reason})" if state.reason and state.name != "failed" else ""
-    print(printable(f"{run.name} is {state.name}{reason}; {who} says:"), file=to)
-    print(printable(f"{fault.file}:{fault.line}: {fault.summary}") + "\n", file=to)
+    console, table = Console(stderr=to is sys.stderr, highlight=False), Table("", "")
+    console.print(Cell(f"{run.name} is {state.name}{reason}; {who} says:"))
+    console.print(Cell(f"{fault.file}:{fault.line}: {fault.summary}"), end="\n\n")
     for number, line in enumerate(fault.text, fault.first):
-        print(f"{'>' if number == fault.line else ' '}{number:6}  {line}", file=to)
+        mark = ">" if number == fault.line else " "
+        table.add_row(f"{mark}{number:6}", Text(harmless(line.expandtabs())))
+    console.print(table)
 
 
 def _print_json(run: Facts, state: State, fault: Fault | None, options: argparse.Namespace) -> None:

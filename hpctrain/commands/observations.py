@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError, LaunchError
-from hpctrain.launch.slurm.queue import Ended, Job, ended, queued
+from hpctrain.launch.slurm.queue import Ended, Job, ended, queue_of
 from hpctrain.run_record import Attempt, Progress, RunRecord, Submission
 from hpctrain.runs import stop_request
 from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import StopRequest
-from hpctrain.tracking import recorded
+from hpctrain.tracking import recorded, samples
 
 log = logging.getLogger(__name__)
 
@@ -125,14 +125,16 @@ class Facts:
         """Return the seconds of all attempts together; None if none has begun.
 
         Args:
-            now: The time, for a run that is running. Otherwise an attempt that could not note its
-                end has lasted until the last heartbeat.
+            now: The time, for a run that is running. An attempt that could not note its end has
+                lasted until its last sign of life, which the next attempt has noted.
         """
         attempts = [each for each in self.record.attempts if each.started]
         total = 0.0
         for attempt in attempts:
-            alive = now or self.progress.time if attempt is attempts[-1] else 0.0
-            total += max(0.0, (attempt.ended or alive or attempt.started) - attempt.started)
+            end = attempt.ended or attempt.seen
+            if end is None and attempt is attempts[-1]:
+                end = now or max(self.progress.time, samples.last_time(self.path))
+            total += max(0.0, (end or attempt.started) - attempt.started)
         return total if attempts else None
 
     @property
@@ -169,11 +171,12 @@ def gather(paths: Iterable[Path]) -> list[Facts]:
 
 
 def _ask_squeue(runs: list[Facts]) -> None:
-    jobs = queued({run.submission.user for run in runs if run.submission and not run.is_final})
+    open_runs = [run for run in runs if run.submission and not run.is_final]
+    jobs = queue_of(run.record for run in open_runs)
     for index, run in enumerate(runs):
         if not run.submission or run.is_final:
             continue
-        job = jobs.get((run.submission.script, run.submission.task))
+        job = jobs.job_of(run.record)
         if job is None:
             # The job may have ended after run.json was read; then run.json says so now.
             run = runs[index] = Facts.read(run.path)

@@ -13,6 +13,7 @@ from pathlib import Path
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.record import read
 from hpctrain.run_record import ListedRun
+from hpctrain.terminal import few
 
 _ARCHIVED = re.compile(r"-[0-9a-f]{8}\.\d+$")
 
@@ -143,8 +144,7 @@ def _present(sweep: Path, folder: Path) -> Iterator[Path]:
 def _unclear(name: str, folder: Path, matching: list[str], known: list[str]) -> str:
     """Return the error message for a name that matches no run, or several."""
     if matching:
-        more = f" and {len(matching) - 5} more" if len(matching) > 5 else ""
-        return f"{name}: could be {', '.join(matching[:5])}{more}; type more of it"
+        return f"{name}: could be {few(matching)}; type more of it"
     if Path(name).is_dir():
         return f"{name}: a folder, but neither a run nor a sweep; --dir {name} if it holds runs"
     # The name is compared with the start of each known name.

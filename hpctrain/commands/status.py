@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.live import Live
-from rich.table import Column, Table
 from rich.text import Text
 
 from hpctrain.commands.observations import Facts, gather
@@ -28,9 +28,10 @@ from hpctrain.commands.state import (
     metric,
     step,
 )
-from hpctrain.console import Cell, Console
+from hpctrain.console import Cell, Console, Table, shortened
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.swept import label
+from hpctrain.terminal import printable
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Uploaded
 
@@ -38,14 +39,13 @@ _ROWS = 40
 _PROBLEMS = 3  # lines about uploads and the like
 _LINES_AROUND = 7 + _PROBLEMS  # lines of --watch that are no rows
 _COLUMNS = (
-    *("run", "swept", "state", "reason", "node", "restarts", "time", "step", "ETA"),
+    *("run", "swept", "state", "node", "restarts", "time", "step", "ETA"),
     *("metric", "best"),
 )
-# Columns are left out of a narrow table in this order; --json has all of them.
-_LEFT_OUT = ("restarts", "node", "time", "ETA", "best", "step", "metric", "swept")
+# What is worth the least is left out first where the terminal is narrow; --json has all of it.
+_FIRST_OUT = ("restarts", "node", "metric", "swept", "time", "step", "ETA", "best")
 _URGENT = ("failed", "lost", "damaged", "cancelled")
-_REASON_LEAST = 12  # the smallest width of the reason, which is folded
-_REASON = 100  # characters of the reason in the table; --json has all of it, logs even more
+_REASON_LEAST = 30  # characters that a reason gets beside the name of its run
 _COLOURS = {
     "finished": "green",
     "running": "cyan",
@@ -121,15 +121,14 @@ class Row:
         """Return the cells, one for each of _COLUMNS; the metric without `metric_name`."""
         done, left, took, main_metric = step(self.run), self.eta_s, self.trained_s, metric(self.run)
         found = best(self.run)
-        total, reason = self.run.progress.max_steps, self.state.reason
+        total = self.run.progress.max_steps
         steps = "" if done is None else f"{done}" if total is None else f"{done}/{total}"
         # A name or an error may be a stranger's.
         return [
             Cell(self.run.name, no_wrap=True),
-            Cell(label(self.run.record.swept)),
+            Cell(label(self.run.record.swept), no_wrap=True),
             Cell(self.state.name, style=_COLOURS.get(self.state.name, ""), no_wrap=True),
-            Cell(reason if len(reason) <= _REASON else reason[: _REASON - 3] + "..."),
-            Cell(self.node),
+            Cell(self.node, no_wrap=True),
             Cell(str(self.run.restarts or "")),
             Cell("" if took is None else duration(took), no_wrap=True),
             Cell(steps, no_wrap=True),
@@ -232,7 +231,7 @@ def _most_important(rows: list[Row], count: int) -> list[Row]:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    console = _console()
+    console = Console()
     if options.json or not console.is_terminal:
         while True:
             rows = look(options)
@@ -246,8 +245,9 @@ def _watch(options: argparse.Namespace) -> None:
             there = bool(options.runs) or options.dir.exists()  # the first run makes the folder
             rows = look(options) if there else []
             # A Live display cuts what is below the lower edge of the terminal.
-            most = max(1, console.height - _LINES_AROUND)
-            table = _table(rows, _where(options), console.width, most)
+            room = max(1, console.height - _LINES_AROUND)
+            reasons = min(sum(1 for row in rows if row.state.reason), room // 3)
+            table = _table(rows, _where(options), console.width, room - reasons, reasons)
             under_way = any(row.state.name in UNDER_WAY for row in rows)
             begun |= under_way or bool(options.runs)
             what = "nothing is queued or running" if there else f"there is no folder {options.dir}"
@@ -262,69 +262,73 @@ def _show(options: argparse.Namespace, rows: list[Row]) -> None:
     if options.json:
         print(json.dumps([row.facts() for row in rows]), flush=True)
     else:
-        console = _console()
+        console = Console()
         most = len(rows) if options.all else _ROWS
         console.print(_table(rows, _where(options), console.width, most))
 
 
-def _table(rows: list[Row], where: str, width: int, most: int = _ROWS) -> Group:
-    """Return the table with its head and notes."""
+def _table(
+    rows: list[Row], where: str, width: int, most: int = _ROWS, reasons: int | None = None
+) -> Group:
+    """Return the table with its head, at most so many rows and reasons, and the notes."""
     counts = Counter(row.state.name for row in rows)
     summary = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
     clock = time.strftime("%H:%M:%S")
     noun = "run" if len(rows) == 1 else "runs"
-    head = Cell(f"{len(rows)} {noun}{where}, {clock}" + (f": {summary}" if summary else ""))
     shown, note = _in_order(rows), Text("")
     if len(rows) > most:
         shown = _most_important(shown, most)
         note = Text(f"... {len(rows) - most} more (--all, --json)")
-    # A metric that all runs share is named once, in the title.
+    # A metric that all runs share is named once, in the head.
     names = {found[0] for row in shown if (found := metric(row.run)) is not None}
-    titles, place = [*_COLUMNS], _COLUMNS.index("metric")
-    titles[place] = names.pop() if len(names) == 1 else "metric"
-    cells = [row.cells(titles[place]) for row in shown]
-    kept, reason = _fitting(titles, cells, width), _COLUMNS.index("reason")
-    table = Table(*(Column(Cell(titles[n]), no_wrap=n != reason, overflow="fold") for n in kept))
-    for row in cells:
-        table.add_row(*(row[n] for n in kept))
+    shared = names.pop() if len(names) == 1 else ""
+    titles = ["last" if shared and title == "metric" else title for title in _COLUMNS]
+    table = Table(*titles, first_out=[*map(_COLUMNS.index, _FIRST_OUT)])
+    for row in shown:
+        table.add_row(*row.cells(shared))
     problems = [
         (row.run.name, text)
         for row in shown
         for text in filter(None, (row.upload_problem, row.waiting_evaluations))
     ]
     problems += [(row.run.name, text) for row in shown if (text := row.changed_code)]
-    lines: list[Text] = [Cell(f"{name}: {text}", "yellow") for name, text in problems[:_PROBLEMS]]
+    lines = _reasons(shown, width, swept=_COLUMNS.index("swept") not in table.shown(width))
+    lines = lines[:reasons]
+    lines += [Cell(f"{name}: {text}", "yellow") for name, text in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         lines.append(Text(f"… {len(problems) - _PROBLEMS} more runs have such a problem (--json)"))
+    ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
+    head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
     return Group(head, *([table] if shown else []), *([note] if note else []), *lines)
+
+
+def _reasons(rows: list[Row], width: int, *, swept: bool) -> list[Text]:
+    """Return a line for each run that has a reason or, in a narrow terminal, swept values.
+
+    Those that are urgent come first; the others share a line if their reasons are the same. Longer
+    lines are cut: `logs` and --json have all of them.
+    """
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.state.name not in _URGENT):
+        values = label(row.run.record.swept) if swept else ""
+        if text := "; ".join(filter(None, (row.state.reason, values))):
+            own = row.run.name if row.state.name in _URGENT else ""
+            alike.setdefault((row.state.name, text, own), []).append(row)
+    lines: list[Text] = []
+    for (state, text, _), runs in alike.items():
+        name = printable(runs[0].run.name)
+        who = f"{name}:" if len(runs) == 1 else f"{len(runs)} runs {state}:"
+        room = width - cell_len(who) - 1
+        if room < _REASON_LEAST:
+            lines.append(Cell(who, no_wrap=True))
+            who, room = " ", width - 2
+        lines.append(Cell(f"{who} {shortened(printable(text), room)}", _COLOURS.get(state, "")))
+    return lines
 
 
 def _where(options: argparse.Namespace) -> str:
     # Runs that are named may be in any folder.
     return "" if options.runs else f" in {options.dir}"
-
-
-def _fitting(titles: list[str], rows: list[list[Cell]], width: int) -> list[int]:
-    """Return the columns that have something to show and fit into the terminal.
-
-    Names are never cut, so they can be copied.
-    """
-    widths = [
-        max([len(title), *(row[n].cell_len for row in rows)]) for n, title in enumerate(titles)
-    ]
-    reason = _COLUMNS.index("reason")
-    widths[reason] = min(widths[reason], _REASON_LEAST)
-    kept = [n for n in range(len(titles)) if any(row[n].plain for row in rows)]
-    for n in (_COLUMNS.index(name) for name in _LEFT_OUT):
-        if n in kept and 1 + sum(widths[n] + 3 for n in kept) > width:
-            kept.remove(n)
-    return kept
-
-
-def _console() -> Console:
-    """Return a console as wide as the terminal; for a file or pipe, one that folds nothing."""
-    console = Console()
-    return console if console.is_terminal else Console(width=240)
 
 
 def _seconds(text: str) -> float:

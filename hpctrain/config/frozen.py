@@ -26,6 +26,7 @@ from hpctrain import secrets
 from hpctrain.config.explain import explain, unknown_key
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.config.schema.key import members
+from hpctrain.disk import expanded
 from hpctrain.errors import ConfigError
 
 
@@ -67,24 +68,24 @@ def typed(node: DictConfig) -> Config:
 
 def with_absolute_paths(config: Config) -> Config:
     """Make the paths of a config absolute, in place, and return it."""
-    config.output_dir = os.path.abspath(os.path.expanduser(config.output_dir))
-    config.data.path = _absolute(config.data.path)
+    config.output_dir = os.path.abspath(expanded(config.output_dir, "output_dir"))
+    config.data.path = _absolute(config.data.path, "data.path")
     if config.data.subset is not None and config.data.subset.endswith(".npy"):
-        config.data.subset = _absolute(config.data.subset)
+        config.data.subset = _absolute(config.data.subset, "data.subset")
     for part in (*config.data.mixture, *config.data.val_sets):
         if isinstance(part.get("path"), str):
-            part["path"] = _absolute(part["path"])
+            part["path"] = _absolute(part["path"], "path")
     if config.checkpoint.init_from is not None:
-        config.checkpoint.init_from = _absolute(config.checkpoint.init_from)
+        config.checkpoint.init_from = _absolute(config.checkpoint.init_from, "checkpoint.init_from")
     if config.tracking.uri is None:
         own = f"sqlite:///{config.output_dir}/mlflow.db"
         config.tracking.uri = os.environ.get("MLFLOW_TRACKING_URI") or own
     return config
 
 
-def _absolute(path: str) -> str:
+def _absolute(path: str, key: str) -> str:
     """Make a path absolute; a URL stays as it is."""
-    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+    return path if "://" in path else os.path.abspath(expanded(path, key))
 
 
 def _typed(schema: Any, values: Any, prefix: str = "") -> Any:

@@ -12,8 +12,7 @@ import argparse
 import difflib
 import json
 import sys
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.schema import Config
@@ -44,7 +43,7 @@ def main(argv: list[str]) -> int:
     if given.all and given.names:
         parser.error(f"--all prints every key: leave out {' '.join(given.names)}")
     if not given.all and not given.names:
-        print(*_sections(), sep="\n")
+        _print_sections()
         return 0
     chosen = select(given.names)
     if sys.stdout.isatty():
@@ -104,26 +103,24 @@ def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
     )
 
 
-def _sections() -> Iterator[str]:
-    """Yield the lines that `keys` prints without arguments."""
+def _print_sections() -> None:
+    from hpctrain.console import Cell, Console, Table
+
     top = [member for member in members(Config) if "." not in member.name]
-    indent = " " * 16
+    sections, commands = Table("", "", "", right=(1,)), Table("", "")
     for member in (member for member in top if member.is_section):
-        count = len(select([member.name]))
-        lines = textwrap.wrap(member.rule.text, 80 - len(indent))
-        yield f"{member.name:<12}{count:>3} {lines[0]}"
-        yield from (indent + line for line in lines[1:])
-    yield ""
+        sections.add_row(member.name, str(len(select([member.name]))), member.rule.text)
     outside = ", ".join(member.name for member in top if not member.is_section)
-    yield from textwrap.wrap(f"Keys outside of sections: {outside}", 80)
-    yield ""
     for arguments, meaning in (
         ("optimizer", "the keys of a section"),
         ("optimizer.lr", "one key"),
         ("warmup", "the keys with this word in name or meaning"),
         ("--all", f"all {len(keys(Config))} keys"),
     ):
-        yield f"python -m hpctrain keys {arguments:<14}{meaning}"
+        commands.add_row(Cell(f"python -m hpctrain keys {arguments}", no_wrap=True), meaning)
+    Console(highlight=False).print(
+        sections, f"\nKeys outside of sections: {outside}\n", commands, sep="\n"
+    )
 
 
 def row(key: Member) -> tuple[str, ...]:
@@ -137,13 +134,11 @@ def row(key: Member) -> tuple[str, ...]:
 
 
 def _print_table(chosen: list[Member]) -> None:
-    from rich.table import Column, Table
     from rich.text import Text
 
-    from hpctrain.console import Console
+    from hpctrain.console import Console, Table
 
-    name = Column("key", no_wrap=True)
-    table = Table(name, "value", "default", Column("meaning", ratio=1), show_lines=True)
+    table = Table("key", "value", "default", "meaning", spaced=True)
     for key in chosen:
         title, kind, default, unit, allowed, identity, meaning = row(key)
         value = "\n".join(filter(None, (kind, unit, allowed)))

@@ -32,11 +32,7 @@ def main(argv: list[str]) -> int:
 
 
 def _select(names: Sequence[str]) -> list[Metric]:
-    """Return the metrics that have one of the names, or are in a group of that name.
-
-    Raises:
-        ConfigError: There is no metric or group of a name.
-    """
+    """Return the metrics that have one of the names, or are in a group of that name."""
     known = [metric.name for metric in registered()]
     groups = list(dict.fromkeys(name.partition("/")[0] for name in known))
     for name in names:
@@ -54,13 +50,9 @@ def _select(names: Sequence[str]) -> list[Metric]:
 
 
 def _print_table(chosen: list[Metric]) -> None:
-    from rich.table import Column, Table
-    from rich.text import Text
+    from hpctrain.console import Console, Table
 
-    from hpctrain.console import Console
-
-    name = Column("metric", overflow="fold", ratio=2)
-    table = Table(name, "unit", Column("meaning", ratio=3), show_lines=True)
+    table = Table("metric", "unit", "meaning", spaced=True)
     for metric in chosen:
-        table.add_row(*map(Text, metric))
+        table.add_row(*metric)
     Console().print(table)

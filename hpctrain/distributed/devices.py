@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
+from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
 _PATIENCE = timedelta(seconds=20)  # then the ranks that are waited for are named
@@ -216,6 +217,5 @@ def _key(rank: int) -> str:
 
 
 def _named(members: Sequence[int], seen: Sequence[Seen] | Mapping[int, Seen]) -> str:
-    names = [f"{rank} ({seen[rank].host})".removesuffix(" ()") for rank in members[:_SHOWN]]
-    more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
-    return f"{'rank' if len(members) == 1 else 'ranks'} {', '.join(names)}{more}"
+    names = few((f"{rank} ({seen[rank].host})".removesuffix(" ()") for rank in members), _SHOWN)
+    return f"{'rank' if len(members) == 1 else 'ranks'} {names}"

@@ -12,9 +12,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rich.table import Table
-
-from hpctrain.console import Cell, Console
+from hpctrain.console import Console, Table
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.secrets import MASK, is_secret, mask
 
@@ -31,13 +29,13 @@ def main(argv: list[str]) -> int:
         print(json.dumps(facts))
         return 0
     ranks: dict[str, Any] = facts["ranks"]
-    table = Table(show_header=False)
+    table = Table("", "")
     rows = {**ranks, **{k: v for k, v in facts.items() if k not in ("ranks", "environment")}}
     for name, value in rows.items():
-        table.add_row(name, Cell(", ".join(value) if isinstance(value, list) else str(value)))
+        table.add_row(name, ", ".join(value) if isinstance(value, list | tuple) else str(value))
     for name, value in facts["environment"].items():
-        table.add_row(name, Cell(value))
-    Console(soft_wrap=True).print(table)
+        table.add_row(name, value)
+    Console().print(table)
     return 0
 
 

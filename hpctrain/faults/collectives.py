@@ -27,6 +27,7 @@ from torch.distributed import distributed_c10d
 
 from hpctrain.errors import DamageError
 from hpctrain.record import read
+from hpctrain.terminal import few
 
 _SHOWN = 8  # ranks that are named in an error
 # What waits for data, and the names of the threads that read it (`hpctrain.data.loading`).
@@ -46,7 +47,7 @@ class Operation:
     def describe(self, world_size: int) -> str:
         """Return the operation in words, for a job of `world_size` ranks."""
         whole = len(self.ranks) == world_size
-        ranks = "all ranks" if whole else f"ranks {_listed(list(map(str, self.ranks)))}"
+        ranks = "all ranks" if whole else f"ranks {few(self.ranks, _SHOWN)}"
         return f"{self.name} number {self.number} of {ranks}"
 
 
@@ -246,9 +247,4 @@ def _stacks(frames: Mapping[int, FrameType], error: BaseException | None) -> lis
 
 def _with_hosts(ranks: list[int], hosts: Mapping[int, str]) -> str:
     named = [f"{rank} ({hosts[rank]})" if hosts[rank] else str(rank) for rank in ranks]
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_listed(named)}"
-
-
-def _listed(texts: list[str]) -> str:
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {few(named, _SHOWN)}"

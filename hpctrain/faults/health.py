@@ -37,6 +37,7 @@ from hpctrain.distributed import objects
 from hpctrain.errors import HealthError
 from hpctrain.faults.copied import Copied
 from hpctrain.shards.types import Batch
+from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
 
@@ -238,11 +239,9 @@ class Health:
         all_samples = list(dict.fromkeys((str(f), row) for r in found for f, row in r["samples"]))
         if not all_samples:
             return ""
-        some = ", ".join(f"{name} row {row}" for name, row in all_samples[:_SHOWN])
-        more = f" and {len(all_samples) - _SHOWN} more" if len(all_samples) > _SHOWN else ""
-        tested = all(each["tested"] for each in found)
-        finite = "; all fields of the batch are finite" * tested
-        return f"{finite}; its samples: {some}{more} ({file})"
+        some = few((f"{name} row {row}" for name, row in all_samples), _SHOWN)
+        finite = "; all fields of the batch are finite" * all(each["tested"] for each in found)
+        return f"{finite}; its samples: {some} ({file})"
 
 
 _OF_STEP = ("loss", "gradient")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hpctrain.config.rules.batch_sizes import named_sizes
 from hpctrain.config.schema import Config
+from hpctrain.disk import expanded
 from hpctrain.errors import ConfigError, DamageError
 from hpctrain.forecast.bench_figures import Figures
 from hpctrain.forecast.like_runs import differences, runs_of_model
@@ -130,7 +131,7 @@ def _speeds(config: Config, asked: str) -> _Speeds:
     given = asked.partition(":")[2]
     if not given:
         return _newest(config)
-    path = Path(os.path.abspath(os.path.expanduser(given)))
+    path = Path(os.path.abspath(expanded(given, "parallel.weights")))
     if path.is_file():
         return _of_bench(config, path)
     run = measured_run(path)

@@ -37,6 +37,7 @@ from hpctrain.runs import failure, lost_checkpoints, stop_request
 from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.swept import titled
+from hpctrain.terminal import few
 from hpctrain.trackers import OtherTracker
 from hpctrain.trackers.several import SeveralTrackers
 from hpctrain.tracking.alerts.settings import Settings, remove, variable_of
@@ -259,9 +260,8 @@ class Attempt(NoAttempt):
             log.warning("not the environment of the attempt before: %s", ", ".join(changed))
         if changed := provenance.changes(self._run.provenance):
             log.warning(
-                "Python or its packages have changed since this run was asked for: %s%s",
-                ", ".join(changed[:6]),
-                f" and {len(changed) - 6} more" if len(changed) > 6 else "",
+                "Python or its packages have changed since this run was asked for: %s",
+                few(changed, 6),
             )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 
 from hpctrain import __version__
+from hpctrain.launch.slurm.queue import call, version
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -77,13 +77,8 @@ def _driver() -> str:
 
 
 def _slurm() -> str:
-    if (program := shutil.which("srun")) is None:  # in a container
-        return ""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=5, check=False
-        )
-        return done.stdout.strip().removeprefix("slurm ")
+    with suppress(OSError, subprocess.TimeoutExpired):  # in a container there is no srun
+        return version(call("srun", "--version", timeout_s=5).stdout).partition(" ")[2]
     return ""
 
 

@@ -201,12 +201,10 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
     from hpctrain.launch.slurm import queue
 
     try:
-        jobs = queue.queued({queue.me(), *([submission.user] if submission else [])})
+        job = queue.queue_of([record]).job_of(record)
     except queue.UnreachableError as error:
         log.warning("%s: whether a job of this run waits in the queue is not known", error)
         return
-    task = queue.task_of(record, jobs)
-    job = jobs.get(task) if task else None
     if job is None or job.is_ending or job.id == ranks.job_id:
         return
     waits = f"waits in the queue ({job.reason})" if job.state == "PENDING" else f"is {job.state}"

@@ -29,6 +29,7 @@ from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.launch.slurm.sbatch_options import joined_hosts
 from hpctrain.runs import excluded_hosts
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
 _MOST_IN_A_ROW = 3
@@ -60,9 +61,7 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     if not failed:
         return
     error = NodeError(
-        f"launch.preflight={mode}: {'; '.join(failed[:5])}"
-        + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")
-        + "; launch.preflight=off trains all the same"
+        f"launch.preflight={mode}: {few(failed, 5, '; ')}; launch.preflight=off trains all the same"
     )
     error.requeued = bool(objects.broadcast(requeued))
     raise error

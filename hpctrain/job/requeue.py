@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from itertools import takewhile
@@ -99,4 +100,6 @@ def requeue(job_id: str) -> bool:
 
 
 def _state(job_id: str) -> str:
-    return (ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or "unknown").strip()
+    answer = ask("squeue", "--noheader", "--jobs", job_id, "--format=%T") or ""
+    states: list[str] = re.findall(r"^[A-Z_]+$", answer, re.MULTILINE)
+    return states[-1] if states else "unknown"

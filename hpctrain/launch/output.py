@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from rich.progress import ProgressColumn, Task, track
-from rich.table import Column, Table
 from rich.text import Text
 
-from hpctrain.console import Cell, Console
+from hpctrain.console import Cell, Console, Table
 from hpctrain.launch.arrays import Entry
 from hpctrain.secrets import mask
 from hpctrain.terminal import indented
@@ -56,9 +55,7 @@ def show(entries: list[Entry]) -> None:
         for entry, value in zip(entries, metrics, strict=True)
         if value is not None
     )
-    # Names are never cut, so that they can be copied: the overrides are folded if space is short.
-    run, state, job = (Column(title, no_wrap=True) for title in ("run", "state", "job"))
-    table = Table(run, Column("overrides", overflow="fold"), state, job, *names)
+    table = Table("run", "overrides", "state", "job", *names)
     common = set.intersection(*(set(entry.overrides) for entry in entries))
     for entry, metric in list(zip(entries, metrics, strict=True))[:ROWS]:
         own = [text for text in entry.overrides if text not in common or len(entries) == 1]
@@ -66,8 +63,8 @@ def show(entries: list[Entry]) -> None:
         for name in names:
             mine = name == entry.config.metric and metric is not None
             cells.append(f"{metric:.4g}" if mine else "")
-        table.add_row(*map(Cell, cells))
-    Console(stderr=True, soft_wrap=True).print(table)
+        table.add_row(*cells)
+    Console(stderr=True).print(table)
     if len(entries) > ROWS:
         counts = Counter(entry.state.split(",")[0] or "checked" for entry in entries)
         listed = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())

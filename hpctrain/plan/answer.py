@@ -161,14 +161,14 @@ class _Answer:
             console.print(f"\nestimates on {self.hardware.title}")
             printing.print_layouts(console, self.layouts, command)
             printing.print_scaling(console, scaling(self.ranking.best))
-            console.print(f"\n{self.loader.text(self.layouts[0])}", soft_wrap=True)
+            console.print(f"\n{self.loader.text(self.layouts[0])}")
         printing.print_excluded(console, self.ranking.excluded)
         if self.kinds:
             console.print("\nthe smallest number of GPUs that fits, of each kind")
             printing.print_hardware(console, self.kinds)
         console.print("\nassumptions")
         for name, text in self.assumptions.items():
-            console.print(f"  {name}: {text}", soft_wrap=True)
+            console.print(f"  {name}: {text}")
 
 
 def answer(asked: Asked, others: list[Hardware]) -> _Answer:

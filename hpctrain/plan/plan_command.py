@@ -94,9 +94,9 @@ def main(argv: list[str]) -> int:
     else:
         found.show(console, command)
         for line in () if simulated is None else simulated.lines():
-            console.print(line, soft_wrap=True)
+            console.print(line)
         for text in warnings:
-            console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
+            console.print(Text(f"warning: {text}", "yellow"))
     exit_code = {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
     if given.measure:
         try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
-from hpctrain.console import Cell, Console
+from hpctrain.console import Console, Table
 from hpctrain.hardware import Hardware
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
 from hpctrain.plan.more_nodes import Scaled
@@ -34,11 +32,11 @@ def print_model(console: Console, facts: ModelFacts) -> None:
 
 def print_layers(console: Console, layers: list[Layer]) -> None:
     """Print the table of layers."""
-    table = Table("layer", "class", "shape", "parameters", "FLOPs", "activations", box=None)
+    table = Table("layer", "class", "shape", "parameters", "FLOPs", "activations")
     for layer in layers:
         table.add_row(
-            Cell(layer.name),
-            Cell(layer.kind),
+            layer.name,
+            layer.kind,
             "x".join(map(str, layer.shape)),
             f"{layer.parameters:,}",
             "?" if layer.flops is None else _si(layer.flops),
@@ -55,7 +53,7 @@ def print_memory(console: Console, estimate: Estimate, hardware: Hardware | None
         f"\n{layout.kind} on {layout.ranks} rank{'s' * (layout.ranks > 1)}: global batch "
         f"{batch.global_size} = dp {batch.shares} x accumulate {batch.accumulate} x {batch.micro}"
     )
-    table = Table("memory of the rank that needs most", "", box=None)
+    table = Table("memory of the rank that needs most", "")
     for name, value in vars(estimate.memory).items():
         table.add_row(name, "unknown" if value is None else f"{value / _GIB:.3f} GiB")
     console.print(table)
@@ -72,7 +70,7 @@ def print_memory(console: Console, estimate: Estimate, hardware: Hardware | None
 
 def print_layouts(console: Console, estimates: list[Estimate], command: str) -> None:
     """Print the layouts, best first, and the command of each."""
-    table = Table("layout", "ranks", "memory", "step", "tokens/s/GPU", "MFU", "hours", box=None)
+    table = Table("layout", "ranks", "memory", "step", "tokens/s/GPU", "MFU", "hours")
     for estimate in estimates:
         entry = estimate.as_json()
         hours = entry["gpu_hours"]
@@ -92,7 +90,7 @@ def print_layouts(console: Console, estimates: list[Estimate], command: str) -> 
         if ranks in shown:  # the first of each number of ranks is the fastest
             continue
         shown.add(ranks)
-        console.print(f"\n{estimate.layout.kind}, {ranks}: {estimate.reason}", soft_wrap=True)
+        console.print(f"\n{estimate.layout.kind}, {ranks}: {estimate.reason}")
         console.print(f"  {command} {' '.join(estimate.layout.overrides)}", soft_wrap=True)
 
 
@@ -109,7 +107,7 @@ def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
         names.setdefault(excluded[name], []).append(name)
     for reason, alike in names.items():
         layouts = [name.partition(" ")[0] for name in alike[:-1]]
-        console.print(f"excluded: {', '.join([*layouts, alike[-1]])}: {reason}", soft_wrap=True)
+        console.print(f"excluded: {', '.join([*layouts, alike[-1]])}: {reason}")
 
 
 def print_scaling(console: Console, rows: list[Scaled]) -> None:
@@ -117,7 +115,7 @@ def print_scaling(console: Console, rows: list[Scaled]) -> None:
     if not rows:
         return
     console.print("\nscaling with the same global batch, the fastest layout of each")
-    table = Table("nodes", "ranks", "layout", "step", "tokens/s/GPU", "efficiency", box=None)
+    table = Table("nodes", "ranks", "layout", "step", "tokens/s/GPU", "efficiency")
     for row in rows:
         entry = row.as_json()
         table.add_row(
@@ -133,7 +131,7 @@ def print_scaling(console: Console, rows: list[Scaled]) -> None:
 
 def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]]) -> None:
     """Print on how many GPUs of each kind the run fits, and what it takes there."""
-    table = Table("hardware", "GPUs", "layout", "GPU-hours", "kWh", "cost", "price", box=None)
+    table = Table("hardware", "GPUs", "layout", "GPU-hours", "kWh", "cost", "price")
     for hardware, estimate in rows:
         if estimate is None:
             table.add_row(hardware.name, "-", "does not fit", "", "", "", "")

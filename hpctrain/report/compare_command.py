@@ -10,10 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from hpctrain.commands.select import select
-from hpctrain.console import Cell, Console
+from hpctrain.console import Cell, Console, Table
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount, read
 from hpctrain.report.differences import Differences, differences
@@ -53,7 +51,7 @@ def _plain(node: Any) -> Any:
 
 
 def _show(left: RunAccount, right: RunAccount, found: Differences) -> None:
-    console = Console(soft_wrap=True)
+    console = Console()
     names = [left.name, right.name]
     _table(console, "Config", names, found.config, "the same")
     for title, lines in (("Code", found.code), ("Data", found.data)):
@@ -90,11 +88,9 @@ def _table(
     if not rows:
         console.print(f"  {empty}\n")
         return
-    table = Table(box=None, padding=(0, 2), header_style="")
-    for heading in ("", *names):
-        table.add_column(Cell(heading))
+    table = Table("", *names)
     for name, values in rows.items():
-        table.add_row(Cell(name), *(Cell("-" if v is None else str(v)) for v in values))
+        table.add_row(name, *("-" if v is None else str(v) for v in values))
     console.print(table)
     console.print()
 

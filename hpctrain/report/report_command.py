@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps([as_json(account) for account in accounts]))
     elif len(accounts) == 1 and not options.over:
-        Console(soft_wrap=True).print(terminal_view.show(accounts[0]))
+        Console().print(terminal_view.show(accounts[0]))
     if len(accounts) == 1 and not options.over:
         _write_run(accounts[0], options)
     else:
@@ -76,7 +76,7 @@ def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> Non
         print(seeds.as_csv(found), end="")
     elif not options.json:
         shown = sweep_view.show_settings(found, options.over) if found else None
-        console = Console(soft_wrap=True)
+        console = Console()
         console.print(shown or sweep_view.show_sweep(accounts, sweep))
         for line in lines:
             console.print(Cell(line))

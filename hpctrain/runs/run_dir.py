@@ -45,7 +45,8 @@ from hpctrain.errors import DamageError, InUseError, StorageError
 from hpctrain.forks import keep_private
 from hpctrain.lock import is_locked, open_lock
 from hpctrain.record import read
-from hpctrain.run_record import RunRecord
+from hpctrain.run_record import Progress, RunRecord
+from hpctrain.tracking import samples
 
 _HOLDER = re.compile(r"process (\d+) on (?P<host>\S+)")  # what `RunDir.lock` writes
 _LONGEST_HOLDER = 300
@@ -164,8 +165,19 @@ class RunDir:
         for folder in (self.logs, self.checkpoints):
             folder.mkdir(exist_ok=True)
         with self._change() as content:
+            for before in content["attempts"][-1:]:
+                if "ended" not in before:  # it was killed
+                    before["seen"] = max(before["started"], self.last_sign())
             content["state"] = "running"
             content["attempts"].append({"started": time.time(), **facts})
+
+    def last_sign(self) -> float:
+        """Return when the last attempt was known to be alive, in seconds since the epoch; or 0."""
+        try:
+            progress = Progress.of(self.path).time
+        except DamageError:
+            progress = 0.0
+        return max(progress, samples.last_time(self.path))
 
     def end_attempt(self, state: str, **facts: Any) -> None:
         """Record the end of the last attempt.

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rich.table import Table
-
 from hpctrain.config.chosen import override_key
 from hpctrain.config.schema import Config
-from hpctrain.console import Cell, Console
+from hpctrain.console import Console, Table
 from hpctrain.errors import TrackingError
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
@@ -34,8 +32,8 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     """
     record = run.read()
     result = record.result or {}
-    table = Table(show_header=False)
-    table.add_row("run", Cell(run.name))
+    table = Table("", "")
+    table.add_row("run", run.name)
     table.add_row("steps", f"{result.get('step', 0):,}")
     # The main metric comes first.
     for name in dict.fromkeys((config.metric, *_SHOWN)):
@@ -43,12 +41,11 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
             table.add_row(name, _number(result[name]))
     if best := best_of(run.path, record):
         text = f"{_number(best.value)} at step {best.step:,} (its checkpoint is kept)"
-        table.add_row(f"best {best.metric}", Cell(text))
+        table.add_row(f"best {best.metric}", text)
     if "perf/samples_per_s" in result:
         table.add_row("samples/s", f"{result['perf/samples_per_s']:,.0f}")
-    table.add_row("run directory", Cell(_short(run.path)))
-    # Lines are not wrapped, so that paths can be copied.
-    console = Console(soft_wrap=True)
+    table.add_row("run directory", _short(run.path))
+    console = Console()
     console.print(table)
     if wrong := record.attempt.reason:
         style = "red" if "not finite" in wrong else "green"

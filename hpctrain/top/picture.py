@@ -14,10 +14,9 @@ import time
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group
-from rich.table import Column, Table
 from rich.text import Text
 
-from hpctrain.console import Cell
+from hpctrain.console import Cell, Table
 from hpctrain.top.snapshot import Device, Node, Snapshot
 
 _USE, _MEMORY = "utilization_percentage", "memory_usage_percentage"
@@ -43,11 +42,10 @@ def picture(seen: Snapshot, height: int, plain: bool) -> Group:
     room = max(1, height - _LINES_AROUND - min(len(notes), 4))
     together = sum(1 + len(node.gpus) for node in seen.nodes) > room
     table = Table(
-        *(Column(title, no_wrap=True) for title in ("", "", "use", "")),
-        *(Column(title, no_wrap=True) for title in ("last samples", "memory", "")),
-        *(Column(title, no_wrap=True, justify="right") for title in ("power", "temp")),
-        box=None,
-        padding=(0, 1, 0, 0),
+        *("", "", "use", "", "last samples", "memory", "", "power", "temp"),
+        right=(7, 8),
+        first_out=(4, 5, 2),  # the bars, not the numbers beside them
+        gap=1,
     )
     rows = [row for node in seen.nodes for row in _rows(node, together, plain)]
     for row in rows[:room]:

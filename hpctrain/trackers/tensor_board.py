@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.disk import expanded
 from hpctrain.errors import ConfigError
 from hpctrain.trackers.other import OtherTracker
 
@@ -48,7 +49,7 @@ class TensorBoard(OtherTracker):
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()
-        place = Path(self._folder).expanduser()
+        place = Path(expanded(self._folder, "folder"))
         folder = self.run_dir / place if not place.is_absolute() else place / self.run_dir.name
         self._writer = SummaryWriter(
             str(folder), purge_step=step, flush_secs=max(1, round(self._flush_s))

@@ -131,6 +131,15 @@ def read(path: Path, begin: int = 0) -> Iterator[Sample]:
                 yield sample
 
 
+def last_time(run_dir: Path) -> float:
+    """Return when a node has taken its last sample, in seconds since the epoch; 0 without one."""
+    last = 0.0
+    for path in files(run_dir).values():
+        for sample in read(path, max(0, path.stat().st_size - _TAIL)):
+            last = max(last, sample.time)
+    return last
+
+
 def has_new(run_dir: Path, positions: Mapping[str, int]) -> bool:
     """Return whether a node has samples after its position in `positions`."""
     found = files(run_dir).items()

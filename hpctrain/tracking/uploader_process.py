@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from hpctrain.disk import give_home
+
 # A scheduler, a terminal or a user sends these signals to a whole job. The uploader ignores them:
 # it must still upload the records that the training writes when it gets the same signal.
 BROADCAST_SIGNALS = (
@@ -64,6 +66,7 @@ def python_module(module: str, *args: str) -> tuple[list[str], dict[str, str]]:
     The new process imports the same copy of hpctrain as this one.
     """
     env = dict(os.environ)
+    give_home(env)
     root = str(Path(__file__).parents[2])
     if root not in (*site.getsitepackages(), site.getusersitepackages()):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from hpctrain.checkpoint.manifest import Manifest, digest
 from hpctrain.commands import checkpoints, gc
@@ -33,16 +32,19 @@ from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.select import select
 from hpctrain.commands.state import State, duration, ended_for_good, eta_s, judge
 from hpctrain.commands.status import Row, _table
+from hpctrain.console import Console
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.launch.slurm.queue import Ended, Job, jobs_of
 from hpctrain.lock import file_lock
 from hpctrain.record import convert
+from hpctrain.report.account.run_account import read
 from hpctrain.run_record import Progress, RunRecord
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.stop_request import StopRequest
 from hpctrain.runs.terminal_log import kept
+from hpctrain.tracking import samples
 from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.training.display import Display
@@ -74,6 +76,14 @@ def make_run(folder: Path, name: str = "digits-00000001", **record: Any) -> Path
     content = {"uid": name, "state": "created", "attempts": []} | record
     (run / "run.json").write_text(json.dumps(content))
     return run
+
+
+def drawn(rows: list[Row], width: int, most: int = 40) -> list[str]:
+    """Return the lines of `status` on a terminal of this width."""
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(_table(rows, " in runs", width, most))
+    return capture.get().splitlines()
 
 
 def make_sweep(folder: Path, stamp: str, run_dirs: list[Path]) -> Path:
@@ -369,10 +379,7 @@ def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
     for run in runs[1:]:
         Uploaded("http://h:1", "u", "1", "2", 3, problem="the run is deleted").write(run)
     rows = [Row(facts, State("finished"), NOW) for facts in map(Facts.read, runs)]
-    console = Console(width=400, file=io.StringIO())
-    console.print(_table(rows, " in runs", 400))
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
+    lines = drawn(rows, 400)
     cure = f"the run is deleted; then `python -m hpctrain sync {runs[1]}` uploads the rest"
     assert f"{runs[1].name}: {cure}" in lines
     assert lines[-1] == "… 2 more runs have such a problem (--json)"
@@ -703,13 +710,10 @@ def test_names_are_whole_on_a_narrow_terminal() -> None:
     facts = facts_of(Path(name), {"state": "failed"}, BEAT, job_id="7_0")
     row = Row(facts, State("failed", "ValueError: " + "word " * 20), NOW)
     for width in (60, 80, 120):
-        console = Console(width=width, file=io.StringIO())
-        console.print(_table([row], " in runs", width))
-        assert isinstance(console.file, io.StringIO)
-        lines = console.file.getvalue().splitlines()
+        lines = drawn([row], width)
         assert max(map(len, lines)) <= width
-        assert any(f"│ {name} │ failed │ ValueError" in line for line in lines)
-        assert ("50/100" in console.file.getvalue()) == (width > 60)
+        assert any(line.startswith(f"{name}  failed") and "50/100" in line for line in lines)
+        assert lines[-1].endswith("word ...")
 
 
 def test_the_reason_of_a_failed_run_has_no_lines_of_code() -> None:
@@ -725,12 +729,10 @@ def test_reason_and_metric_fit_into_80_columns() -> None:
         Row(facts, State("interrupted", "saved at step 1200, preempted"), NOW),
         Row(facts_of(Path("digits-00000001"), {"state": "queued"}, {}), State("queued"), NOW),
     ]
-    console = Console(width=80, file=io.StringIO())
-    console.print(_table(rows, " in runs", 80))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
-    for shown in ("val/accuracy", " 0.9812 ", " 50/100 ", "saved at"):
+    lines = drawn(rows, 80)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    for shown in ("metric: val/accuracy", "  0.9812", "  50/100  ", "saved at"):
         assert shown in text, text
 
 
@@ -743,10 +745,7 @@ def test_what_runs_is_shown_first_and_on_every_terminal() -> None:
 
     rows = [row(1, "failed"), row(2, "running"), *(row(n, "finished") for n in range(3, 50))]
     for most in (4, 40):
-        console = Console(width=100, file=io.StringIO())
-        console.print(_table(rows, "", 100, most))
-        assert isinstance(console.file, io.StringIO)
-        words = console.file.getvalue().split()
+        words = " ".join(drawn(rows, 100, most)).split()
         names = [int(word[7:], 16) for word in words if word.startswith("digits-")]
         assert names == [2, *range(49, 51 - most, -1), 1]
 
@@ -769,6 +768,29 @@ def test_swept_values_time_and_best_value_are_shown() -> None:
     assert Row(row.run, State("lost"), NOW).facts()["duration_s"] == 600 + 177
 
 
+def test_attempts_that_were_killed_have_taken_time(tmp_path: Path) -> None:
+    run = RunDir(make_run(tmp_path))
+    now = time.time()
+    signs = samples.Writer(samples.folder(run.path) / "n01.jsonl")
+    # Killed after 240 s, at the start-up after 60 s, and before anything was heard of it.
+    for begun_s, heartbeat_s, sample_s in ((1000, 760, 770), (500, None, 440), (200, None, None)):
+        run.begin_attempt(host="n01")
+        content = run_json(run.path)
+        content["attempts"][-1]["started"] = now - begun_s
+        (run.path / "run.json").write_text(json.dumps(content))
+        if heartbeat_s:
+            beat = BEAT | {"time": now - heartbeat_s}
+            (run.path / "progress.json").write_text(json.dumps(beat))
+        if sample_s:
+            signs.write(now - sample_s, metrics={"cpu_utilization_percentage": 1.0})
+    signs.close()
+    facts = Facts.read(run.path)
+    assert facts.trained_s(None) == pytest.approx(240 + 60, abs=0.01)
+    assert facts.trained_s(now) == pytest.approx(240 + 60 + 200, abs=0.01)
+    (account,) = read([run.path])
+    assert [round(span.end - span.begin) for span in account.spans] == [240, 60, 0]
+
+
 def test_watching_on_a_terminal_waits_for_the_first_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -782,9 +804,9 @@ def test_watching_on_a_terminal_waits_for_the_first_run(
     monkeypatch.setattr(status_module, "look", look)
     later = tmp_path / "runs"
     monkeypatch.setattr(status_module.time, "sleep", lambda seconds: later.mkdir(exist_ok=True))
-    shown = io.StringIO()
-    console = Console(width=200, file=shown, force_terminal=True)
-    monkeypatch.setattr(status_module, "_console", lambda: console)
+    monkeypatch.setattr(sys, "stdout", shown := io.StringIO())
+    console = Console(width=200, force_terminal=True)
+    monkeypatch.setattr(status_module, "Console", lambda: console)
     assert status_module.main(["--dir", str(later), "--watch"]) == 0
     assert next(looks, None) is None  # `logs -f` went on until the run had ended
     assert f"there is no folder {later} yet" in shown.getvalue()
@@ -1206,7 +1228,7 @@ def test_checkpoints_are_listed_and_verified(
     assert checkpoints.main([*where, "--verify"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"{run.name}: 2 checkpoints, 10 bytes\n")
-    for said in ("4 (dp_shard 2, tp 2)", "latest", "spare", "val/loss 0.25", "intact"):
+    for said in ("4 (dp_shard 2, tp 2)", "latest", "spare", "val/loss", " 0.25 ", "intact"):
         assert said in shown
     newest, before = run / "checkpoints" / "step-00000020", run / "checkpoints" / "step-00000010"
     (newest / "__0_0.distcp").write_text("12346")

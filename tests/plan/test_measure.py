@@ -131,7 +131,6 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     text = io.StringIO()
     console = Console()
     console.file = text
-    console.width = 80  # as in a log
     compared.show(console)
     lines = text.getvalue().splitlines()
     rows = [

@@ -260,8 +260,8 @@ def test_the_terminal_shows_bars_and_attempts(
 ) -> None:
     assert report_command.main(["--dir", str(resumed.parent)]) == 0
     shown = capsys.readouterr().out
-    assert "compute        [|||||||||||||||||                        41.8%]  28 s" in shown
-    assert "lost steps     [||||||                                   14.9%]  10 s" in shown
+    assert "compute        [||||||||             41.8%]  28 s" in shown
+    assert "lost steps     [|||                  14.9%]  10 s" in shown
     assert "killed" in shown
     assert "goodput" in shown
 

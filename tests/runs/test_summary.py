@@ -30,7 +30,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
 
 def test_the_main_metric_comes_first_and_is_not_rounded_to_zero(said: Any) -> None:
     rows = [line.split() for line in said("val/mse").splitlines()]
-    names = [row[1] for row in rows if len(row) > 2 and row[1].startswith(("val/", "train/"))]
+    names = [row[0] for row in rows if row[:1] and row[0].startswith(("val/", "train/"))]
     assert names == ["val/mse", "val/loss", "train/loss"]
     assert "1.234e-05" in said("val/mse")
     assert "val/mse" not in said("val/accuracy")

@@ -23,6 +23,7 @@ from data_prep.formats.opening import matlab_5
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import MAX_AXES
 from hpctrain.shards.types import Array
+from hpctrain.terminal import few
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".mat")
 _NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
@@ -197,14 +198,13 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
     if not where.key and len(names) == 1:
         return next(iter(names))
     shown = [f"{name} {what}".rstrip() for name, what in names.items()]
-    more = f"; and {len(shown) - 20} more" if len(shown) > 20 else ""
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
     if suggestion := looks_like_groups(where.path, names)[1]:
         raise ConfigError(f"{where.path} {problem}: {suggestion}")
     name = next(iter(names))
     of = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
     raise ConfigError(
-        f"{where.path} {problem}; there are: {'; '.join(shown[:20])}{more}. For example: "
+        f"{where.path} {problem}; there are: {few(shown, 20, '; ')}. For example: "
         f"--field {of}={where.path}:{name}"
     )
 

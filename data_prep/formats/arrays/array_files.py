@@ -14,9 +14,10 @@ import h5py
 from data_prep.formats.arrays import array_hdf5, array_netcdf, array_numpy, array_zarr
 from data_prep.formats.arrays.array_base import FORMS, READING, ArrayFile, Where, Whole, unreadable
 from data_prep.formats.hdf5 import groups
-from data_prep.formats.hdf5.groups import has_wildcard, shortened
+from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import check_name
+from hpctrain.terminal import few
 
 
 def parse_where(text: str) -> list[Where]:
@@ -165,7 +166,7 @@ def addresses(
             several, gone = expanded(where, external=external)
             wheres.setdefault(name, []).extend(several)
             if gone:
-                notes.append(f"{where} has nothing at {shortened(gone)}: left out")
+                notes.append(f"{where} has nothing at {few(gone, SHOWN)}: left out")
     for name, found in wheres.items():
         where, times = Counter(found).most_common(1)[0]
         if times > 1:
@@ -186,10 +187,11 @@ def _check_groups(wheres: Mapping[str, Sequence[Where]]) -> None:
     first = next(iter(groups), "")
     for name in groups:
         for one, other in ((first, name), (name, first)):
-            if lonely := [str(groups[one][key]) for key in groups[one].keys() - groups[other]]:
+            alone = groups[one].keys() - groups[other]
+            if lonely := sorted((str(groups[one][key]) for key in alone), key=natural):
                 raise ConfigError(
                     f"the fields {first!r} and {name!r} match different groups: {other!r} has "
-                    f"nothing beside {shortened(sorted(lonely, key=natural))}; a narrower pattern "
+                    f"nothing beside {few(lonely, SHOWN)}; a narrower pattern "
                     "leaves them out"
                 )
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 SHOWN = 3  # names that a message has
 _OPTIONS = 6  # that a command in a message has
@@ -106,12 +106,6 @@ def looks_like_groups(path: str, names: Iterable[str], key: str = "") -> tuple[i
             f"-m data_prep arrays OUT {options}` takes each as a sample"
         )
     return 0, ""
-
-
-def shortened(names: Sequence[str]) -> str:
-    """Return the first names of many, as text."""
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def one_of_many(path: str, names: Iterable[str], key: str, rows: int) -> tuple[bool, str]:

@@ -288,12 +288,7 @@ def _fractions(decimals: Any) -> Array:
 
 
 def _numbers(array: Any, whole: bool = False) -> Array:
-    """Return a flat array as NumPy. Nulls become zeros; `problems` reports them.
-
-    Args:
-        array: The array.
-        whole: Whether decimals become int64, not float64.
-    """
+    """Return a flat array as NumPy. Nulls become zeros; `problems` reports them."""
     import pyarrow as pa
 
     kind = array.type

@@ -30,6 +30,7 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.launcher_keys import is_local
+from hpctrain.disk import expanded
 from hpctrain.errors import ConfigError
 
 
@@ -81,7 +82,7 @@ def _call(overrides: list[str], config_dir: str | os.PathLike[str] | None) -> Ca
     store_schema()
     path = create_config_search_path(str(conf_dir()))
     if config_dir is not None:
-        folder = os.path.abspath(os.path.expanduser(config_dir))
+        folder = os.path.abspath(expanded(str(config_dir), "config_dir"))
         if not os.path.isdir(folder):
             raise ConfigError(f"config_dir={config_dir}: no such folder")
         path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))

@@ -23,6 +23,7 @@ from hpctrain.data.places.place import Place
 from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import FILE, Shard
+from hpctrain.terminal import few
 
 MODES = ("off", "first_use", "full")
 THREADS = 8
@@ -82,11 +83,8 @@ def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] 
     with ThreadPoolExecutor(THREADS, "hpctrain-verify") as pool:
         problems = [text for text in pool.map(problem, shards) if text]
     if problems:
-        more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
         raise DataError(
-            f"{len(problems)} of {len(shards)} shards are wrong: "
-            + "; ".join(problems[:NAMED])
-            + more
+            f"{len(problems)} of {len(shards)} shards are wrong: {few(problems, NAMED, '; ')}"
         )
 
 

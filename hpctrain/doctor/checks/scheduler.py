@@ -10,8 +10,8 @@ from hpctrain.config.schema import Config
 from hpctrain.doctor.finding import Finding, bounded, good, unknown
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.partition_limit import minutes
-from hpctrain.launch.slurm.queue import UnreachableError, ask, me
+from hpctrain.launch.slurm.partition_limit import minutes, not_requeued
+from hpctrain.launch.slurm.queue import UnreachableError, ask, me, rows, version
 from hpctrain.launch.slurm.script import sbatch_script
 
 _SLOW_S = 5.0
@@ -36,8 +36,9 @@ def checked(config: Config) -> Iterator[Finding]:
         cure = "Wait, or tell the administrators: submissions fail until slurmctld answers."
         yield Finding("Slurm's controller", "fail", found, "is UP", cure)
         return
-    version = " ".join((ask("sinfo", "--version", quiet=True) or "").split())
-    yield good("Slurm's controller", f"{version}, {' '.join(answer.split())}")
+    up = [line.strip() for line in answer.splitlines() if " is UP" in line]
+    words = version(ask("sinfo", "--version", quiet=True) or "") or "version unknown"
+    yield good("Slurm's controller", ", ".join([words, *up]))
     yield bounded(
         "Slurm's answer",
         _SLOW_S - seconds,
@@ -53,14 +54,14 @@ def checked(config: Config) -> Iterator[Finding]:
 
 def partition_findings(listed: str, config: Config) -> Iterator[Finding]:
     """Judge the partitions, by lines `NAME|up|LIMIT|NODES|STATE`; `NAME*` is the default one."""
-    rows = [line.split("|") for line in listed.splitlines() if line.count("|") == 4]
+    found = rows(listed, (r"[^|]+", "[a-z]+", r"[\d:-]+|infinite|unlimited", r"\d+", r"[^|]+"))
     wanted = config.site.partition
-    names = wanted.split(",") if wanted else [row[0][:-1] for row in rows if row[0].endswith("*")]
+    names = wanted.split(",") if wanted else [row[0][:-1] for row in found if row[0].endswith("*")]
     for name in dict.fromkeys(names):
         check = f"partition {name}"
-        own = [row for row in rows if row[0].rstrip("*") == name]
+        own = [row for row in found if row[0].rstrip("*") == name]
         if not own:
-            known = ", ".join(sorted({row[0].rstrip("*") for row in rows})) or "unknown"
+            known = ", ".join(sorted({row[0].rstrip("*") for row in found})) or "unknown"
             cure = f"Set site.partition to one of: {known}."
             yield Finding(check, "fail", "does not exist", "a partition of this cluster", cure)
             continue
@@ -98,6 +99,9 @@ def _partition(config: Config) -> Iterator[Finding]:
         yield unknown("partitions", "sinfo does not answer")
         return
     yield from partition_findings(listed, config)
+    if text := not_requeued(config):
+        cure = "Save often (checkpoint.every_steps), or choose another partition (site.partition)."
+        yield Finding("after a preemption", "warn", text, "a requeue", cure)
 
 
 def _accounting(config: Config) -> Iterator[Finding]:
@@ -110,7 +114,7 @@ def _accounting(config: Config) -> Iterator[Finding]:
             "Without it, states of jobs that have left the queue come from their run directories.",
         )
         return
-    accounts = sorted({line.partition("|")[0] for line in listed.splitlines() if line})
+    accounts = sorted({line.partition("|")[0] for line in listed.splitlines() if "|" in line})
     account = config.site.account
     if account is not None and accounts and account not in accounts:
         cure = f"Set site.account to one of: {', '.join(accounts)}."

@@ -76,7 +76,8 @@ class Effective:
     def __str__(self) -> str:
         micro_batch = self.global_batch_size // (self.dp * self.accumulate)
         return (
-            f"peak lr {self.lr:g}, warm-up {self.warmup_steps} of {self.max_steps} steps, "
+            f"peak lr {self.lr:g}, warm-up {self.warmup_steps} of {self.max_steps} steps"
+            f"{' (the run ends before the peak)' * (self.warmup_steps > self.max_steps)}, "
             f"{self.steps_per_epoch} steps per epoch, global batch {self.global_batch_size} = "
             f"dp {self.dp} x accumulate {self.accumulate} x {micro_batch} samples"
             + (f" after a ramp of {self.ramp_steps} steps" if self.ramp_steps else "")

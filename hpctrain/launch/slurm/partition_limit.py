@@ -1,12 +1,13 @@
-"""The time limit of a partition, beside that of a job."""
+"""What a partition allows a job: its time, and to come back after a preemption."""
 
 from __future__ import annotations
 
 import functools
 import re
+from contextlib import suppress
 
 from hpctrain.config.schema import Config
-from hpctrain.launch.slurm.queue import ask
+from hpctrain.launch.slurm.queue import ask, rows
 
 
 def minutes(text: str) -> float:
@@ -49,15 +50,61 @@ def beyond_partition(config: Config) -> str:
     )
 
 
+def not_requeued(config: Config) -> str:
+    """Return why Slurm may not start a job again after a preemption; "" if it does.
+
+    A job can be preempted in a partition if another one has a higher tier, or by its QOS.
+    """
+    settings, listed = cluster_config() or "", _partitions()
+    if _value(settings, "JobRequeue") == "0":
+        return (
+            "this cluster starts only jobs again that ask for it (JobRequeue=0, --requeue), as "
+            "those of hpctrain do; where a plugin of the site forbids it, a run that was preempted "
+            "waits until `python -m hpctrain resume` goes on from its last checkpoint"
+        )
+    if _value(settings, "PreemptType") in ("", "(null)", "preempt/none"):
+        return ""
+    by_tier = "partition_prio" in _value(settings, "PreemptType")
+    names = (config.site.partition or "").split(",")
+    tiers = [int(_value(each, "PriorityTier") or 0) for each in listed]
+    for each, tier in zip(listed, tiers, strict=True):
+        is_default = _value(each, "Default") == "YES" and names == [""]
+        if not (is_default or _value(each, "PartitionName") in names):
+            continue
+        if "CANCEL" in _value(each, "PreemptMode") and not (by_tier and tier >= max(tiers)):
+            return (
+                f"the partition {_value(each, 'PartitionName')} cancels jobs that are preempted "
+                f"(PreemptMode=CANCEL, GraceTime={_value(each, 'GraceTime') or 0}): Slurm does not "
+                "start such a run again; it waits until `python -m hpctrain resume` goes on from "
+                "its last checkpoint"
+            )
+    return ""
+
+
+@functools.cache
+def cluster_config() -> str | None:
+    """Return what `scontrol show config` prints; None if the controller does not answer."""
+    return ask("scontrol", "show", "config", quiet=True)
+
+
+@functools.cache
+def _partitions() -> list[str]:
+    """Return the line of each partition: `PartitionName=batch ... PreemptMode=OFF ...`."""
+    listed = ask("scontrol", "--oneliner", "show", "partition", quiet=True) or ""
+    return [line for line in listed.splitlines() if line.startswith("PartitionName=")]
+
+
+def _value(settings: str, name: str) -> str:
+    found = re.search(rf"(?:^|\s){name}\s*=\s*(\S+)", settings)
+    return found[1] if found else ""
+
+
 @functools.cache
 def _limits() -> dict[str, float]:
     """Return the minutes by partition; the name of the default one ends with `*`."""
     listed = ask("sinfo", "--noheader", "--format=%P|%l", quiet=True) or ""
     found: dict[str, float] = {}
-    for line in listed.splitlines():
-        name, _, limit = line.partition("|")
-        try:
+    for name, limit in rows(listed, (r"\S+", r"\S+")):
+        with suppress(ValueError):
             found[name] = max(found.get(name, 0.0), minutes(limit))
-        except ValueError:
-            continue
     return found

@@ -10,10 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from hpctrain.errors import LaunchError
 from hpctrain.launch.slurm.job_environment import clean_environment
@@ -36,10 +39,14 @@ Task = tuple[str, int]
 """The path of the script and the number of the array task."""
 
 _SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last because it may contain a `|`
+_JOB = (r"\d+|N/A", r"\d\S*", r"[A-Z_]+", r"[^|]*", r"[^|]*", r"[^|]*", r".*")
+# Lines of jobs, or their heading, in another form than the one that was asked for.
+_OTHER_FORM = re.compile(r"(.*\|){4}|\s*JOBID\b|\s*\d\S*(\s+\S+){3,}\s+[A-Z]{1,2}\s+[\d:-]+\s")
 # Messages of `scancel` about a job that has ended meanwhile. This is no error.
 _GONE = ("Invalid job id specified", "already completing or completed")
 _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _SACCT = ("JobID", "State", "ExitCode", "Reason", "NodeList")
+_ENDED = (r"\d\S*", r"[A-Z_]+(?: .*|\+)?", r"\d+:\d+", r".*", r"[^|]*")  # the reason may have a `|`
 
 
 @dataclass(frozen=True)
@@ -109,13 +116,43 @@ def _is_known(user: str) -> bool:
         return False
 
 
-def queued(users: Iterable[str]) -> dict[Task, Job]:
-    """Return the jobs of these users that are in the queue, by script and array task.
+class Queue(dict[Task, Job]):
+    """The jobs in the queue by script and array task; `("job ID", 0)` is one that is no task."""
 
-    The key of a job that is no array task is `("job ID", 0)`.
+    def task_of(self, record: RunRecord) -> Task | None:
+        """Return the task of a run, from its run.json; it may be in the queue."""
+        submission = record.submission
+        task = (submission.script, submission.task) if submission else ("", -1)
+        # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
+        if task not in self and record.state in ("running", "interrupted"):
+            return self._by_id.get(record.attempt.job_id)
+        return task
+
+    def job_of(self, record: RunRecord) -> Job | None:
+        """Return the job of a run; None if it is not in the queue."""
+        task = self.task_of(record)
+        return None if task is None else self.get(task)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Task]:
+        return {job.id: task for task, job in self.items()}
+
+
+def queue_of(records: Iterable[RunRecord]) -> Queue:
+    """Return the queue of this user, and of all who have submitted these runs last.
 
     Raises:
         UnreachableError: The controller does not answer.
+    """
+    submissions = (record.submission for record in records)
+    return queued({me(), *(each.user for each in submissions if each)})
+
+
+def queued(users: Iterable[str]) -> Queue:
+    """Return the jobs of these users that are in the queue.
+
+    Raises:
+        UnreachableError: The controller does not answer, or `squeue` prints what was not asked for.
     """
     named = [*users]  # squeue refuses all if it does not know one
     known = [*filter(_is_known, named)] or named
@@ -123,30 +160,19 @@ def queued(users: Iterable[str]) -> dict[Task, Job]:
     answer = ask(*command, f"--format={_SQUEUE}")
     if answer is None:
         raise UnreachableError("squeue does not answer: is the controller up (scontrol ping)?")
-    jobs = {}
-    for line in answer.splitlines():
-        task, *facts, script = line.split("|", 6)
+    jobs = Queue()
+    for task, *facts, script in rows(answer, _JOB):
         job = Job(*facts)
         # Sweeps are always arrays. Other jobs may be of slurm/train.sbatch.
         key = (script, int(task)) if task.isdigit() else (f"job {job.id}", 0)
         jobs[key] = job
+    strange = [line for line in answer.splitlines() if _OTHER_FORM.match(line)]
+    if strange and not jobs:  # it would look as if all jobs had ended
+        raise UnreachableError(
+            f"squeue prints {strange[0].strip()!r}, and was asked for --format={_SQUEUE}: does a "
+            "script of this site stand in front of it (type -a squeue)?"
+        )
     return jobs
-
-
-def task_of(record: RunRecord, jobs: Mapping[Task, Job]) -> Task | None:
-    """Return the task of a run; it may be in the queue.
-
-    Args:
-        record: The content of its run.json.
-        jobs: The queue, as `queued` returns it.
-    """
-    submission = record.submission
-    task = (submission.script, submission.task) if submission else ("", -1)
-    # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
-    if task not in jobs and record.state in ("running", "interrupted"):
-        own = record.attempt.job_id
-        return next((task for task, job in jobs.items() if job.id == own), None)
-    return task
 
 
 def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
@@ -161,12 +187,7 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
     answer = ask(*command, f"--format={','.join(_SACCT)}", quiet=True)
     if answer is None:
         return None
-    # Only the reason can contain a `|`.
-    tasks = {}
-    for line in answer.splitlines():
-        job, state, code, *reason, nodes = line.split("|")
-        tasks[job] = Ended(state, code, "|".join(reason), nodes)
-    return tasks
+    return {job: Ended(*facts) for job, *facts in rows(answer, _ENDED)}
 
 
 def cancel(ids: Iterable[str], *options: str) -> None:
@@ -181,16 +202,10 @@ def cancel(ids: Iterable[str], *options: str) -> None:
     """
     if not (jobs := jobs_of(ids)):
         return
-    done = subprocess.run(
-        ["scancel", *options, *jobs],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=clean_environment(),
-    )
-    errors = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
-    if errors:
+    done = call("scancel", *options, *jobs)
+    said = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
+    # A wrapper of the site or a missing locale may have warned.
+    if errors := [line for line in said if "error" in line.lower()]:
         raise LaunchError(f"scancel {' '.join(jobs)}: {'; '.join(errors)}")
 
 
@@ -231,6 +246,48 @@ def jobs_of(ids: Iterable[str]) -> list[str]:
     return plain
 
 
+def call(
+    *command: str, timeout_s: float | None = 60, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of the scheduler to its end; bytes that are no UTF-8 are replaced.
+
+    Raises:
+        OSError: There is no such command.
+        subprocess.TimeoutExpired: It has not ended in time.
+    """
+    # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
+    return subprocess.run(
+        command,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+        env=clean_environment(),
+        **options,
+    )
+
+
+def rows(answer: str, fields: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the rows of an answer, each with its fields, which `|` divides.
+
+    The commands of some sites print a welcome before, warnings between or the balance of the
+    account after the rows. Such lines are left out.
+
+    Args:
+        answer: What a command has printed.
+        fields: A regular expression for each field, without groups.
+    """
+    row = re.compile(r"\|".join(f"({field})" for field in fields))
+    return [match.groups() for line in answer.splitlines() if (match := row.fullmatch(line))]
+
+
+def version(answer: str) -> str:
+    """Return the version in the answer of `sinfo --version`, such as `slurm 23.11.4`, or ""."""
+    found = re.search(r"^slurm\S* \d\S*$", answer, re.MULTILINE)
+    return found[0] if found else ""
+
+
 def ask(*command: str, quiet: bool = False, tries: int = 5) -> str | None:
     """Run a command of the scheduler and return its output; None if it fails.
 
@@ -239,15 +296,8 @@ def ask(*command: str, quiet: bool = False, tries: int = 5) -> str | None:
     process of a step, also one that a rank has just started to requeue its job.
     """
     try:
-        # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-            env=clean_environment(),
-        )
+        done = call(*command)
+        done.check_returncode()
     except subprocess.CalledProcessError as error:
         if error.returncode < 0 and tries > 1:
             return ask(*command, quiet=quiet, tries=tries - 1)

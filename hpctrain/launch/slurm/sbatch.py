@@ -11,13 +11,20 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import LaunchError
-from hpctrain.launch.slurm.job_environment import clean_environment
-from hpctrain.launch.slurm.queue import NO_CONTROLLER, UnreachableError, ask, me, queued
+from hpctrain.launch.slurm.partition_limit import cluster_config
+from hpctrain.launch.slurm.queue import (
+    NO_CONTROLLER,
+    UnreachableError,
+    ask,
+    call,
+    me,
+    queued,
+    rows,
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +59,11 @@ def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
     timed_out = False
     for _ in _PAUSES_S:
         # In a session of its own, where Ctrl-C does not interrupt it in the middle.
-        done = _run_sbatch("--parsable", str(script), pass_fds=inherit, start_new_session=True)
+        command = ("sbatch", "--parsable", str(script))
+        done = call(*command, timeout_s=None, pass_fds=inherit, start_new_session=True)
         if not done.returncode:
             return _job_id(done.stdout) or _find_job(script, "its answer has no job id")
-        words = " ".join(done.stderr.split())
+        words = _words(done.stderr)
         timed_out |= _UNREACHABLE.search(words) is not None
         # After a timeout the job may be queued all the same, and may be the one over the limit.
         if timed_out and (job := _find_job(script, words)):
@@ -65,6 +73,12 @@ def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
         if not _UNREACHABLE.search(words):
             raise LaunchError(_refusal(words, config))
     raise _unreachable(words)
+
+
+def _words(said: str) -> str:
+    """Return what sbatch itself has said, or all if no line is marked as its own, in one line."""
+    own = [line for line in said.splitlines() if line.startswith("sbatch:")]
+    return " ".join(" ".join(own or said.splitlines()).split())
 
 
 def _job_id(answer: str) -> str:
@@ -115,12 +129,12 @@ def expected_start(script: str, config: Config) -> str:
         UnreachableError: The controller does not answer within 10 s.
     """
     try:
-        done = _run_sbatch("--test-only", input=script, timeout=_ANSWER_S)
+        done = call("sbatch", "--test-only", input=script, timeout_s=_ANSWER_S)
     except subprocess.TimeoutExpired:
         raise UnreachableError(f"no answer in {_ANSWER_S} s") from None
-    words = " ".join(done.stderr.split())
+    words = _words(done.stderr)
     if not done.returncode:
-        return re.sub(r"^sbatch: Job \d+ ", "", words)
+        return re.sub(r"^.*sbatch: Job \d+ ", "", words)
     if _UNREACHABLE.search(words):
         raise UnreachableError(words)
     if _LIMIT.search(words):
@@ -173,26 +187,14 @@ def nodes_that_fit(launch: LaunchConfig, site: SiteConfig) -> dict[str, int] | N
     kind = f":{re.escape(site.gpu_type)}" if site.gpu_type else "(?::[^:,(]+)?"
     cpus = 0 if "overcommit" in site.sbatch else launch.tasks_per_node * launch.cpus_per_task
     fitting: dict[str, int] = {}
-    for line in answer.splitlines():
-        name, has_cpus, has_mb, devices = line.split("|", 3)
+    for name, has_cpus, has_mb, devices in rows(answer, (r"[^|]+", r"\d+\+?", r"\d+\+?", ".*")):
         if name.rstrip("*") in named.split(",") if named else name.endswith("*"):
             gpus = sum(map(int, re.findall(rf"\bgpu{kind}:(\d+)", devices, re.I)))
-            fits = int(has_cpus) >= cpus and gpus >= launch.gpus_per_node
-            fits &= int(has_mb) >= 1000 * (launch.mem_gb or 0)  # sbatch is exact
+            fits = int(has_cpus.rstrip("+")) >= cpus and gpus >= launch.gpus_per_node
+            fits &= int(has_mb.rstrip("+")) >= 1000 * (launch.mem_gb or 0)  # sbatch is exact
             partition = name.rstrip("*")
             fitting[partition] = fitting.get(partition, 0) + fits
     return fitting or None
-
-
-def _run_sbatch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["sbatch", *arguments],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
 
 
 @functools.cache
@@ -202,8 +204,7 @@ def max_array_size() -> int:
     Raises:
         UnreachableError: The controller does not answer.
     """
-    config = ask("scontrol", "show", "config", quiet=True)
-    if config is None:
+    if (config := cluster_config()) is None:
         raise UnreachableError(NO_CONTROLLER)
     limits = re.findall(r"(?:MaxArraySize|max_array_tasks)\s*=\s*(\d+)", config)
     return max(1, min(map(int, limits))) if limits else 1000
@@ -247,5 +248,5 @@ def _refusal(words: str, config: Config) -> str:
 
 def partitions() -> list[str]:
     """Return the names of the cluster's partitions; none if `sinfo` does not answer."""
-    done = ask("sinfo", "--noheader", "--format=%R")
-    return sorted(set(done.split())) if done else []
+    answer = ask("sinfo", "--noheader", "--format=%R|%a") or ""
+    return sorted({name for name, _ in rows(answer, (r"\S+", "[a-z]+"))})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from hpctrain.forecast import cautions, node_weights, time_limit
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.slurm import node_range
-from hpctrain.launch.slurm.partition_limit import beyond_partition
+from hpctrain.launch.slurm.partition_limit import beyond_partition, not_requeued
 
 _AUTO = f"launch.time_min={time_limit.AUTO}"
 
@@ -32,3 +32,4 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     if cluster:
         limits = {(config.site.partition, config.launch.time_min): config for config in configs}
         yield from filter(None, dict.fromkeys(map(beyond_partition, limits.values())))
+        yield from filter(None, dict.fromkeys(map(not_requeued, limits.values())))

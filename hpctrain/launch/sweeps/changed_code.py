@@ -8,6 +8,7 @@ from pathlib import Path
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.output import say
 from hpctrain.runs.code import trained_code
+from hpctrain.terminal import few
 
 
 def say_changed_code(entries: Sequence[Entry]) -> None:
@@ -23,7 +24,7 @@ def say_changed_code(entries: Sequence[Entry]) -> None:
         if found := trained_code.changes(entry.config, entry.run, imported_from(entry)):
             groups.setdefault((entry.before.state == "finished", found), []).append(entry)
     for (finished, found), group in groups.items():
-        names = group[0].run.name + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+        names = few((entry.run.name for entry in group), 1)
         what = "A finished run is not trained again"
         cure = "launch.rerun=all does that, and keeps the old directory under another name"
         if not finished:

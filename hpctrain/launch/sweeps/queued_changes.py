@@ -11,6 +11,7 @@ from hpctrain.config.frozen import dump
 from hpctrain.config.identity import changeable
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.output import runs, say
+from hpctrain.terminal import few
 
 # These keys act on the command that is typed, and not on the job.
 _OF_THE_COMMAND = {
@@ -33,9 +34,9 @@ def say_changes(entries: list[Entry]) -> None:
             if waits
             else f"first stop it: `python -m hpctrain cancel {first} --save`"
         )
-        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        names = few((entry.run.name for entry in group), 1)
         say(
-            f"{first}{more}: {runs(len(group))} under way with other values, which stay as they "
+            f"{names}: {runs(len(group))} under way with other values, which stay as they "
             f"are: {found}. To change that, {cure}",
             style="yellow",
         )

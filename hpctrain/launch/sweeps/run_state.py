@@ -8,25 +8,10 @@ from msgspec.structs import replace
 
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.slurm import queue
-from hpctrain.launch.slurm.queue import Job, Task, me, queued, task_of
+from hpctrain.launch.slurm.queue import Queue, queue_of
 
 
-def query_queue(entries: list[Entry]) -> dict[Task, Job]:
-    """Return the queued jobs of all users who may have submitted one of these runs.
-
-    These are this user and the users who have submitted the runs last.
-
-    Args:
-        entries: The runs, with the content of run.json in `before`.
-
-    Raises:
-        UnreachableError: The controller does not answer.
-    """
-    submissions = (entry.before.submission for entry in entries)
-    return queued({me(), *(each.user for each in submissions if each)})
-
-
-def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
+def set_states(entries: list[Entry], jobs: Queue) -> None:
     """Set `state` of the runs that need not be submitted: finished, under way, or given twice.
 
     The state of the others becomes empty. A finished run that shall be repeated gets `again`, and a
@@ -42,8 +27,7 @@ def set_states(entries: list[Entry], jobs: dict[Task, Job]) -> None:
         path = os.path.realpath(entry.run.path)
         record = entry.before
         state, rerun = record.state, entry.config.launch.rerun
-        task = task_of(record, jobs)
-        job = jobs.get(task) if task else None
+        task, job = jobs.task_of(record), jobs.job_of(record)
         if path in seen:
             entry.state = "the same run as above"
         elif state == "finished" and rerun != "all":
@@ -69,7 +53,7 @@ def replace_waiting(todo: list[Entry]) -> list[Entry]:
     if not replaced:
         return todo
     queue.cancel_waiting(entry.replaces for entry in replaced)
-    still = {job.id: job for job in query_queue(replaced).values()}
+    still = {job.id: job for job in queue_of(entry.before for entry in replaced).values()}
     for entry in replaced:
         if (job := still.get(entry.replaces)) is not None:
             entry.state, entry.job = f"{job.state.lower()} already", job.id

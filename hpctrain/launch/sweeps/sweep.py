@@ -26,7 +26,7 @@ from hpctrain.launch.arrays import Entry
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.queue import Job, Task, UnreachableError
+from hpctrain.launch.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.launch.sweeps import wait
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.capacity import Room
@@ -34,7 +34,7 @@ from hpctrain.launch.sweeps.changed_code import imported_from, say_changed_code
 from hpctrain.launch.sweeps.code_copies import Copies
 from hpctrain.launch.sweeps.queued_changes import say_changes
 from hpctrain.launch.sweeps.resource_sweep import name_apart
-from hpctrain.launch.sweeps.run_state import query_queue, replace_waiting, set_states
+from hpctrain.launch.sweeps.run_state import replace_waiting, set_states
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.launch.sweeps.unmatched import unmatched
@@ -273,7 +273,8 @@ class Sweep:
         for entry in self.entries:
             entry.before = entry.run.read()
         asked = cluster and self._answers
-        set_states(self.entries, query_queue(self.entries) if asked else {})
+        befores = (entry.before for entry in self.entries)
+        set_states(self.entries, queue_of(befores) if asked else Queue())
         self._say_changed_code(self.entries)
         todo = [entry for entry in self.entries if not entry.state]
         if asked:
@@ -300,23 +301,23 @@ class Sweep:
             in_queue &= {entry.job.partition("_")[0] for entry in self.entries}
             return self._start([entry for entry in entries if not entry.state], cluster, in_queue)
 
-    def _jobs_of(self, entries: list[Entry], cluster: bool) -> dict[Task, Job]:
+    def _jobs_of(self, entries: list[Entry], cluster: bool) -> Queue:
         """Return the queue; runs that shall run here may have jobs of earlier submissions in it."""
         if not cluster and not (
             sbatch.available() and any(entry.before.submission for entry in entries)
         ):
-            return {}
+            return Queue()
         try:
-            return query_queue(entries)
+            return queue_of(entry.before for entry in entries)
         except UnreachableError as error:
             if not cluster:
                 say(f"{error}: whether jobs of these runs wait is not known", style="yellow")
-                return {}
+                return Queue()
             self._discard()
             raise
 
     def _start(self, todo: list[Entry], cluster: bool, in_queue: set[str]) -> list[Entry]:
-        """Freeze and submit runs; return the ones over the submit limit."""
+        """Freeze runs, submit them to the cluster, if any; return those over the submit limit."""
         if not todo:
             return []
         try:
@@ -341,8 +342,8 @@ class Sweep:
             for entry in todo:
                 freeze(entry.config, entry.run, entry.overrides)
                 entry.state = "frozen"
-                if place := entry.place_in(self._sweep):
-                    entry.run.update(**place)
+                code = entry.code.digest if entry.code else None
+                entry.run.update(code=code, **entry.place_in(self._sweep))
             return []
         except UnreachableError:
             raise

@@ -89,8 +89,10 @@ def _answers(questions: list[str]) -> list[dict[str, str]]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [{"problem": "", "unknown": str(error)}] * len(questions)
-    if done.returncode:
+    try:
+        done.check_returncode()
+        answers: list[dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+        return answers
+    except (subprocess.CalledProcessError, ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return [{"problem": "", "unknown": last}] * len(questions)
-    answers: list[dict[str, str]] = json.loads(done.stdout)
-    return answers

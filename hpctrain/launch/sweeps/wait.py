@@ -11,8 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hpctrain.console import Console
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.output import NoteColumn, say
-from hpctrain.launch.slurm.queue import Job, UnreachableError
-from hpctrain.launch.sweeps.run_state import query_queue
+from hpctrain.launch.slurm.queue import Job, UnreachableError, queue_of
 
 _POLL_S = (2.0, 30.0)
 """Seconds between two calls of `squeue`: at first, and at most."""
@@ -72,5 +71,5 @@ def wait(
 
 def _jobs(entries: list[Entry]) -> list[Job]:
     """Return the jobs of these runs that are in the queue."""
-    queue = query_queue(entries)
+    queue = queue_of(entry.before for entry in entries)
     return [queue[task] for task in {e.task for e in entries if e.task} if task in queue]

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch import nn
 
+from hpctrain.terminal import few
+
 log = logging.getLogger(__name__)
 
 
@@ -26,11 +28,10 @@ def prepare_modes(model: nn.Module, *, says: bool) -> None:
         model.train()
     parts = list(_evaluating("", model))
     if parts and says and dist.get_rank() == 0:
-        more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
         log.info(
-            "%s%s: in evaluation mode, as the model has made it, and it stays so: no dropout, and "
+            "%s: in evaluation mode, as the model has made it, and it stays so: no dropout, and "
             "no new statistics of a batch norm",
-            *(parts[0], more),
+            few(parts, 1),
         )
 
 

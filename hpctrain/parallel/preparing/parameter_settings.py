@@ -23,6 +23,7 @@ from hpctrain.config.rules.parameter_rules import patterns
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.terminal import few
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,8 @@ def _decayed(model: nn.Module, decay: float, classes: list[str]) -> dict[str, fl
 def _unmatched(key: str, pattern: str, names: Sequence[str]) -> str:
     modules = {f"{name[:i]}.*" for name in names for i, c in enumerate(name) if c == "."}
     near = difflib.get_close_matches(pattern, [*names, *sorted(modules)], 3, cutoff=0.5)
-    known = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names[:_SHOWN])}"
-    more = "" if near or len(names) <= _SHOWN else f", and {len(names) - _SHOWN} more"
-    return f"{key}={pattern}: the model has no parameter with such a name; {known}{more}"
+    known = f"did you mean {' or '.join(near)}?" if near else f"it has {few(names, _SHOWN)}"
+    return f"{key}={pattern}: the model has no parameter with such a name; {known}"
 
 
 _SHOWN = 6

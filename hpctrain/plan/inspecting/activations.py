@@ -150,19 +150,7 @@ def _with_values(
     compute: torch.dtype | None,
     train: TrainConfig,
 ) -> Activations:
-    """Return the activations of a small model, measured with tensors that have values.
-
-    Args:
-        error: What fails without values.
-        build: As for `activations_of`.
-        task: As for `activations_of`.
-        sample: As for `activations_of`.
-        compute: As for `activations_of`.
-        train: As for `activations_of`.
-
-    Raises:
-        ConfigError: The sample does not fit the model and the task.
-    """
+    """Return the activations of a small model, measured with tensors that have values."""
     with torch.device("meta"):
         size = sum(p.numel() for p in build().parameters())
     rows = 1 if tokens_of(task, sample) else 2  # a batch norm needs two

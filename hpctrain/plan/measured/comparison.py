@@ -7,16 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Column, Table
-
-from hpctrain.console import Cell, Console
+from hpctrain.console import Console, Table
 from hpctrain.errors import LaunchError
 from hpctrain.plan.measured.measurement import Measured
 from hpctrain.plan.measured.short_run import MOST
 from hpctrain.plan.predicting.estimate import Estimate
 
 _GIB = 2**30
-_MOST = 200  # columns of text that the table may have
 
 
 class Comparison:
@@ -80,18 +77,15 @@ class Comparison:
     def show(self, console: Console) -> None:
         """Print the table, and the commands that follow from it."""
         console.print("\nmeasured beside predicted; an error is that of the prediction")
-        table = self._table()
-        # Nothing of it is cut, also in a log and on a narrow terminal.
-        table.width = console.measure(table, options=console.options.update(width=_MOST)).maximum
-        console.print(table, soft_wrap=True)
+        console.print(self._table())
         for one in filter(lambda one: one.cause, self.ranked):
-            console.print(f"{one.estimate.layout.kind}: {one.cause}", soft_wrap=True)
+            console.print(f"{one.estimate.layout.kind}: {one.cause}")
             if one.found is None:
                 console.print(f"  its log: python -m hpctrain logs {one.run}", soft_wrap=True)
         for one in self.fastest:
             layout = one.estimate.layout
             ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
-            console.print(f"\nthe fastest on {ranks}: {layout.kind}", soft_wrap=True)
+            console.print(f"\nthe fastest on {ranks}: {layout.kind}")
             console.print(f"  {self._of(one)}", soft_wrap=True)
         if given := [f"--from-run {one.run}" for one in self.ranked if one.found is not None]:
             console.print("\nfor other sizes, plan takes what these runs have measured:")
@@ -107,7 +101,7 @@ class Comparison:
         speed = "tokens/s/GPU" if tokens else "samples/s"
         names = ["layout", "ranks", "predicted", "step", "error", speed]
         names += ["predicted", "peak", "error"] if peaks else []
-        table = Table(*[Column(name, no_wrap=True) for name in names], box=None)
+        table = Table(*names)
         for one in self.ranked:
             time = one.estimate.time
             predicted = None if time is None else time.step_s
@@ -124,7 +118,7 @@ class Comparison:
                     _text(peak and peak / _GIB, "{:.2f} GiB"),
                     _text(one.peak_error, "{:+.1%}"),
                 ]
-            table.add_row(*map(Cell, cells))
+            table.add_row(*cells)
         return table
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from hpctrain.launch.slurm.queue import ask
+from hpctrain.launch.slurm.queue import ask, rows
 
 _FIELDS = ("JobID", "Submit", "Start", "End", "State", "NNodes")
 _AT_ONCE = 500  # job ids of one call of sacct
@@ -55,10 +55,9 @@ def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
         )
         if answer is None:
             return None
-        for line in answer.splitlines():
-            job, submitted, start, end, state, nodes = line.split("|")
-            since = _time(submitted)
-            if since is not None and nodes.isdecimal():
+        fields = (r"\d\S*", *[r"[^|]*"] * 4, r"\d+")
+        for job, submitted, start, end, state, nodes in rows(answer, fields):
+            if (since := _time(submitted)) is not None:
                 found[job].append(Allocation(since, _time(start), _time(end), state, int(nodes)))
     return {job: sorted(each, key=lambda one: one.submitted) for job, each in found.items()}
 

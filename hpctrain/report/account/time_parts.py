@@ -90,7 +90,8 @@ def spans(
         if found:
             begin = max(begin, found[-1].end if not found[-1].killed else begin)
         runs = running and last and facts.ended is None
-        alive = [time for time in heard if started <= time < following]
+        signs = [*heard, facts.seen or started]
+        alive = [time for time in signs if started <= time < following]
         alive += [each.time for each in records]
         known = max(alive, default=started) if facts.ended is None else facts.ended
         end = now if runs else known

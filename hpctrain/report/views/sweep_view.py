@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from hpctrain.commands.state import duration
-from hpctrain.console import Cell
+from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import Sweep, cause, final
 from hpctrain.report.sweeps.seeds import Setting
+from hpctrain.report.views.terminal_view import bullets
 
 _BEST, _FAILED, _NOTES = 10, 20, 8
 
@@ -23,12 +23,16 @@ def show_sweep(accounts: Sequence[RunAccount], sweep: Sweep) -> RenderableType:
     parts: list[RenderableType] = [_totals(accounts), Text(), _best(sweep)]
     if importance := sweep.importance():
         parts += [Text(), Text(f"Variance of {sweep.metric} explained alone", style="bold")]
+        table = Table("", "", right=(1,))
         for key, share in importance.items():
-            parts.append(Text(f"  {Cell(key).plain:<30} {100 * share:5.1f}%"))
+            table.add_row(f"  {key}", f"{100 * share:.1f}%")
+        parts.append(table)
     if sweep.others:
         parts += [Text(), Text("Without a result", style="bold")]
+        table = Table("", "")
         for account in sweep.others[:_FAILED]:
-            parts.append(Text(f"  {Cell(account.name).plain}  {Cell(cause(account)).plain}"))
+            table.add_row(f"  {account.name}", cause(account))
+        parts.append(table)
         if len(sweep.others) > _FAILED:
             parts.append(Text(f"  ... {len(sweep.others) - _FAILED} more (--json)"))
     parts += _notes(accounts)
@@ -53,20 +57,14 @@ def _best(sweep: Sweep) -> RenderableType:
     if not sweep.finished:
         return Text(f"No run has a value of {Cell(sweep.metric).plain}.")
     shown = sweep.finished[:_BEST]
-    table = Table(box=None, padding=(0, 2), header_style="")
-    # A run is named by its whole name, so on a narrow terminal the other columns give way.
-    table.add_column("  best runs", no_wrap=True, min_width=max(len(r.name) for r in shown) + 2)
-    table.add_column(Cell(sweep.metric), min_width=7)
-    for key in sweep.keys:
-        table.add_column(Cell(key.rpartition(".")[2]))
-    table.add_column("time", justify="right")
-    table.add_column("goodput", justify="right")
+    keys = [key.rpartition(".")[2] for key in sweep.keys]
+    table = Table("  best runs", sweep.metric, *keys, "time", "goodput")
     for account in shown:
         share = account.goodput
         table.add_row(
-            Cell(f"  {account.name}"),
+            f"  {account.name}",
             f"{final(account, sweep.metric):.5g}",
-            *(Cell(account.swept.get(key, "")) for key in sweep.keys),
+            *(account.swept.get(key, "") for key in sweep.keys),
             duration(account.time["allocated"]),
             "" if share is None else f"{100 * share:.0f}%",
         )
@@ -82,22 +80,19 @@ def _notes(accounts: Sequence[RunAccount]) -> list[RenderableType]:
                 counts[note] = counts.get(note, 0) + 1
     if not counts:
         return []
-    lines: list[RenderableType] = [Text(), Text("Notes", style="bold")]
-    for note, count in sorted(counts.items(), key=lambda item: -item[1])[:_NOTES]:
-        lines.append(Text(f"  * {count} run{'s' * (count > 1)}: {Cell(note).plain}"))
-    return lines
+    shown = sorted(counts.items(), key=lambda item: -item[1])[:_NOTES]
+    texts = (f"{count} run{'s' * (count > 1)}: {note}" for note, count in shown)
+    return [Text(), Text("Notes", style="bold"), bullets(texts)]
 
 
 def show_settings(found: Sequence[Setting], over: str) -> RenderableType:
     """Return the table of settings, each with mean, interval and number of its runs."""
     keys = list(dict.fromkeys(key for setting in found for key in setting.values))
     metrics = list(found[0].estimates) if found else []
-    table = Table(box=None, padding=(0, 2), header_style="")
-    for title in (*(key.rpartition(".")[2] for key in keys), *metrics, "n"):
-        table.add_column(Cell(title))
+    table = Table(*(key.rpartition(".")[2] for key in keys), *metrics, "n")
     for setting in found:
         table.add_row(
-            *(Cell(setting.values.get(key, "")) for key in keys),
+            *(setting.values.get(key, "") for key in keys),
             *(setting.estimates[metric].text() for metric in metrics),
             str(len(setting.runs)),
         )

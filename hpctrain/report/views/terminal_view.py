@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from hpctrain.commands.state import duration
-from hpctrain.console import Cell
+from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import PARTS
+from hpctrain.terminal import few
 
-_BAR = 40  # characters
+_BAR = 20  # characters; a line fits into 60
 TITLES = {
     "compute": "compute",
     "communication": "communication",
@@ -79,9 +79,9 @@ def _bar(title: str, share: float, text: str) -> Text:
 
 
 def _figures(account: RunAccount) -> Table:
-    table = Table.grid(padding=(0, 2))
+    table = Table("", "")
     for name, value in figures(account):
-        table.add_row("", name, Cell(value))
+        table.add_row(f"  {name}", value)
     return table
 
 
@@ -125,19 +125,17 @@ def _costs(costs: dict[str, float], account: RunAccount) -> Iterable[str]:
 
 
 def _attempts(account: RunAccount) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="")
-    for title in ("  attempt", "state", "steps", "time", "lost", "hosts"):
-        table.add_column(title, justify="left" if title in ("state", "hosts") else "right")
+    table = Table("  attempt", "state", "steps", "time", "lost", "hosts", right=(0, 2, 3, 4))
     for span in account.spans:
         state = span.facts.state or ("running" if span.runs else "killed")
         hosts = [*span.facts.hosts]
         table.add_row(
             str(span.number),
-            Cell(str(state)),
+            str(state),
             f"{span.first_step:,}-{span.reached:,}",
             duration(span.seconds),
             duration(span.parts["lost"]),
-            Cell(", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")),
+            few(hosts, 3),
         )
     return table
 
@@ -145,4 +143,12 @@ def _attempts(account: RunAccount) -> Table:
 def _list(title: str, texts: list[str]) -> list[RenderableType]:
     if not texts:
         return []
-    return [Text(), Text(title, style="bold"), *(Text(f"  * {Cell(text).plain}") for text in texts)]
+    return [Text(), Text(title, style="bold"), bullets(texts)]
+
+
+def bullets(texts: Iterable[str]) -> Table:
+    """Return a list whose further lines are indented."""
+    table = Table("", "", gap=1)
+    for text in texts:
+        table.add_row("  *", text)
+    return table

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.secrets import mask
+from hpctrain.terminal import few
 from hpctrain.tracking import samples
 
 _MOST_NODES = 64
@@ -75,4 +76,4 @@ def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
 
 
 def _short(names: list[str]) -> str:
-    return " ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return few(names, 3, " ")

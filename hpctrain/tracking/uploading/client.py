@@ -56,6 +56,7 @@ def import_mlflow() -> None:
 
 
 def _configure() -> None:
+    disk.give_home(os.environ)
     # `MlflowRun` retries in its own loop: with MLflow's defaults one call can hang for minutes.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")

@@ -1,0 +1,166 @@
+"""Tables fit into every terminal from 60 columns on, and break no word, name or number."""
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Group
+from rich.text import Text
+
+from hpctrain.console import Cell, Console, Table, shortened, wrapped
+
+WIDTHS = (60, 80, 132, 200)
+LONG = "an-experiment-with-a-long-name-that-says-everything-0123abcd"
+
+
+class Terminal(io.StringIO):
+    """A terminal; its width is the variable COLUMNS."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def sized(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Give the terminal a size and no colours."""
+    for name, value in {"COLUMNS": str(width), "LINES": "50", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def drawn(*objects: object, width: int) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(*objects)
+    return capture.get().splitlines()
+
+
+def table(**options: object) -> Table:
+    found = Table("run", "state", "empty", "time", "step", "metric", "text", **options)  # type: ignore[arg-type]
+    texts = ("a sentence of words " * 8, "漢字" * 30, "/a/path/" + "x" * 90, "", "short")
+    for number, text in enumerate(texts):
+        name = Cell(LONG if number == 2 else f"digits-{number:08x}", no_wrap=True)
+        times = ("3 h 20 min", f"{10**number}/123456", f"val/loss {1.2345e-5 * number:.4g}")
+        found.add_row(name, Cell("failed", "red"), "", *times, text)
+    return found
+
+
+def words(lines: list[str]) -> set[str]:
+    return {word for line in lines for word in line.split() if not cell_len(word) > len(word)}
+
+
+def test_no_word_is_broken_in_any_terminal() -> None:
+    whole = drawn(table(right=(3,)), width=100_000)
+    assert len(whole) == 6  # in a pipe a row is a line
+    assert "empty" not in whole[0]
+    for width in range(60, 201, 4):
+        lines = drawn(table(right=(3,)), width=width)
+        assert words(lines) == words(whole)  # nothing is lost, and nothing is cut
+        stand_out = {line.strip() for line in lines if cell_len(line) > width}
+        assert stand_out <= {next(word for word in words(whole) if word.startswith("/a/path"))}
+        assert sum("3 h 20 min" in line for line in lines) == 5
+        # In this order the columns of the least worth are left out.
+        lines = drawn(table(first_out=(6, 4, 5)), width=width)
+        assert len(lines) <= 7 or width > 120
+        assert ("step" in lines[0]) <= ("metric" in lines[0])
+        assert all("state" in lines[0] and "time" in lines[0] for _ in lines)
+
+
+def test_sentences_are_folded_between_words() -> None:
+    path = "/a/" + "b" * 80
+    text = f"A sentence with {path} and 1,234,567 words {'ä' * 20} [bold]x[/bold] " * 3
+    for width in (60, 80):
+        for shown in (text, Group(Text(text)), Cell(text, no_wrap=False)):
+            lines = drawn(shown, width=width)
+            assert [word for line in lines for word in line.split()] == text.split()
+            assert all(len(line) <= width or line.strip() == path for line in lines)
+        assert [str(line) for line in wrapped(Text("a\n\n  b c"), 3)] == ["a", "", "  b", "c"]
+    assert drawn(text, width=10_000) == [text.rstrip()]
+    assert shortened("one two three", 13) == "one two three"
+    assert shortened("one two three", 12) == "one two ..."
+    assert cell_len(shortened("漢字" * 30, 21)) <= 21
+
+
+@pytest.fixture(scope="module")
+def runs(reference: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run, copies of it that failed with long reasons and long names, and 200 of them."""
+    folder = tmp_path_factory.mktemp("runs")
+    real = reference("train.max_steps=2", "tracking=off")
+    reasons = ("ValueError: of 漢字 " + "many words " * 40, "torch.OutOfMemoryError: 79.2 GiB " * 9)
+    for number, name in enumerate(("digits-00000001", LONG, "digits-00000002")):
+        shutil.copytree(real, folder / name)
+        record = json.loads((folder / name / "run.json").read_text())
+        record["swept"] = ["optimizer.lr=0.001", "optimizer.weight_decay=0.01", f"seed={number}"]
+        if number < 2:
+            record["state"] = record["attempts"][-1]["state"] = "failed"
+            record["attempts"][-1]["error"] = reasons[number]
+        (folder / name / "run.json").write_text(json.dumps(record))
+    return folder
+
+
+COMMANDS = {
+    "status": ("hpctrain.commands.status", []),
+    "checkpoints": ("hpctrain.commands.checkpoints", []),
+    "report": ("hpctrain.report.report_command", []),
+    "report of one": ("hpctrain.report.report_command", ["digits-00000002"]),
+    "compare": ("hpctrain.report.compare_command", ["digits-00000001", LONG]),
+    "top": ("hpctrain.top.live", ["--once", "digits-00000002"]),
+    "logs": ("hpctrain.commands.logs", [LONG]),
+    "keys": ("hpctrain.config.keys", None),
+    "a key": ("hpctrain.config.keys", ["data", "checkpoint"]),
+    "metrics": ("hpctrain.config.metric_command", ["perf"]),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_break_no_word(
+    command: str, runs: Path, monkeypatch: pytest.MonkeyPatch, no_queue: None
+) -> None:
+    module, arguments = COMMANDS[command]
+    given = [] if arguments is None else arguments
+    where = [] if module.startswith("hpctrain.config") else ["--dir", str(runs)]
+
+    def shown(width: int) -> list[str]:
+        sized(monkeypatch, width)
+        monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+        assert import_module(module).main([*given, *where]) == 0
+        return terminal.getvalue().splitlines()
+
+    whole = words(shown(5_000))
+    for width in WIDTHS:
+        lines = shown(width)
+        if command == "status":  # here the swept values stand below the table
+            lines = [line.replace("; ", " ").replace("digits-00000002:", "") for line in lines]
+        assert words(lines) <= whole | {"..."}, width
+        assert all(cell_len(line) <= width or " " not in line.strip() for line in lines)
+        if command != "status":
+            assert words(lines) >= whole
+
+
+@pytest.fixture
+def no_queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Without the scheduler."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return
+
+
+def test_status_has_one_line_for_a_run_and_one_for_its_reason(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, no_queue: None
+) -> None:
+    status = import_module("hpctrain.commands.status")
+    sized(monkeypatch, 80)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    status.main(["--dir", str(runs)])
+    lines = terminal.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    heads = next(line for line in lines if line.startswith("run "))
+    assert heads.split() == ["run", "state", "time", "step", "best"]
+    for name in ("digits-00000001", LONG):
+        (row, reason) = (n for n, line in enumerate(lines) if line.startswith(name))
+        assert "failed" in lines[row] + lines[row + 1]
+        assert "Error: " in lines[reason] + lines[reason + 1]
+    assert sum("..." in line for line in lines) == 2

@@ -14,6 +14,8 @@ import pytest
 
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
+from hpctrain.launch.slurm import partition_limit
+from hpctrain.launch.slurm.queue import call
 from hpctrain.launch.slurm.script import sbatch_script
 from tests import cluster
 from tests.cluster import Paced
@@ -329,3 +331,23 @@ def test_a_cancelled_container_saves_and_stays_away(
     # The ranks asked for a requeue, and the batch script saw that the job was cancelled.
     cluster.wait_for(lambda: "the batch script was asked" in log.read_text(), 60, "an answer")
     assert not cluster.slurm("squeue", "--noheader", "--me")
+
+
+@pytest.mark.slow
+def test_a_partition_that_cancels_is_said() -> None:
+    config = Config()
+    config.site.partition = "preemptible"
+    assert partition_limit.not_requeued(config) == ""
+    change = ("scontrol", "update", "PartitionName=preemptible")
+    try:
+        call(*change, "PreemptMode=CANCEL").check_returncode()
+        partition_limit._partitions.cache_clear()
+        found = partition_limit.not_requeued(config)
+        assert found.startswith("the partition preemptible cancels jobs that are preempted")
+        assert "(PreemptMode=CANCEL, GraceTime=10)" in found
+        config.site.partition = None
+        assert partition_limit.not_requeued(config) == ""
+    finally:
+        call(*change, "PreemptMode=REQUEUE").check_returncode()
+        partition_limit._partitions.cache_clear()
+        partition_limit.cluster_config.cache_clear()

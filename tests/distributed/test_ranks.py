@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.distributed.rendezvous.hostlist import expand_hostlist
 from hpctrain.distributed.rendezvous.port import listen, master_port
-from hpctrain.errors import DistributedError
+from hpctrain.errors import ConfigError, DistributedError
+from hpctrain.job.here import _check_world
 from tests import cluster
 
 HOSTLISTS = {
@@ -169,6 +171,19 @@ def test_other_processes_that_srun_has_not_started() -> None:
         for step in ("batch", "0")
     ]
     assert said == ["found single 1 1", "found slurm 4 0"]
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_a_training_in_such_a_shell_says_how_all_tasks_start(
+    nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and also where the config asks for the ranks that are missing."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    config = Config()
+    config.launch.nodes = nodes
+    with pytest.raises(ConfigError, match=r"4 tasks .*\(srun --overlap in .*=single to train"):
+        _check_world(config, RankInfo.from_env())
 
 
 def test_variables_that_another_program_has_left() -> None:

@@ -20,7 +20,7 @@ from hpctrain.shards.types import Array, Int64s
 
 Rows = dict[str, Array]
 
-_ANSWERS_S = 0.5  # until a worker has written its stacks
+_ANSWERS_S = 1.0  # until a worker has written its stacks
 # One thread per process, because there are many processes.
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -86,11 +86,10 @@ class Child:
             os.ftruncate(self._stacks, 0)
             os.lseek(self._stacks, 0, os.SEEK_SET)  # the process has the same place in the file
             self._process.send_signal(STACKS)
-            while time.monotonic() < end and (
-                not text or len(text) < os.fstat(self._stacks).st_size
-            ):
-                text = os.pread(self._stacks, 2**20, 0)
-                time.sleep(0.02)
+            # The main thread, which answers, is written last, line by line.
+            while not text.endswith(b"in <module>\n") and time.monotonic() < end:
+                time.sleep(0.01)
+                text = os.pread(self._stacks, 2**20, 0).rstrip() + b"\n"
         return text.decode(errors="replace")
 
     @property

@@ -7,10 +7,9 @@ import socket
 from datetime import datetime
 
 import msgspec
-from rich.table import Table
 
 from hpctrain.config.schema import Config
-from hpctrain.console import Cell, Console
+from hpctrain.console import Console, Table
 from hpctrain.doctor import history, login, nodes, table
 from hpctrain.doctor.finding import worst
 from hpctrain.doctor.settings import settings
@@ -76,13 +75,11 @@ def _show_history(config: Config, *, as_json: bool) -> int:
     if not entries:
         print(f"{config.output_dir}: no host was checked yet")
         return 0
-    shown = Table()
-    for column in ("host", "time", "by", "verdict", "what"):
-        shown.add_column(column, overflow="fold")
+    shown = Table("host", "time", "by", "verdict", "what")
     for entry in sorted(entries, key=lambda each: (each.host, each.time)):
         found = (f"{one.check}: {one.found}" for one in entry.findings)
         when = datetime.fromtimestamp(entry.time)
         cells = (entry.host, f"{when:%d %b %H:%M}", entry.by, entry.verdict)
-        shown.add_row(*map(Cell, cells), Cell("; ".join(found)))
+        shown.add_row(*cells, "; ".join(found))
     Console().print(shown)
     return 0

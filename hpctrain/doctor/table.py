@@ -7,11 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
-from hpctrain.console import Cell, Console
+from hpctrain.console import Cell, Console, Table
 from hpctrain.doctor.finding import Finding, Verdict, worst
 
 _STYLES: dict[Verdict, str] = {"pass": "green", "unknown": "dim", "warn": "yellow", "fail": "red"}
@@ -20,14 +16,10 @@ _PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "u": 1
 
 def print_findings(title: str, findings: Sequence[Finding]) -> None:
     """Print the findings of one place, such as a host."""
-    table = Table(title=title, title_justify="left")
-    for column in ("check", "verdict", "found"):
-        table.add_column(column, overflow="fold")
+    table = Table("check", "verdict", "found", title=title)
     for each in findings:
         found = each.found + (f"; expected: {each.expected}" if each.expected else "")
-        # What follows a long path begins a line of its own.
-        whole = Text("\n").join(map(Cell, re.split(r"(?<=\S{30}) ", found)))
-        table.add_row(Cell(each.check), Cell(each.verdict, _STYLES[each.verdict]), whole)
+        table.add_row(each.check, Cell(each.verdict, _STYLES[each.verdict]), found)
     Console().print(table)
 
 
@@ -53,18 +45,19 @@ def print_nodes(
         # Each of eight GPUs would say the same.
         names = dict.fromkeys(re.sub(r"^GPU \d+", "GPUs", check) for check in lacking)
         _print_line(f"unknown (--json says why): {', '.join(names)}")
-    table = Table(title="nodes", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("node", overflow="fold")
-    table.add_column("verdict", no_wrap=True)
+    heads, units = ["node", "verdict"], ["", ""]
     rows = [
         [Cell(host), Cell(worst(places[host]), _STYLES[worst(places[host])])] for host in places
     ]
     measured = [_of_node(figures.get(host, {})) for host in places]
     for name, unit in dict.fromkeys(key for each in measured for key in each):
         texts, shown = _scaled([each.get((name, unit)) for each in measured], unit)
-        table.add_column(f"{name}\n{shown}", justify="right", no_wrap=True)
+        heads.append(name)
+        units.append(shown)
         for row, text in zip(rows, texts, strict=True):
             row.append(Cell(text))
+    table = Table(*heads, title="nodes", right=range(2, len(heads)))
+    table.add_row(*units)
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -36,9 +36,9 @@ def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     table.print_nodes(places, dict.fromkeys(nodes, GPU))
     said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines()]
-    assert ["matmul", "memory", "to", "GPU", "reading", "in", "node", "network"] in rows
-    heads = ["node", "verdict", "TFLOP/s", "TB/s", "GB/s", "MB/s", "GB/s", "GB/s"]
-    assert heads in rows
+    heads = "node verdict matmul memory to GPU reading in node network"
+    assert heads.split() in rows
+    assert ["TFLOP/s", "TB/s", "GB/s", "MB/s", "GB/s", "GB/s"] in rows
     assert [nodes[0], "pass", "612", "2.89", "51.2", "1,000", "371", "21"] in rows
     assert [nodes[2], "warn", "612", "2.89", "51.2", "1,000", "371", "21"] in rows
     # Four nodes without an answer are one line, and so is the cure of two.
@@ -50,7 +50,7 @@ def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, tables)) <= 80
     table.print_nodes(places, dict.fromkeys(nodes, CPU))
     said = capsys.readouterr().out
-    assert ["node", "verdict", "GFLOP/s", "GB/s"] in [line.split() for line in said.splitlines()]
+    assert ["GFLOP/s", "GB/s"] in [line.split() for line in said.splitlines()]
     assert "latency 4.09 ms" in said
     table.print_nodes({"a": []}, {})  # nothing was measured
     assert ["a", "pass"] in [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -60,5 +60,4 @@ def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_long_path_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
     path = f"/scratch/{'project/' * 12}mlflow.db"
     table.print_findings("here", [Finding("MLflow", "pass", f"{path} is intact")])
-    lines = [line.split("│")[3].strip() for line in capsys.readouterr().out.splitlines()[4:-1]]
-    assert "".join(lines).replace(" ", "") == f"{path}isintact"
+    assert path in capsys.readouterr().out.split()

@@ -224,7 +224,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     saved, images = _load(args.folder), Pixels.of(args, mode="")
     choice = ColumnChoice(listed(args.columns), listed(args.drop), cast=pairs("--cast", args.cast))
     own = "" if "" in saved.splits else SPLIT
-    column = own if options.by_own else options.column
+    column = (own if options.by_own else "") or options.column
     with naming([saved.folder]):
         chosen = choice.choose(list(saved.features))
         columns = {name: _column(name, saved, choice.cast.get(name, ""), images) for name in chosen}

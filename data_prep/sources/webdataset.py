@@ -15,11 +15,14 @@ as streams; nothing is extracted. For a split such as `train=0.9,val=0.1`, the k
 import argparse
 import io
 import re
+import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from lzma import LZMAError
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -27,7 +30,6 @@ from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, key_of
-from data_prep.formats.shards.tars import samples
 from data_prep.options import VARIABLE, Options, add_arguments, add_options
 from data_prep.source import BadRecords, Piece, Source, SourceFile
 from data_prep.sources.stream import Encoded, Stream
@@ -225,3 +227,71 @@ def _decoded(content: bytes, member: _Member) -> Any:
             raise Unusable(f"{text[:40]!r} is no whole number")
         return int(text)
     return key_of(text, member.key) if member.kind == "json" else content
+
+
+MAX_MEMBER = 2**31  # bytes; the header of a sparse member may state any size
+KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)  # webdataset's rule
+
+
+class _Header(tarfile.TarInfo):
+    """A header whose damage is an error: tarfile takes a damaged header for the end of the tar."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"cut off or damaged ({error})") from None
+
+
+def samples(
+    path: str, extensions: frozenset[str] | None, reading: BadRecords
+) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield the samples of a tar: consecutive members with the same key.
+
+    Yields:
+        The key, and the content of the members by extension.
+    """
+    seen: set[str] = set()
+    key, parts, good = "", dict[str, bytes](), False
+    try:
+        with tarfile.open(path, "r|*", tarinfo=_Header) as tar:
+            for member in tar:
+                tar.members = []  # type: ignore[attr-defined]  # the list would grow with every member
+                name = KEY.fullmatch(member.name)
+                if member.isdir() or (member.isreg() and name is None):
+                    continue  # webdataset skips them, too
+                if name is not None and name[1] != key:
+                    if good:
+                        yield key, parts
+                    key, parts, good = name[1], {}, True
+                    if key in seen:
+                        good = False
+                        reason = "it was there before: a sample's members are to be side by side"
+                        reading.bad(path, f"sample {key!r}", reason)
+                    seen.add(key)
+                extension = name[2].lower() if name else ""
+                if reason := _refused(member, extension in parts):
+                    good = good and name is None  # a member without a key belongs to no sample
+                    reading.bad(path, f"member {member.name!r}", reason)
+                elif good and (extensions is None or extension in extensions):
+                    file = tar.extractfile(member)
+                    parts[extension] = file.read() if file else b""
+            if good:
+                yield key, parts
+    except (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError) as error:
+        where = f"after the beginning of sample {key!r}" if key else ""
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reading.bad(path, where, f"the tar cannot be read: {why}")
+
+
+def _refused(member: tarfile.TarInfo, twice: bool) -> str:
+    """Return why a member cannot be used, or ""."""
+    if not member.isreg():
+        link = member.issym() or member.islnk()
+        return f"it is a link to {member.linkname!r}, no file" if link else "it is no file"
+    if member.size > MAX_MEMBER:
+        return f"its header says {member.size} bytes; at most {MAX_MEMBER} are read"
+    return "the sample has this extension twice" if twice else ""

@@ -27,7 +27,7 @@ from data_prep.show.console import size
 from data_prep.source import Source
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Job, Plan
-from data_prep.writing.limit import OutputLimit, renamed
+from data_prep.writing.limit import limited, renamed
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.split import ByColumn, ByFile, Fractions
@@ -105,30 +105,19 @@ def _do(converter: Converter, job: Job) -> None:
     if options.two_passes and todo:
         with _progress(source, range(total), options, "first pass: ") as progress:
             try:
-                choose(converter, job, _limited(progress.advance, source, options))
+                choose(converter, job, limited(progress.advance, source, options))
             except GroupError:  # what was seen is of no use for another --group or --split
                 commit.clear_leftovers(job.out)
                 raise
     task, finish = partial(converter.write, job.pieces), partial(converter.finish, job.pieces)
     with _progress(source, todo, options) as progress:
-        advance = _limited(progress.advance, source, options)
+        advance = limited(progress.advance, source, options)
         try:
             for _ in processes.run(task, todo, options.workers, advance, finish):
                 pass
         except NotTheSameError:  # the results of the first pass are wrong, and all pieces with them
             commit.clear_leftovers(job.out)
             raise
-
-
-def _limited(advance: processes.Progress, source: Source, options: Options) -> processes.Progress:
-    """Return `advance` with the limit of the output; see `data_prep.writing.limit`."""
-    limit = OutputLimit(source, options)
-
-    def counted(samples: int, nbytes: int) -> None:
-        advance(samples, nbytes)
-        limit.add(nbytes)
-
-    return counted
 
 
 def _progress(

@@ -5,43 +5,42 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data_prep.options import Options
+from data_prep.processes import Progress
 from data_prep.show.console import size
 from data_prep.source import BadRecords, Block, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.sample_schema import check_fields
 
+_ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches
+# Deflate, in gzip and PNG, cannot do more than 1,032 to 1; but a Parquet file of 226 KB can hold
+# 5 GB, because the same value is stored once.
 GROWTH = 1000
 FLOOR = 2**30  # bytes; less does no harm
 
 
-class OutputLimit:
-    """Counts what a conversion reads as samples, and stops it above the limit."""
+def limited(advance: Progress, source: Source, options: Options) -> Progress:
+    """Return a function that counts samples and bytes, and stops a conversion above the limit."""
+    files = {file.path: file.size for piece in source.pieces for file in piece.files}
+    read, most, done = sum(files.values()), options.max_output, 0
+    if most is None and source.unpacks and files:
+        most = max(FLOOR, GROWTH * read)
 
-    def __init__(self, source: Source, options: Options) -> None:
-        files = {file.path: file.size for piece in source.pieces for file in piece.files}
-        self._source = sum(files.values())
-        self._given = options.max_output
-        self._most = options.max_output
-        if self._most is None and source.unpacks and files:
-            self._most = max(FLOOR, GROWTH * self._source)
-        self._done = 0
-
-    def add(self, nbytes: int) -> None:
-        """Count bytes of samples."""
-        self._done += nbytes
-        if self._most is None or self._done <= self._most:
+    def counted(samples: int, nbytes: int) -> None:
+        nonlocal done
+        advance(samples, nbytes)
+        done += nbytes
+        if most is None or done <= most:
             return
-        why = "" if self._given else f", {GROWTH} times the source of {size(self._source)}"
-        if not self._given and self._most == FLOOR:
-            why = f", the limit for a source of {size(self._source)}"
+        why = "" if options.max_output else f", {GROWTH} times the source of {size(read)}"
+        if not options.max_output and most == FLOOR:
+            why = f", the limit for a source of {size(read)}"
         raise DataError(
-            f"the samples are more than {size(self._most)}{why}: is the source a file that unpacks "
-            "to nearly anything? If they are right, --max-output SIZE allows more, and the same "
+            f"the samples are more than {size(most)}{why}: is the source a file that unpacks to "
+            "nearly anything? If they are right, --max-output SIZE allows more, and the same "
             "command goes on"
         )
 
-
-_ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches
+    return counted
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,14 @@ def test_a_dict_keeps_its_splits(data_prep, datasets, digits):
     assert (rows("FLAG", "True")["label"] % 2).all()
 
 
+def test_groups_of_a_column_that_is_not_written(data_prep, digits):
+    digits[2].select_columns(["label", "text"]).save_to_disk("in")
+    for out, more in (("ONE", ()), ("TWO", ("--split", "a=0.5,b=0.5"))):
+        args = ("--columns", "text", "--group", "label", *more, "--workers", "1")
+        code, said, _ = data_prep("huggingface", "in", out, *args)
+        assert (code, "each label is in one split" in said) == (0, True)
+
+
 def test_a_small_file_with_many_pixels(data_prep, datasets):
     file = io.BytesIO()
     Pillow.new("1", (10_000, 9_500)).save(file, "png")  # the file has 12 KB

@@ -120,23 +120,6 @@ def test_out_may_be_below_src(digits, data_prep):
         assert words in out
 
 
-@pytest.mark.usefixtures("any_workers")
-def test_workers_parts_and_restarts_give_the_same_bytes(digits, data_prep):
-    options = ("--mode", "L", "--shard-size", "1KB", "--split", "train=0.8,val=0.2", "--quiet")
-    for workers in (1, 3):
-        assert data_prep("images", "digits", f"O{workers}", *options, "--workers", workers)[0] == 0
-    for part in ("2/2", "1/2"):
-        assert data_prep("images", "digits", "OP", *options, "--part", part)[0] == 0
-    assert data_prep("finalize", "OP")[0] == 0
-    files = sorted(path.name for path in Path("O1").glob("*.h5"))
-    assert len(files) > 4
-    for other in ("O3", "OP"):
-        assert sorted(path.name for path in Path(other).glob("*.h5")) == files
-        for name in files:
-            assert Path("O1", name).read_bytes() == Path(other, name).read_bytes()
-    assert data_prep("inspect", "O1")[0] == 0
-
-
 def test_the_split_does_not_depend_on_the_size(digits, data_prep):
     found = []
     for size in (8, 4):

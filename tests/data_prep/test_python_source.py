@@ -273,22 +273,6 @@ def test_what_else_makes_a_data_set(data_prep):
     assert read_back.rows("O6", "val")["n"].tolist() == [1, 3, 5, 7, 9]
 
 
-@pytest.mark.slow
-def test_a_data_set_in_several_processes(data_prep):
-    Path("torch_data.py").write_text(DATASET)
-    args = ("torch_data:Images", "--arg", "n=50", "--fields", "image,label", "--pieces", 4)
-    for workers in (1, 2):
-        code = data_prep("python", args[0], f"O{workers}", *args[1:], "--workers", workers)[0]
-        assert code == 0
-    for path in Path("O1").glob("*.h5"):
-        assert path.read_bytes() == Path("O2", path.name).read_bytes()
-
-
-def test_a_list_will_do(data_prep):
-    assert data_prep("python", "mine.py:a_list", "OUT")[0] == 0
-    assert read_back.rows("OUT")["n"].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.formats.shards import tars
+from data_prep.sources import webdataset
 from hpctrain.data.sources.images import decode
 from tests.data_prep import read_back
 
@@ -247,7 +247,7 @@ def test_what_cannot_be(data_prep, args, code, words):
 
 
 def test_a_member_that_claims_too_much_is_not_read(data_prep, monkeypatch):
-    monkeypatch.setattr(tars, "MAX_MEMBER", 1000)
+    monkeypatch.setattr(webdataset, "MAX_MEMBER", 1000)
     write("0.tar", [IMAGE, ("1.png", b"\0" * 1001)])
     err = data_prep("webdataset", "0.tar", "OUT", "--workers", 1)[2]
     assert "member '1.png': its header says 1001 bytes; at most 1000 are read" in err

@@ -1,1 +1,1 @@
-"""Shards of other libraries: tar files and MDS."""
+"""Shards of other libraries: MDS."""

@@ -16,8 +16,13 @@ from data_prep.formats.files import LinesOf, Part
 from data_prep.formats.opening import one_line, opened, pyarrow
 from data_prep.formats.tables import csv_text
 from data_prep.formats.tables.columns import shown
-from data_prep.formats.tables.csv_text import NotTextError, Utf8, encoding_of
-from data_prep.formats.tables.csv_values import convert_values, may_be_rounded
+from data_prep.formats.tables.csv_text import (
+    NotTextError,
+    Utf8,
+    convert_values,
+    encoding_of,
+    may_be_rounded,
+)
 from data_prep.show.console import size
 from hpctrain.errors import DataError
 

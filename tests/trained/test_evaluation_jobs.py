@@ -179,7 +179,10 @@ def test_checkpoints_wait_for_their_results_and_lost_jobs_are_made_up_for(
     assert found[1].given_up
     assert jobs.needed() == {3}
     checkpoint(run, 4)
-    assert [item.path.name[5:] for item in _checkpoints(run.path, 1)] == ["00000002", "00000001"]
+    assert [item.path.name[5:] for item in _checkpoints(Facts.read(run.path), 1)] == [
+        "00000002",
+        "00000001",
+    ]
     facts = Facts.read(run.path)
     assert (facts.unevaluated, facts.evaluated) == ([1, 3], {"val/loss": 1.0})
 
@@ -228,7 +231,7 @@ def test_the_best_checkpoint_follows_from_the_results(
         assert state.best(Facts.read(run.path)) == (max(0.7, value), best)
     assert jobs.needed() == {2}  # of equal ones the first
     assert chosen_checkpoint(run, best=True).name == "step-00000002"
-    removed = [item.path.name[5:] for item in _checkpoints(run.path, 1)]
+    removed = [item.path.name[5:] for item in _checkpoints(Facts.read(run.path), 1)]
     assert removed == ["00000003", "00000001"]
     (row,) = (one for one in look(Facts.read(run.path), verify=False) if "best" in one.kept)
     assert row.path.name == "step-00000002"

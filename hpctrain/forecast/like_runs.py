@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpctrain import yaml_file
 from hpctrain.config.frozen import dump
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.forecast.measured_run import MeasuredRun, measured_run
 
@@ -129,7 +131,8 @@ def _candidates(output_dir: str) -> tuple[tuple[Path, str], ...]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        with open_regular(path) as file:
+            return file.read(yaml_file.LONGEST).decode()
     except (OSError, ValueError):
         return ""
 

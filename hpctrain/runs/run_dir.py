@@ -32,12 +32,12 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from hpctrain.checkpoint.manifest import newest_healthy
-from hpctrain.config.frozen import dump
+from hpctrain.config.frozen import digest, dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
 from hpctrain.disk import create, read_json, set_aside, write_atomically
@@ -123,24 +123,37 @@ class RunDir:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.config_file, dump(config), sync)
+            text = dump(config)
             new = {
                 "uid": uuid.uuid4().hex,  # identifies the run in MLflow
                 "signature": self.name.rpartition("-")[2],
                 "data_digest": self.data_digest,
                 "state": "created",
                 "attempts": [],
+                "config_digests": [digest(text.encode())],
             }
-            # Without a file for the lock: clusters limit the number of files.
-            if create(self.path / "run.json", _text(new | facts), sync):
-                return
+            if not (self.path / "run.json").exists():
+                write_atomically(self.config_file, text, sync)
+                # Without a file for the lock: clusters limit the number of files.
+                if create(self.path / "run.json", _text(new | facts), sync):
+                    return
             with self._change(sync) as content:
+                # Both digests are known before the file changes, which a job may read just now.
+                known = content.get("config_digests") or self._present_digest()
                 content |= (new if not content else {}) | facts
+                content["config_digests"] = list(dict.fromkeys([*known, *new["config_digests"]]))
+            write_atomically(self.config_file, text, sync)
         except OSError as error:
             raise StorageError(
                 f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "
                 f"({error.strerror})"
             ) from error
+
+    def _present_digest(self) -> list[str]:
+        """Return the digest of the config.yaml that is there, in a list."""
+        with suppress(OSError):
+            return [digest(self.config_file.read_bytes())]
+        return []
 
     def archive(self) -> Path:
         """Rename the directory to `NAME.1`, or the next free number; return the new path."""

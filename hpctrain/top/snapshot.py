@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.frozen import values_of
 from hpctrain.disk import read_json
+from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import samples
 
@@ -148,13 +150,11 @@ def _progress(run: Path) -> dict[str, Any]:
 
 
 def _config_every(run: Path) -> float | None:
-    """Return `monitor.every_s` of the frozen config, without reading all of it."""
+    """Return `monitor.every_s` of the frozen config."""
     try:
-        text = (run / "config.yaml").read_text()
-    except OSError:
+        return float(values_of(run / "config.yaml")["monitor"]["every_s"])
+    except (ConfigError, LookupError, TypeError, ValueError):
         return None
-    found = re.search(r"^monitor:\n(?:  .*\n)*?  every_s: ([\d.]+)$", text, re.M)
-    return float(found[1]) if found else None
 
 
 def _node(path: Path, name: str, now: float) -> Node | None:

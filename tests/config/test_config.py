@@ -121,7 +121,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("precision.compute=fp4", "precision.compute=fp4: allowed are fp32, tf32, bf16, fp16, fp8"),
         (
             "train.compile=false",
-            'compile=False: allowed are off, blocks, model; in a file write "off"',
+            "compile=false: allowed are off, blocks, model",
         ),
         ("data.tail=cut", "data.tail=cut: allowed are drop, pad"),
         ("seed=-1", "seed=-1: it must be from 0"),
@@ -226,7 +226,7 @@ def test_a_split_that_stayed_empty(composer: Composer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("override", "name"),
-    [("name=nan", "nan"), ("name=true", "true"), ("name=1e3", "1000.0"), ("name=007", "007")],
+    [("name=nan", "nan"), ("name=true", "true"), ("name=1e3", "1e3"), ("name=007", "007")],
 )
 def test_a_text_stays_text_with_and_without_a_sweep(
     compose: Compose, composer: Composer, override: str, name: str
@@ -291,7 +291,7 @@ def test_what_is_wrong_for_every_number_of_nodes_is_said_once(compose: Compose) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("name: a: b", r"a config cannot be read: mapping values .*mine\.yaml\", line 1, column 8"),
+        ("name: a: b", r"mine\.yaml: line 1: it is not YAML \(mapping values are not allowed"),
         ("defaults: [{override /model: mlp}]", "experiment/mine.yaml: its first line must be `# @"),
         (
             "name: mine",

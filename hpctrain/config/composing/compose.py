@@ -19,10 +19,10 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from hpctrain.config.composing.choices import conf_dir, groups
 from hpctrain.config.composing.scaled import scaled
+from hpctrain.config.composing.sources import our_sources
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys
@@ -67,7 +67,7 @@ def compose(argv: list[str]) -> Config | None:
                 if not is_run or not several:
                     raise
                 run()  # perhaps a config says `hydra: {mode: MULTIRUN}`, and this is a sweep
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except ValueError as error:
         if not _is_raised_by_hydra(error):
@@ -131,7 +131,7 @@ def store_schema() -> None:
 
 @contextmanager
 def our_launchers() -> Iterator[None]:
-    """Let `hydra/launcher=submitit_slurm` and `submitit_local` name our launcher.
+    """Let `hydra/launcher=submitit_slurm` and `submitit_local` name our launcher, and read files.
 
     Other programs that use Hydra in this process find those of hydra-submitit-launcher afterwards.
     """
@@ -143,7 +143,8 @@ def our_launchers() -> Iterator[None]:
         for name, node in _SUBMITIT.items():
             stored.pop(f"{name}.yaml", None)  # Hydra 1.4 warns if it is stored twice
             store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
-        yield
+        with our_sources():
+            yield
     finally:
         stored.update(before)
 

@@ -22,7 +22,6 @@ from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from hpctrain.config.composing.choices import conf_dir
 from hpctrain.config.composing.compose import extending, our_launchers, store_schema
@@ -72,7 +71,7 @@ def composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
     try:
         with our_launchers():
             yield _call([extending(text) for text in overrides], config_dir)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
 
 

@@ -64,7 +64,7 @@ ALLOWED = {
         "checkpoint.manifest config job.afterwards.text_generation launch runs tracking.left "
         "tracking.meta tracking.recorded"
     ),
-    "top": "commands.select runs tracking.samples",
+    "top": "commands.select config.frozen runs tracking.samples",
     "plot": "commands.select tracking.columns tracking.journal tracking.samples",
     "report": (
         "commands.observations commands.select commands.state config.frozen "

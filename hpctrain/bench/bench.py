@@ -22,6 +22,7 @@ from hpctrain.bench.figures import Figures
 from hpctrain.console import Cell, Console
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, NodeError
+from hpctrain.secrets import referenced
 
 if TYPE_CHECKING:
     from hpctrain.config.schema import Config
@@ -156,7 +157,7 @@ def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
         "device": device,
         "ranks": ranks.world_size,
         "nodes": ranks.num_nodes,
-        "model": json.loads(json.dumps(config.model, default=str)),
+        "model": json.loads(json.dumps(referenced(config.model), default=str)),
         "data": Path(config.data.path).name,
         "train.global_batch_size": config.train.global_batch_size,
         "train.micro_batch_size": config.train.micro_batch_size,

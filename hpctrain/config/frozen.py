@@ -148,8 +148,8 @@ def values_of(path: Path) -> dict[str, Any]:
         ConfigError: It cannot be read, or is not what was written when it was frozen.
     """
     content = yaml_file.content(path)
-    values = yaml_file.parse(content, str(path), types()) or {}
-    if not isinstance(values, dict):
+    values = yaml_file.parse(content, str(path), types())
+    if not isinstance(values := {} if values is None else values, dict):
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
     written = _written(path)
     if written and digest(content) not in written:

@@ -18,6 +18,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.secrets import reference
 from hpctrain.terminal import exact
 from hpctrain.tracking.uploader_process import run_python_module
 
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
         "run": path.name,
         "step": step_of(checkpoint),
         "split": split,
-        "data": options.data or run.config.data.path,
+        "data": reference(options.data or run.config.data.path),
         "metrics": means,
     }
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")

@@ -7,9 +7,10 @@
 
 A variable is secret by its name (`PATTERNS`; HPCTRAIN_SECRETS="NAME,PREFIX_*" adds patterns), or
 because its value looks like a token of a known service (`hpctrain.secret_text`). Its value is then
-replaced in everything that hpctrain writes, also in base64 and as JSON, HTML or a URL escape it. Exceptions: a value of fewer than six characters, which
-would occur everywhere; a path that exists, which is not confidential; the address of a database
-without a password; a number in a config. The output of your own `print` is not changed.
+replaced in everything that hpctrain writes, also in base64 and as JSON, HTML or a URL escape it.
+Exceptions: a value of fewer than six characters, which would occur everywhere; a path that exists,
+which is not confidential; the address of a database without a password; a number in a config. The
+output of your own `print` is not changed.
 """
 
 from __future__ import annotations

@@ -102,6 +102,12 @@ class RunDir:
         return 0 if newest is None else int(newest.name[5:])
 
     @property
+    def code_copy(self) -> Path | None:
+        """The copy of the code that the run was submitted with; None without one."""
+        digest = self.read().get("code")
+        return None if not digest else self.path.parent / "code" / str(digest)
+
+    @property
     def logs(self) -> Path:  # noqa: D102
         return self.path / "logs"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
+from pathlib import Path
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.importlib_resources_config_source import (
@@ -21,9 +21,8 @@ from hpctrain.config.frozen import types
 
 class _Files(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
-        path = os.path.realpath(os.path.join(self.path, self._normalize_file_name(config_path)))
-        with open(path, "rb") as file:
-            return _read(self, config_path, file.read(), path)
+        path = Path(self.path, self._normalize_file_name(config_path)).resolve()
+        return _read(self, config_path, yaml_file.content(path), str(path))
 
 
 class _Packages(ImportlibResourcesConfigSource):

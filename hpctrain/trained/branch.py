@@ -80,10 +80,10 @@ def branch(
         StorageError: There is no such checkpoint.
     """
     before = RunDir.open(parent)
-    checkpoint = chosen_checkpoint(before, step, best=best)
-    found = Manifest.read(checkpoint)
     config = load(before.config_file, overrides)
     trust.check(before.path, config)
+    checkpoint = chosen_checkpoint(before, step, best=best)
+    found = Manifest.read(checkpoint)
     if not any(text.startswith("output_dir=") for text in overrides):
         config.output_dir = str(before.path.parent)
     config.checkpoint.branch_digest = WeightFiles(checkpoint, None).digest()

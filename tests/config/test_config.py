@@ -235,6 +235,36 @@ def test_a_text_stays_text_with_and_without_a_sweep(
     assert composer.typed(["experiment=digits", override]).name == name
 
 
+def test_a_file_and_the_command_line_say_the_same(compose: Compose, tmp_path: Path) -> None:
+    """A folder of --config-dir; its text keys, also in lists and mappings, and its minutes."""
+    for folder in ("experiment", "site"):
+        (tmp_path / folder).mkdir()
+    experiment = tmp_path / "experiment" / "mine.yaml"
+    experiment.write_text(
+        "# @package _global_\ndefaults: [digits, {override /site: mine}]\n"
+        "name: 1.10\nlaunch: {time_min: 90}\nnotify: {on: [failed]}\n"
+    )
+    (tmp_path / "site" / "mine.yaml").write_text(
+        "modules: [3.10, on]\nenv: {A: 010, NO: yes}\naccount: 0123\n"
+    )
+    where = ("--config-dir", str(tmp_path))
+    config = compose("experiment=mine", *where)
+    typed = compose(
+        *("experiment=digits", "name=1.10", "launch.time_min=90", "notify.on=[failed]"),
+        *("site.modules=[3.10,on]", "+site.env.A=010", "+site.env.NO=yes", "site.account=0123"),
+    )
+    assert (config.name, config.notify.on, config.launch.time_min) == ("1.10", ["failed"], 90)
+    assert (config.site.modules, config.site.account) == (["3.10", "on"], "0123")
+    assert config.site.env == typed.site.env == {"A": "010", "NO": "yes"}
+    assert dump(config) == dump(typed)
+    experiment.write_text("# @package _global_\nlaunch:\n  time_min: 12:00:00\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: line 3: 12:00:00: programs read this"):
+        compose("experiment=mine", *where)
+    for wrong in ("train.max_steps=010", "seed=1,010"):
+        with pytest.raises(ConfigError, match="write the number 010 in plain decimal digits"):
+            compose("experiment=digits", wrong)
+
+
 @pytest.mark.parametrize("override", ["seed=1.5", "seed=abc"])
 def test_the_keys_at_the_top_have_their_types_in_a_sweep(composer: Composer, override: str) -> None:
     with pytest.raises(ConfigError, match=f"{override}: it must be of type integer"):

@@ -102,8 +102,8 @@ class LoadedRun:
         """
         from hpctrain.job.building.trained_model import trained_model
 
-        checkpoint = chosen_checkpoint(self._run, step, best=best)
         self.find_code()
+        checkpoint = chosen_checkpoint(self._run, step, best=best)
         return trained_model(self.config, checkpoint, ema=ema).eval()
 
     def evaluate(

@@ -280,11 +280,7 @@ class Samples:
 
 
 def _check_whole(value: Any) -> None:
-    """Check that integers among floats were converted exactly.
-
-    Raises:
-        Unusable: One was not.
-    """
+    """Check that integers among floats were converted exactly."""
     for number in np.asarray(value, object).flat:
         if isinstance(number, int) and (abs(number) > 2**1000 or int(float(number)) != number):
             raise Unusable(f"{number} among floats cannot be stored as float64 exactly")

@@ -249,12 +249,7 @@ def parts_of(place: str, name: str, args: Mapping[str, Any], pieces: int | None)
 
 
 def _load(place: str, name: str) -> Any:
-    """Return the object of a file, imported as a module of its own, or of a module.
-
-    Raises:
-        ConfigError: There is no such object or module.
-        DataError: Importing it raises.
-    """
+    """Return the object of a file, imported as a module of its own, or of a module."""
     module = _executed(place) if place.endswith(".py") else _imported(place)
     found = getattr(module, name, None)
     if not (callable(found) or _is_map(found) or hasattr(type(found), "__iter__")):

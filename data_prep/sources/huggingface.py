@@ -222,11 +222,7 @@ def _row_name(first: int, kept: Sequence[int]) -> Callable[[int], str]:
 
 
 def _sample(images: Pixels, item: Mapping[str, Any] | None, field: Field | None = None) -> Array:
-    """Return the sample of an image.
-
-    Raises:
-        Unusable: See `Pixels.sample`. Or the image is missing.
-    """
+    """Return the sample of an image."""
     if item is None:
         raise Unusable("it is null")
     if item["bytes"] is None:

@@ -199,11 +199,7 @@ def images(
 
 
 def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> Field:
-    """Return the field of the first image.
-
-    Raises:
-        DataError: The first image cannot be used (`on_error` "stop"), or no image can be used.
-    """
+    """Return the field of the first image."""
     for i, file in enumerate(found.files):
         try:
             image = pixels.sample(_content(file))
@@ -231,11 +227,7 @@ def _piece(part: Labelled, nbytes: int) -> Piece:
 
 
 def _content(file: SourceFile) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        Unusable: The file is too large or cannot be read.
-    """
+    """Return the content of a file."""
     if file.size > _MAX_FILE:
         raise Unusable(f"it has {file.size} bytes; an image file has at most {_MAX_FILE}")
     try:

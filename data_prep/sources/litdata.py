@@ -65,11 +65,7 @@ class Litdata(ShardFolder):
         return partial(self._values, decoder(what.file.path, self.layout))
 
     def _values(self, decode: Callable[[Any], Any], content: Any) -> dict[str, Any]:
-        """Decode a sample and return the chosen values.
-
-        Raises:
-            Unusable: A value is missing, or an image is damaged.
-        """
+        """Decode a sample and return the chosen values."""
         sample, values = decode(content), {}
         for name, column in self.chosen.items():
             try:
@@ -141,11 +137,7 @@ def litdata(
 
 
 def _chosen(index: Path, columns: Mapping[str, Column], named: Sequence[str]) -> dict[str, Column]:
-    """Return the columns to take, by field.
-
-    Raises:
-        ConfigError: A column does not exist, is given twice or cannot be stored.
-    """
+    """Return the columns to take, by field."""
     for name in named:
         if name not in columns:
             raise ConfigError(f"--column {name}: there are {', '.join(columns)}")

@@ -65,11 +65,7 @@ class _Mds(ShardFolder):
         return self._values
 
     def _values(self, sample: bytes) -> dict[str, Any]:
-        """Decode the chosen values of a sample.
-
-        Raises:
-            Unusable: The sample is damaged.
-        """
+        """Decode the chosen values of a sample."""
         columns = {column.name: column for column in self.layout}
         parts, values = columns_of(sample, self.layout), {}
         for name, (column, key) in self.chosen.items():
@@ -147,11 +143,7 @@ def mds(
 def _chosen(
     folder: Path, layout: Sequence[Column], named: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
-    """Return each field's column, and its key if it is a json column.
-
-    Raises:
-        ConfigError: A column does not exist or cannot be stored.
-    """
+    """Return each field's column, and its key if it is a json column."""
     kinds = {column.name: column.kind for column in layout}
     chosen: dict[str, tuple[str, str]] = {}
     for text in named or list(kinds):

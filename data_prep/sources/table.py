@@ -334,11 +334,7 @@ def _csv_type(cast: str, kind: Any) -> Any:
 
 
 def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[str] | None) -> None:
-    """Check that a file has the columns of the first file.
-
-    Raises:
-        DataError: It has other columns. The message has both.
-    """
+    """Check that a file has the columns of the first file."""
     if tables.format_of(path) != tables.format_of(first):
         raise DataError(f"{first} and {path} are of different formats; one at a time")
     other, _ = tables.schema_of(path, replace(csv, types={}))

@@ -168,11 +168,7 @@ def _tars(paths: Sequence[Path]) -> list[Path]:
 
 
 def _members(named: Sequence[str]) -> dict[str, Member]:
-    """Parse the values NAME=EXT,… of --field.
-
-    Raises:
-        ConfigError: A value has another form, or a name occurs twice.
-    """
+    """Parse the values NAME=EXT,… of --field."""
     members: dict[str, Member] = {}
     for text in named:
         name, _, extensions = text.partition("=")
@@ -202,11 +198,7 @@ def _kind(extension: str) -> str:
 
 
 def _check_no_code(where: str, extensions: Iterable[str]) -> None:
-    """Check that no member runs code when it is decoded; `where` begins the message.
-
-    Raises:
-        ConfigError: One is.
-    """
+    """Check that no member runs code when it is decoded; `where` begins the message."""
     for extension in extensions:
         if extension.rpartition(".")[2] in CODE:
             raise ConfigError(
@@ -216,11 +208,7 @@ def _check_no_code(where: str, extensions: Iterable[str]) -> None:
 
 
 def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, Member]:
-    """Return the fields for samples with these extensions.
-
-    Raises:
-        ConfigError: An extension is not known, or two would be the same field.
-    """
+    """Return the fields for samples with these extensions."""
     names = {"image": "image", "number": "label", "text": "text"}
     members: dict[str, Member] = {}
     _check_no_code(tar, parts)
@@ -256,11 +244,7 @@ def _values(
     pixels: Pixels,
     fields: Mapping[str, Field],
 ) -> dict[str, Any]:
-    """Decode the members of a sample.
-
-    Raises:
-        Unusable: A member is missing or damaged.
-    """
+    """Decode the members of a sample."""
     values = {}
     for name, member in members.items():
         found = [extension for extension in member.extensions if extension in parts]

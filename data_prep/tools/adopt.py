@@ -181,11 +181,7 @@ def adopt(
 def _parse_fields(
     fields: Sequence[str], axes: Sequence[str], files: Sequence[Path]
 ) -> dict[str, FieldSource]:
-    """Parse the values of `--field` and `--axis`.
-
-    Raises:
-        ConfigError: A value is not valid. Without any field the message lists the datasets.
-    """
+    """Parse the values of `--field` and `--axis`."""
     found: dict[str, FieldSource] = {}
     for text in fields:
         name, equals, place = text.partition("=")
@@ -343,11 +339,7 @@ def _read(work: Survey, workers: int, *, quiet: bool) -> list[Found]:
 
 
 def _check_groups(folder: Path, index: Index) -> None:
-    """Check that no group is in two splits.
-
-    Raises:
-        DataError: One is.
-    """
+    """Check that no group is in two splits."""
     groups, fields = Groups(index.group), {index.group: index.fields[index.group]}
     for shard in index.shards:
         with OpenShard(folder / shard.path, shard, fields) as opened:

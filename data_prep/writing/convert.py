@@ -79,11 +79,7 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
 
 @contextmanager
 def _folder(out: Path) -> Iterator[None]:
-    """Make the folder `out`; at the end, remove what was made for it and is still empty.
-
-    Raises:
-        StorageError: The folder cannot be made.
-    """
+    """Make the folder `out`; at the end, remove what was made for it and is still empty."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         try:
@@ -171,11 +167,7 @@ def _is_last(job: Job, options: Options) -> bool:
 
 
 def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tuple[Options, Plan]:
-    """Choose the codec, or return the one that was chosen when this job began.
-
-    Raises:
-        ConfigError: This is a part: each part could choose another codec.
-    """
+    """Choose the codec, or return the one that was chosen when this job began."""
     from data_prep.writing import codec
 
     record = codec.recorded(out, plan.fingerprint)
@@ -193,11 +185,7 @@ def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tupl
 
 
 def _check(source: Source, options: Options, out: Path) -> None:
-    """Check that the source, the options and OUT fit together.
-
-    Raises:
-        ConfigError: They do not fit together.
-    """
+    """Check that the source, the options and OUT fit together."""
     with naming(source.folders):
         options.compression.check(source.fields)
     _check_apart(source, out)
@@ -206,12 +194,7 @@ def _check(source: Source, options: Options, out: Path) -> None:
 
 
 def _check_split(source: Source, options: Options) -> None:
-    """Check that the source has what --split, --group and --stratify need.
-
-    Raises:
-        ConfigError: It does not have it.
-        DataError: A file belongs to no split, or no file to a split.
-    """
+    """Check that the source has what --split, --group and --stratify need."""
     split = options.split
     if isinstance(split, ByColumn) and split.column not in source.columns:
         has = ", ".join(source.columns) or "none"
@@ -235,11 +218,7 @@ def _check_split(source: Source, options: Options) -> None:
 
 
 def _check_group(source: Source, options: Options) -> None:
-    """Check that the source has what --group needs.
-
-    Raises:
-        ConfigError: It does not have it.
-    """
+    """Check that the source has what --group needs."""
     group = options.group
     if not group or group in source.fields:
         return
@@ -257,11 +236,7 @@ def _check_group(source: Source, options: Options) -> None:
 
 
 def _check_apart(source: Source, out: Path) -> None:
-    """Check that neither OUT nor the source is inside of the other.
-
-    Raises:
-        ConfigError: One of them is inside of the other.
-    """
+    """Check that neither OUT nor the source is inside of the other."""
     target = out.resolve()
     files = (file for piece in source.pieces for file in piece.files)
     for folder in map(Path, {os.path.dirname(file.path) for file in files}):
@@ -326,11 +301,7 @@ def _without_part(command: str) -> str:
 
 
 def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
-    """Return the index of the data set in `out` if it is the one that the plan describes.
-
-    Raises:
-        DataError: `out` holds something that must not be replaced.
-    """
+    """Return the index of the data set in `out` if it is the one that the plan describes."""
     index = _existing(out)
     if index is None:
         return None
@@ -350,12 +321,7 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
 
 
 def _existing(out: Path) -> Index | None:
-    """Return the index of the data set in `out`, or None when `out` is free for a new one.
-
-    Raises:
-        DataError: `out` holds something that is no data set.
-        StorageError: `out` cannot be read.
-    """
+    """Return the index of the data set in `out`, or None when `out` is free for a new one."""
     try:
         names = {path.name for path in out.iterdir()}
     except FileNotFoundError:

@@ -89,11 +89,7 @@ def _joined(looks: list[Look], what: str) -> NDArray[Any]:
 def _check_whole(
     options: Options, looks: list[Look], keep: NDArray[np.bool_], splits: NDArray[np.intp]
 ) -> None:
-    """Check that the files or the column of `--split` divide no group.
-
-    Raises:
-        GroupError: A group is in several splits.
-    """
+    """Check that the files or the column of `--split` divide no group."""
     groups = _joined(looks, "groups")[keep]
     pairs = np.unique(np.stack([groups, splits[keep].astype(np.uint64)]), axis=1)
     found, counts = np.unique(pairs[0], return_counts=True)

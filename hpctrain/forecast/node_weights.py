@@ -177,11 +177,7 @@ def _of_run(run: MeasuredRun) -> _Speeds:
 
 
 def _of_bench(config: Config, path: Path) -> _Speeds:
-    """Return the speeds in a file of `bench --save`.
-
-    Raises:
-        ConfigError: It is none, it has another model, or its ranks were not measured.
-    """
+    """Return the speeds in a file of `bench --save`."""
     what = f"parallel.weights=auto:{path}"
     try:
         content = read_json(path)

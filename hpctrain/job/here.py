@@ -171,11 +171,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:
-    """Check that all ranks were started, before one of them waits for the others.
-
-    Raises:
-        ConfigError: `launch` requests another number of ranks, or tasks of the job are idle.
-    """
+    """Check that all ranks were started, before one of them waits for the others."""
     asked = config.asked_world_sizes
     # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
     if list(asked) != [1] and ranks.world_size not in asked:
@@ -195,11 +191,7 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
 
 
 def _check_queue(run: RunDir, ranks: RankInfo) -> None:
-    """Check that no job of Slurm has the run, before a process outside of Slurm trains it.
-
-    Raises:
-        LaunchError: A job of the run waits in the queue, after a preemption for example, or runs.
-    """
+    """Check that no job of Slurm has the run, before a process outside of Slurm trains it."""
     record = run.read()
     submission, attempts = record.get("submission"), record.get("attempts") or [{}]
     may_have_job = submission or attempts[-1].get("job_id")

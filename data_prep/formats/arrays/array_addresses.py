@@ -64,11 +64,7 @@ def addresses(
 
 
 def _check_groups(wheres: Mapping[str, Sequence[Where]]) -> None:
-    """Check that the patterns of all fields match the same groups, in the same order.
-
-    Raises:
-        ConfigError: They do not; the message names some of the groups.
-    """
+    """Check that the patterns of all fields match the same groups, in the same order."""
     groups: dict[str, dict[Any, Where]] = {}
     for name, found in wheres.items():
         paths = dict.fromkeys(where.path for where in found)

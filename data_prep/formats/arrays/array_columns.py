@@ -229,11 +229,7 @@ def open_parts(
 def _schema(
     name: str, wheres: list[Where], kinds: list[_Kind], *, whole: bool
 ) -> tuple[Field, int | None]:
-    """Return the field of arrays, and the axis of a sample whose length varies, or None.
-
-    Raises:
-        DataError: The arrays are of different kinds, or no field can hold them.
-    """
+    """Return the field of arrays, and the axis of a sample whose length varies, or None."""
     first, varying = kinds[0], set[int]()
     for where, kind in zip(wheres, kinds, strict=True):
         if kind == first:

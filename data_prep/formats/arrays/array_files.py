@@ -135,11 +135,7 @@ def _names(where: Where) -> Collection[str]:
 
 
 def _check_file(where: Where) -> None:
-    """Check that the file exists and is not a folder, pipe or device.
-
-    Raises:
-        DataError: It does not exist or is something else.
-    """
+    """Check that the file exists and is not a folder, pipe or device."""
     try:
         mode = os.stat(where.path).st_mode
     except (OSError, ValueError) as error:

@@ -248,11 +248,7 @@ atexit.register(_stream.cache_clear)  # closes the files
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return the shape, whether the array is in Fortran order, and the dtype.
-
-    Raises:
-        ValueError: It is not the header of a .npy file.
-    """
+    """Return the shape, whether the array is in Fortran order, and the dtype."""
     try:
         version = np.lib.format.read_magic(file)
     except ValueError:

@@ -138,11 +138,7 @@ class Packing:
 def _bounds(
     what: str, attributes: Mapping[str, Any], stored: np.dtype[Any], *, unsigned: bool
 ) -> tuple[float | None, float | None]:
-    """Return the lowest and the highest valid value, None without one.
-
-    Raises:
-        DataError: An attribute is not a number, or a range does not have two.
-    """
+    """Return the lowest and the highest valid value, None without one."""
     found: list[float | None] = [None, None]
     for name in (each for each in BOUNDS if each in attributes):
         values = np.asarray(attributes[name]).reshape(-1)

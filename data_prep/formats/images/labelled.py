@@ -192,11 +192,7 @@ def by_list(
 
 
 def _label(value: Any, column: str, known: frozenset[str] | None) -> str | int:
-    """Check a label from a list, and return it.
-
-    Raises:
-        Unusable: It is missing, neither text nor an integer, or not in --classes.
-    """
+    """Check a label from a list, and return it."""
     if value is None or value == "":
         raise Unusable(f"it has no {column!r}")
     if isinstance(value, bool) or not isinstance(value, (str, int)):

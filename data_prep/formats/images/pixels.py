@@ -258,11 +258,7 @@ class Pixels:
         return self._array(self._resized(self._upright(image)), out)
 
     def _check(self, pixels: Array, field: Field, what: str) -> None:
-        """Check that an image or page is like the first one.
-
-        Raises:
-            Unusable: It has other channels or another size.
-        """
+        """Check that an image or page is like the first one."""
         if len(pixels) != field.shape[0]:
             raise Unusable(
                 f"it has {_channels(len(pixels))}, the first {what} {_channels(field.shape[0])}; "

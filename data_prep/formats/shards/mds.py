@@ -169,11 +169,7 @@ def samples(shard: Shard) -> Iterator[bytes]:
 
 
 def _check_digests(path: str, content: Any, digests: Mapping[str, str]) -> None:
-    """Check the digests that the index has; mosaicml-streaming knows those of two libraries.
-
-    Raises:
-        DataError: A digest is another one, or its algorithm is unknown.
-    """
+    """Check the digests that the index has; mosaicml-streaming knows those of two libraries."""
     for name, listed in digests.items():
         try:
             known = name in xxhash.algorithms_available
@@ -187,11 +183,7 @@ def _check_digests(path: str, content: Any, digests: Mapping[str, str]) -> None:
 
 
 def _decompressed(content: bytes, shard: Shard) -> bytes:
-    """Return the decompressed content of a shard.
-
-    Raises:
-        DataError: It is damaged, or its compression is not supported.
-    """
+    """Return the decompressed content of a shard."""
     kind = shard.compression.partition(":")[0]
     limit = shard.bytes + 1  # a file that expands to more than the index says is damaged
     try:

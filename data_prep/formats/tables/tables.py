@@ -185,11 +185,7 @@ def _arrow(path: str) -> Iterator[Any]:
 
 
 def _is_arrow_file(path: str, file: Any) -> bool:
-    """Return whether it is an Arrow file, which begins and ends with _MAGIC, or else a stream.
-
-    Raises:
-        DataError: It only begins or only ends so, or it is of the first version of Feather.
-    """
+    """Return whether it is an Arrow file, which begins and ends with _MAGIC, or else a stream."""
     size = file.size()
     begins = file.read_at(min(size, len(_MAGIC)), 0) == _MAGIC
     ends = file.read_at(min(size, len(_MAGIC)), max(0, size - len(_MAGIC))) == _MAGIC
@@ -207,11 +203,7 @@ def _is_arrow_file(path: str, file: Any) -> bool:
 
 
 def _check_first_schema(path: str, file: Any, schema: Any) -> None:
-    """Compare the schema at the beginning of an Arrow file with that at its end, which is used.
-
-    Raises:
-        DataError: They differ, or the first one cannot be read.
-    """
+    """Compare the schema at the beginning of an Arrow file with that at its end, which is used."""
     import pyarrow as pa
 
     try:

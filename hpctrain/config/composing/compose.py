@@ -156,11 +156,7 @@ _SUBMITIT = {
 
 
 def _overrides(argv: list[str]) -> list[str]:
-    """Return the arguments that are neither flags of Hydra nor their values.
-
-    Raises:
-        ConfigError: Hydra does not have such a flag.
-    """
+    """Return the arguments that are neither flags of Hydra nor their values."""
 
     def refuse(message: str) -> NoReturn:
         hint = _as_override(argv, message)

@@ -103,12 +103,7 @@ def _memory_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
 
 
 def _check_text(key: str, value: str, longest: int = _LONGEST) -> str:
-    """Return the value if it can be written in an #SBATCH line.
-
-    Raises:
-        ConfigError: It has a newline or another control character, is no valid Unicode, or is too
-            long.
-    """
+    """Return the value if it can be written in an #SBATCH line."""
     if bad := [char for char in value if unicodedata.category(char) in ("Cc", "Cs")]:
         raise ConfigError(
             f"{key}={value!r}: {bad[0]!r} cannot stand in a line of a batch script; no newlines "

@@ -39,29 +39,15 @@ PATTERNS = (
     *("*API_KEY*", "*APIKEY*", "*ACCESS_KEY*", "*PRIVATE_KEY*", "*STORAGE_KEY*", "*ACCOUNT_KEY*"),
     *("*AUTH_KEY*", "*SIGNING_KEY*", "*ENCRYPTION_KEY*", "*MASTER_KEY*", "*LICENSE_KEY*"),
     *("*CONNECTION_STRING*", "*CONN_STR*", "*WEBHOOK*"),
-    *(
-        f"*{service}_KEY"
-        for service in (
-            *(
-                "OPENAI",
-                "ANTHROPIC",
-                "MISTRAL",
-                "COHERE",
-                "GROQ",
-                "GEMINI",
-                "HF",
-                "WANDB",
-                "KAGGLE",
-            ),
-            *("COMET", "NEPTUNE", "S3", "AWS", "MINIO", "GCS", "AZURE", "DEPLOY", "SSH", "HMAC"),
-            *("SESSION", "SERVICE", "CLIENT", "ADMIN", "FERNET", "VAULT", "STRIPE", "SENDGRID"),
-        )
-    ),
+)
+_SERVICE_KEYS = (
+    r"|(?s:.*(?:OPENAI|ANTHROPIC|MISTRAL|COHERE|GROQ|GEMINI|HF|WANDB|KAGGLE|COMET|NEPTUNE|S3|AWS|GCS"
+    r"|MINIO|AZURE|DEPLOY|SSH|HMAC|SESSION|SERVICE|CLIENT|ADMIN|FERNET|VAULT|STRIPE)_KEY)\Z"
 )
 _KEY = re.compile(r".*_KEY", re.IGNORECASE)  # a secret only if its value looks random
 _ADDRESSES = ("*DATABASE_URL*", "*_DSN", "*BROKER_URL*", "*REDIS_URL*", "*MONGO*_UR[IL]")
 """The names of addresses, which are secret only if they have a password."""
-_TOKEN = r"(?s:.*TOKEN(?!IZ|S?_?IZ).*)\Z"  # HF_TOKEN_2, but not TOKENIZER
+_TOKEN = r"(?s:.*TOKEN(?!I[SZ]).*)\Z"  # HF_TOKEN_2, but not TOKENIZER
 COUNTED = (
     *("max", "min", "n", "num", "total", "new", "train", "val", "valid", "test", "eval", "batch"),
     *("prompt", "input", "output", "context", "special", "extra", "stop", "seen", "target"),
@@ -72,12 +58,8 @@ _HARMLESS = (
     *("TOKENS", "TOKENS_*", "*_TOKENS_*"),  # TOKENS_PER_STEP
     *(f"{word}_TOKENS" for word in COUNTED),
     *(f"*_{word}_TOKENS" for word in COUNTED),
-    *(
-        f"{start}{role}_TOKEN{end}"
-        for start in ("", "TOKENIZER_")
-        for role in _ROLES
-        for end in ("", "_ID", "S", "_IDS")
-    ),
+    *(f"{role}_TOKEN{end}" for role in _ROLES for end in ("", "_ID", "S", "_IDS")),
+    *(f"TOKENIZER_{role}_TOKEN*" for role in _ROLES),
 )
 """The names of numbers and words of a language model: not secret because of TOKEN alone."""
 _SHORTEST = 6
@@ -95,7 +77,7 @@ def is_secret(name: str) -> bool:
 def _names(added: str) -> re.Pattern[str]:
     tokens = f"(?!{_either(_HARMLESS)})(?:{_TOKEN})"
     theirs = _either(filter(None, re.split(r"[,\s]+", added)))
-    return re.compile(f"{theirs}|{_either(PATTERNS)}|{tokens}", re.IGNORECASE)
+    return re.compile(f"{theirs}|{_either(PATTERNS)}{_SERVICE_KEYS}|{tokens}", re.IGNORECASE)
 
 
 def _either(patterns: Iterable[str]) -> str:
@@ -104,7 +86,7 @@ def _either(patterns: Iterable[str]) -> str:
 
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w\-.+/=~]{12,}")
 _ADDRESS = re.compile(_either(_ADDRESSES), re.IGNORECASE)
-_CLEAR = re.compile(_either(PATTERNS), re.IGNORECASE)
+_CLEAR = re.compile(_either(PATTERNS) + _SERVICE_KEYS, re.IGNORECASE)
 
 
 def is_telling(value: str) -> bool:

@@ -55,24 +55,12 @@ class _Composer(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
 
 
 def read(path: Path, types: Mapping[str, str] | None = None) -> Any:
-    """Return the value of a YAML file, which may be a stranger's; None if it is empty.
-
-    Args:
-        path: The file.
-        types: See `parse`.
-
-    Raises:
-        ConfigError: It cannot be read, is no YAML, or has what this loader refuses.
-    """
+    """Return the value of a YAML file, as `parse` does; it may be a stranger's."""
     return parse(content(path), str(path), types)
 
 
 def content(path: Path) -> bytes:
-    """Return the bytes of a file for `parse`, with no more than it takes.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
+    """Return the bytes of a file for `parse`. ConfigError: it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(LONGEST + 1)
@@ -92,7 +80,7 @@ def parse(
         prefix: The dotted key of the whole text; "" if it has the keys at the top.
 
     Raises:
-        ConfigError: See `read`.
+        ConfigError: It is no YAML, or has what this loader refuses.
     """
     if len(content) > LONGEST:
         raise ConfigError(f"{where}: it is longer than {LONGEST:,} bytes")
@@ -120,12 +108,7 @@ def is_text(text: str) -> bool:
 
 
 class _Tree:
-    """Turns nodes into values.
-
-    Args:
-        where: What the text is, for errors.
-        types: The declared types of dotted keys.
-    """
+    """Turns nodes into values; the arguments are those of `parse`."""
 
     def __init__(self, where: str, types: Mapping[str, str]) -> None:
         self._where, self._types, self._count = where, types, 0

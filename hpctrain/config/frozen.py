@@ -151,7 +151,10 @@ def values_of(path: Path) -> dict[str, Any]:
     values = yaml_file.parse(content, str(path), types())
     if not isinstance(values := {} if values is None else values, dict):
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
-    written = _written(path)
+    written = None
+    with suppress(OSError, ValueError, AttributeError):
+        written = read_json(path.with_name("run.json")).get("config_digests")
+    # A run that was frozen before there were digests has none.
     if written and digest(content) not in written:
         raise ConfigError(
             f"{path}: it is damaged, or was changed after it was frozen: its digest is not in "
@@ -163,13 +166,6 @@ def values_of(path: Path) -> dict[str, Any]:
 def digest(content: bytes) -> str:
     """Return the digest of a frozen config, for `config_digests` in run.json."""
     return hashlib.sha256(content).hexdigest()
-
-
-def _written(path: Path) -> list[str]:
-    """Return the digests in run.json; a run that was frozen before there were any has none."""
-    with suppress(OSError, ValueError, AttributeError):
-        return list(read_json(path.with_name("run.json")).get("config_digests") or ())
-    return []
 
 
 def dump(config: Config) -> str:

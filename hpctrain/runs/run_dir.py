@@ -32,7 +32,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +145,16 @@ class RunDir:
                     return
             with self._change(sync) as content:
                 # Both digests are known before the file changes, which a job may read just now.
-                known = content.get("config_digests") or self._present_digest()
+                files = [self.config_file] if self.config_file.exists() else []
+                known = content.get("config_digests") or [digest(f.read_bytes()) for f in files]
                 content |= (new if not content else {}) | facts
-                content["config_digests"] = list(dict.fromkeys([*known, *new["config_digests"]]))
+                content["config_digests"] = list(dict.fromkeys([*known, digest(text.encode())]))
             write_atomically(self.config_file, text, sync)
         except OSError as error:
             raise StorageError(
                 f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "
                 f"({error.strerror})"
             ) from error
-
-    def _present_digest(self) -> list[str]:
-        """Return the digest of the config.yaml that is there, in a list."""
-        with suppress(OSError):
-            return [digest(self.config_file.read_bytes())]
-        return []
 
     def archive(self) -> Path:
         """Rename the directory to `NAME.1`, or the next free number; return the new path."""

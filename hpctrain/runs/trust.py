@@ -1,8 +1,8 @@
 """Ask before code of somebody else's run is executed, with the rights of whoever uses the run.
 
-`_target_` in config.yaml names any function, and `code` in run.json a copy of code. Both belong to
-whoever owns the files. A run of another user is read by every command; what would execute it goes
-on only with `--trust OWNER`, or with HPCTRAIN_TRUST=OWNER,OWNER for the jobs that follow from it.
+`_target_` in config.yaml names any function, and `code` in run.json a copy of code. Every command
+reads the run of another user; what would execute its code goes on only with `--trust OWNER`, or
+with HPCTRAIN_TRUST=OWNER,OWNER, which jobs and other processes inherit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import pwd
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,8 @@ class _Trust(argparse.Action):
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--trust OWNER` to a command that runs the code of a run."""
-    parser.add_argument(
-        "--trust",
-        action=_Trust,
-        metavar="OWNER",
-        help="run the code of a run that belongs to this user, with your rights",
-    )
+    text = "run the code of a run that belongs to this user, with your rights"
+    parser.add_argument("--trust", action=_Trust, metavar="OWNER", help=text)
 
 
 def accept(owner: str) -> None:
@@ -46,7 +43,7 @@ def accept(owner: str) -> None:
 
 
 def check(run: Path, config: Config, code: Path | None = None) -> None:
-    """Check that this user owns a run, or trusts its owner; who is trusted is said.
+    """Check that this user owns a run, or trusts its owner, which is said then.
 
     Args:
         run: The run directory.
@@ -58,31 +55,27 @@ def check(run: Path, config: Config, code: Path | None = None) -> None:
     """
     parts = [run, run / "config.yaml", run / "run.json"]
     parts += [] if code is None else [code, code / "pythonpath.json"]
-    uids = {uid for part in parts for uid in _owners(part)} - {0, os.geteuid()}
-    if not uids:
+    uids: set[int] = set()
+    for part in parts:
+        with suppress(OSError):
+            uids |= {part.lstat().st_uid, part.stat().st_uid}
+    names = {uid: _name(uid) for uid in sorted(uids - {0, os.geteuid()})}
+    if not names:
         return
     known = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}
-    strangers = [uid for uid in sorted(uids) if not {str(uid), _name(uid)} & known]
+    strangers = {uid: name for uid, name in names.items() if not {str(uid), name} & known}
     targets = list(dict.fromkeys(_targets(plain(config))))
     more = f" and {len(targets) - _MOST} more" if len(targets) > _MOST else ""
     runs = [f"_target_ {', '.join(targets[:_MOST])}{more}"] if targets else []
     if config.site.setup or config.site.teardown:
         runs.append("the lines of site.setup and site.teardown")
     runs += [] if code is None else [f"the code in {code}"]
-    names = " and ".join(f"{_name(uid)} (uid {uid})" for uid in strangers or sorted(uids))
-    text = f"{run} belongs to {names}, and this runs with your rights: {'; '.join(runs)}"
+    owners = " and ".join(f"{name} (uid {uid})" for uid, name in (strangers or names).items())
+    text = f"{run} belongs to {owners}, and this runs with your rights: {'; '.join(runs)}"
     if strangers:
-        word = ",".join(map(_name, strangers))
+        word = ",".join(strangers.values())
         raise ConfigError(f"{text}. If you trust them: --trust {word} or {VARIABLE}={word}")
     log.warning("%s", text)
-
-
-def _owners(path: Path) -> Iterator[int]:
-    for follow in (False, True):
-        try:
-            yield os.stat(path, follow_symlinks=follow).st_uid
-        except OSError:
-            return
 
 
 def _name(uid: int) -> str:
@@ -95,8 +88,7 @@ def _name(uid: int) -> str:
 def _targets(node: Any) -> Iterator[str]:
     """Yield what is called, in the order of the config."""
     if isinstance(node, dict):
-        if node.get("_target_"):
-            yield str(node["_target_"])
+        yield from filter(None, [node.get("_target_")])
         node = list(node.values())
     for each in node if isinstance(node, list | tuple) else ():
         yield from _targets(each)

@@ -160,13 +160,9 @@ def _mask_url(url: re.Match[str], is_secret: Callable[[str], bool]) -> str:
 
 
 def _userinfo(scheme: str, rest: str) -> int:
-    """Return where `user:password` ends in a URL, which is at its last `@`; 0 if it has none.
+    """Return where `user:password` ends in a URL `scheme://rest`: at its last `@`; 0 without one.
 
     People write passwords with `/` and `@` into URLs, although they should be escaped there.
-
-    Args:
-        scheme: What is before `://`.
-        rest: What is after it.
     """
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     _, colon, port = re.sub(r"^\[[^\]]*\]", "", authority).partition(":")  # [::1]:5000

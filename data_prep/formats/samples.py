@@ -22,15 +22,10 @@ class Unusable(Exception):
 
 
 def _array_of(value: Any) -> Array:
-    """Convert a value to an array without loss.
+    """Convert an array, a number or nested lists of numbers to an array without loss.
 
-    Args:
-        value: An array, a number, or nested lists of numbers. Text becomes its UTF-8 bytes; text
-            and bytes are uint8 (length,). A bool becomes uint8. An image of Pillow becomes
-            (channels, height, width).
-
-    Raises:
-        Unusable: It is something else, or NumPy cannot hold it exactly.
+    Text becomes its UTF-8 bytes; text and bytes are uint8 (length,). A bool becomes uint8. An image
+    of Pillow becomes (channels, height, width).
     """
     if isinstance(value, str):
         try:

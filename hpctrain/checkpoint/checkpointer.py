@@ -304,11 +304,7 @@ class Checkpointer:
         return []
 
     def _wanted(self, reader: Reader, part: str) -> dict[str, Any]:
-        """Return what the optimizer's state is loaded into.
-
-        Raises:
-            ConfigError: The checkpoint has the state of another optimizer.
-        """
+        """Return what the optimizer's state is loaded into."""
         kind: dict[str, Any] = {_KIND: ""} if _KIND in reader.saved else {}
         if kind:
             reader.load(kind)

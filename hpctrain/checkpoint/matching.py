@@ -178,12 +178,7 @@ def match(
 
 
 def _check_numbers(targets: Mapping[str, str], dtypes: Dtypes) -> None:
-    """Check that stored numbers keep their meaning in the model.
-
-    Args:
-        targets: The stored name by the name in the model.
-        dtypes: The number formats.
-    """
+    """Check that stored numbers keep their meaning in the model."""
     there = {source: dtypes.stored[source] for source in targets.values() if dtypes.stored}
     own = {source: dtypes.model[name] for name, source in targets.items() if name in dtypes.model}
     codes = [(n, what) for n, what in number_kinds.packed(there) if there[n] != own.get(n)]

@@ -139,15 +139,7 @@ def _check_copies(
 ) -> None:
     """Check that what is stored for each name of a shared parameter is the same.
 
-    Args:
-        own: The weights of this rank, with their values.
-        weights: What is loaded.
-        found: The stored name of each.
-        copies: The other names of parameters, and the name that was loaded.
-        divided: Whether other ranks have other parts of the model, and call this, too.
-
-    Raises:
-        ConfigError: Two values differ, on any rank.
+    `copies` has the other names and the loaded one; with `divided`, other ranks call this, too.
     """
     differ = []
     for name, first in copies.items():

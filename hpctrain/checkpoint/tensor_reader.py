@@ -220,11 +220,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _read_metadata(path: Path) -> classes.Metadata:
-    """Return the content of a file `.metadata`.
-
-    Raises:
-        StorageError: It cannot be read, or holds anything but DCP's metadata.
-    """
+    """Return the content of a file `.metadata`."""
     before = {made: dict(vars(made)) for made in _DCP}
     try:
         try:

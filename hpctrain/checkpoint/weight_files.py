@@ -171,11 +171,7 @@ def _headers(files: Sequence[Path]) -> dict[str, Stored]:
 
 
 def _header(path: Path) -> dict[str, Stored]:
-    """Return the tensors that the header of a safetensors file lists.
-
-    Raises:
-        StorageError: The file cannot be read, or is not a whole safetensors file.
-    """
+    """Return the tensors that the header of a safetensors file lists."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

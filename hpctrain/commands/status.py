@@ -280,14 +280,7 @@ def _show(options: argparse.Namespace, rows: list[Row]) -> None:
 
 
 def _table(rows: list[Row], where: str, width: int, most: int = _ROWS) -> Group:
-    """Return the table with its head and notes.
-
-    Args:
-        rows: The runs in any order.
-        where: Where they are, for the head.
-        width: Of the terminal, in characters.
-        most: The largest number of rows.
-    """
+    """Return the table with its head and notes, of at most `most` rows."""
     counts = Counter(row.state.name for row in rows)
     summary = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
     clock = time.strftime("%H:%M:%S")

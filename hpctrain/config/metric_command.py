@@ -32,11 +32,7 @@ def main(argv: list[str]) -> int:
 
 
 def _select(names: Sequence[str]) -> list[Metric]:
-    """Return the metrics that have one of the names, or are in a group of that name.
-
-    Raises:
-        ConfigError: There is no metric or group of a name.
-    """
+    """Return the metrics that have one of the names, or are in a group of that name."""
     known = [metric.name for metric in registered()]
     groups = list(dict.fromkeys(name.partition("/")[0] for name in known))
     for name in names:

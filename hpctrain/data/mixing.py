@@ -103,15 +103,8 @@ def _rectangles(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rectangles that are replaced, and the part of the image that each covers.
 
-    Args:
-        height: Rows of the images.
-        width: Their columns.
-        share: The part of each image that stays, if the rectangle is whole, (batch,).
-        y: The centre of each rectangle, 0 to 1, (batch,).
-        x: The same along the columns.
-
-    Returns:
-        bool (batch, height, width), and float32 (batch,).
+    `share` (batch,) is the part of each image that stays if its rectangle is whole; `y` and `x`
+    (batch,) are the centres, 0 to 1. The results are bool (batch, height, width), float32 (batch,).
     """
     side = (1 - share).sqrt()
 

@@ -100,12 +100,7 @@ def note(config: Config) -> str:
 
 
 def _best(node_s: Sequence[float], sums: Iterable[int]) -> list[int]:
-    """Return the weights with the shortest step; a larger sum only where it saves enough.
-
-    Args:
-        node_s: The seconds of a sample on each node.
-        sums: The possible sums of the weights, the smallest first.
-    """
+    """Return the weights with the shortest step; a larger sum only where it saves enough."""
     best: list[int] = [1] * len(node_s)
     for total in sums:
         weights = [1] * len(node_s)

@@ -144,17 +144,7 @@ def _stage(
     divided_loss: bool,
     warns: bool,
 ) -> _Stage:
-    """Return what this rank has of a stage. Without a pipeline the model is one stage.
-
-    Args:
-        build: Returns a new model.
-        number: The number of the stage.
-        config: The config.
-        mesh: The ranks.
-        precision: The number formats.
-        divided_loss: Whether the logits stay divided by the vocabulary.
-        warns: Whether layers whose statistics depend on the ranks are named.
-    """
+    """Return what this rank has of a stage. Without a pipeline the model is one stage."""
     parallel, train, degrees = config.parallel, config.train, mesh.degrees
     device, whole = precision.device, _is_whole(config, mesh)
     storage = torch.device("cpu") if parallel.fsdp.offload else device

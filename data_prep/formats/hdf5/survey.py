@@ -115,16 +115,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_storage(layout: Layout, fields: Mapping[str, Field], *, decode: bool) -> None:
-    """Check that HDF5 finds the chunks that a loader finds, and decodes the first and last alike.
-
-    Args:
-        layout: The file as a loader reads it.
-        fields: The schema.
-        decode: Whether chunks may be decoded.
-
-    Raises:
-        DataError: HDF5 reads something else.
-    """
+    """Check that HDF5 finds the chunks of a loader, and decodes the first and last alike."""
     with h5py.File(layout.path, "r", locking=False) as file:
         for name, field in fields.items():
             parts = ("/values", "/offsets") if field.variable else ("",)

@@ -300,11 +300,9 @@ def _fractions(decimals: Any) -> Array:
 
 
 def _numbers(array: Any, whole: bool = False) -> Array:
-    """Return a flat array as NumPy. Nulls become zeros; `problems` reports them.
+    """Return a flat array as NumPy; with `whole`, decimals as int64.
 
-    Args:
-        array: The array.
-        whole: Whether decimals become int64, not float64.
+    Nulls become zeros; `problems` reports them.
     """
     import pyarrow as pa
 

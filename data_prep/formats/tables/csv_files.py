@@ -191,18 +191,9 @@ def _csv(
     invalid: "_Invalid | None",
     block: int = 0,
 ) -> Iterator[Any]:
-    """Open a part, and yield Arrow's reader.
+    """Open a part, and yield Arrow's reader of `types`; without any, the values decide.
 
-    Args:
-        part: The part.
-        csv: How the file is read.
-        types: Types of the columns to read; empty: all columns, and the values decide the types.
-        invalid: Takes the rows with too few or too many values; None leaves them out.
-        block: Bytes of text that are parsed at once; 0: those of `csv`, or BLOCK.
-
-    Raises:
-        DataError: The file cannot be read.
-        _ByValueError: A value does not have the type of its column.
+    Rows with too few or too many values go to `invalid`. `block` bytes are parsed at once.
     """
     pa = pyarrow()
     from pyarrow import csv as library

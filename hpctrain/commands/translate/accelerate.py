@@ -169,14 +169,7 @@ def translate(content: dict[str, Any], file: Path) -> Translation:
 
 
 def _ranks(source: Source, made: Translation, gpus: bool, *, alone: bool) -> int | None:
-    """Translate the number of processes; return it, or None if the launcher gives it.
-
-    Args:
-        source: The config.
-        made: It gets the keys of `launch`.
-        gpus: Whether each process has a GPU.
-        alone: Whether there is only one process, whatever the config says.
-    """
+    """Translate the number of processes; return it, or None if the launcher gives it."""
     nodes = source.number("num_machines", 1)
     ranks: int | None = source.number("num_processes", None)
     if ranks is not None and ranks < 1:

@@ -278,12 +278,7 @@ def _offset(digest: str) -> int:
 
 
 def _make_private(base: Path, folder: Path) -> None:
-    """Create the folder, or check that nobody else can change its content.
-
-    Raises:
-        OSError: The folder cannot be created.
-        StorageError: Other users can change it.
-    """
+    """Create the folder, or check that nobody else can change its content."""
     mode = base.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise StorageError(f"{base} is writable for everybody and not sticky (chmod +t)")

@@ -86,11 +86,7 @@ def open_place(
 
 
 def _make(folder: Path) -> None:
-    """Make the folder that `data.stage_dir` names.
-
-    Raises:
-        StorageError: It cannot be made.
-    """
+    """Make the folder that `data.stage_dir` names."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

@@ -62,11 +62,7 @@ class Subset:
 
 
 def _check_indices(indices: NDArray[Any] | range, of: int) -> None:
-    """Check that `indices` are at least one valid index of a data set of `of` samples.
-
-    Raises:
-        DataError: See `Subset`.
-    """
+    """Check that `indices` are at least one valid index of a data set of `of` samples."""
     if not isinstance(indices, range) and (
         not isinstance(indices, np.ndarray) or indices.ndim != 1 or indices.dtype.kind not in "iu"
     ):

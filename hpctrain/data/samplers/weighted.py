@@ -113,11 +113,7 @@ class Balanced:
 
 
 def _check_weights(weights: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the weights as float64.
-
-    Raises:
-        DataError: See `Weighted`.
-    """
+    """Return the weights as float64."""
     found = np.asarray(weights)
     if found.ndim != 1 or found.dtype.kind not in "fiu" or not found.size:
         raise DataError(

@@ -242,11 +242,7 @@ class OpenShards:
             self._layouts[shard].rows[name].prefetch(np.arange(start, stop))
 
     def _unchanged(self, shards: Int64s) -> bool:
-        """Return whether no held shard was touched since it was opened.
-
-        Raises:
-            DataError: One was changed.
-        """
+        """Return whether no held shard was touched since it was opened."""
         touched = self._watch.touched(shards)
         for shard in touched:
             with self._admitting:

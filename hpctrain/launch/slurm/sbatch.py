@@ -78,11 +78,7 @@ def _job_id(answer: str) -> str:
 
 
 def _find_job(script: Path, words: str) -> str:
-    """Return the job id of the array with this script; "" if it is not in the queue.
-
-    Raises:
-        UnreachableError: The controller does not answer, so a second `sbatch` could be a duplicate.
-    """
+    """Return the job id of the array with this script; "" if it is not in the queue."""
     for pause in _PAUSES_S:
         time.sleep(pause)
         with suppress(UnreachableError):

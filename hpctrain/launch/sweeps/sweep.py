@@ -315,13 +315,7 @@ class Sweep:
             raise
 
     def _start(self, todo: list[Entry], cluster: bool, in_queue: set[str]) -> list[Entry]:
-        """Freeze and submit runs; return the ones over the submit limit.
-
-        Args:
-            todo: The runs.
-            cluster: Whether there is a cluster. Without one, the runs are only frozen.
-            in_queue: Job ids of arrays of this sweep that are in the queue.
-        """
+        """Freeze and submit runs; return the ones over the submit limit."""
         if not todo:
             return []
         try:

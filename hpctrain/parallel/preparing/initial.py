@@ -255,15 +255,7 @@ def _cut(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _fill_from_rank_0(
     model: nn.Module, build: Build, seed: int, device: torch.device, storage: torch.device
 ) -> None:
-    """Give a sharded model of the meta device memory and the parameters that rank 0 builds.
-
-    Args:
-        model: Sharded.
-        build: Returns a new model; rank 0 calls it, and holds it in the memory of the host.
-        seed: The seed of the run.
-        device: Device of the rank, for the communication.
-        storage: Parameters and buffers are stored on this device.
-    """
+    """Give a sharded model of the meta device memory and the parameters that rank 0 builds."""
     allocate(model, storage)
     state: dict[str, Any] = {}
     buffers: dict[str, torch.Tensor] = {}
@@ -316,10 +308,6 @@ def _to_device(model: nn.Module, device: torch.device) -> None:
 
     With `parallel.fsdp.offload` divided parameters are on the CPU, and FSDP2 brings them to the
     device before they are used. Buffers and parameters that it cannot divide have to be there.
-
-    Args:
-        model: Whole or sharded, with memory.
-        device: Device of the rank.
     """
     shared = list(ties(model))
     apart = {id(parameter) for parameter in undivided(model)}

@@ -208,12 +208,7 @@ class ParallelModel:
 
 
 def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
-    """Return the L2 norm of the gradients of the whole model, shape (), on all ranks.
-
-    Args:
-        gradients: Those of this rank: tensors that the ranks of its stage have alike, and DTensors.
-        mesh: The ranks.
-    """
+    """Return the L2 norm of the gradients of the whole model, shape (), on all ranks."""
     if mesh.degrees.pp == 1 and not any(isinstance(g, DTensor) for g in gradients):
         if not gradients:
             return torch.zeros((), device=mesh.device)

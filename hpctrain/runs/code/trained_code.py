@@ -116,12 +116,7 @@ def turning_points(content: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _maker(content: Mapping[str, Any], step: int) -> int:
-    """Return the number of the attempt that made a checkpoint, counted from 1.
-
-    Args:
-        content: The content of run.json.
-        step: The step of the checkpoint. A run that has begun as a branch has had it before: 0.
-    """
+    """Return the number, from 1, of the attempt that made a checkpoint; 0 if a parent had it."""
     attempts, reached = content.get("attempts", []), step
     for number in range(len(attempts), 0, -1):
         first = int(attempts[number - 1].get("first_step", 0))

@@ -113,11 +113,7 @@ def decode_frame(frame: Bytes, size: int, out: Bytes | None) -> Bytes:
 def _from_blocks(raw: Bytes, shape: Sequence[int], blocks: Sequence[int], out: Bytes) -> None:
     """Copy the n-dimensional blocks of Blosc2, all padded to the same size, into C order.
 
-    Args:
-        raw: The blocks one after the other in C order. The elements of each are in C order too.
-        shape: Shape of the chunk, in elements.
-        blocks: Shape of a block.
-        out: Filled with the elements of the chunk.
+    The blocks are one after the other in C order, and so are the elements of each.
     """
     if min(*shape, *blocks) < 1:
         raise Damaged(f"blocks {list(blocks)} of a chunk {list(shape)}")

@@ -101,11 +101,7 @@ def listed_chunks(dataset: h5py.Dataset) -> tuple[Int64s, list[Any]]:
 
 
 def _pipeline(dataset: h5py.Dataset) -> Pipeline:
-    """Return the decoder of a dataset's chunks.
-
-    Raises:
-        Undecodable: Only HDF5 can decode them.
-    """
+    """Return the decoder of a dataset's chunks."""
     if dataset.chunks is None:
         raise Undecodable("it has no chunks")
     if dataset.file.driver not in ("sec2", "stdio") or dataset.file.userblock_size:

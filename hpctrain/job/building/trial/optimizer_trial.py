@@ -121,11 +121,7 @@ class OptimizerTrial:
     def _steps(
         self, small: Sequence[SmallTensor], places: Sequence[Place | None] = (), seed: int = 0
     ) -> _Ended:
-        """Return where the steps end, with whole tensors or with divided ones.
-
-        Raises:
-            ConfigError: The optimizer keeps what a checkpoint cannot hold, or its step fails.
-        """
+        """Return where the steps end, with whole tensors or with divided ones."""
         with self._untouched(seed):
             trained = self._make(small, places)
             try:

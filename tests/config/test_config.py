@@ -265,6 +265,12 @@ def test_a_file_and_the_command_line_say_the_same(compose: Compose, tmp_path: Pa
             compose("experiment=digits", wrong)
 
 
+def test_a_sweep_of_texts_stays_what_was_written() -> None:
+    with composed(["experiment=digits", "name=1e3,1.10,x"], None) as call:
+        names = [call.composer.typed(run).name for run in call.runs]
+    assert names == ["1e3", "1.10", "x"]
+
+
 @pytest.mark.parametrize("override", ["seed=1.5", "seed=abc"])
 def test_the_keys_at_the_top_have_their_types_in_a_sweep(composer: Composer, override: str) -> None:
     with pytest.raises(ConfigError, match=f"{override}: it must be of type integer"):

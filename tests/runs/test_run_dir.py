@@ -41,6 +41,11 @@ def test_a_frozen_config_that_was_cut_or_changed_is_an_error(tmp_path: Path) -> 
     run.freeze(config)
     frozen = run.config_file.read_text()
     assert load(run.config_file).train == config.train
+    changed = load(run.config_file, ["site.account=0123", "site.modules=[3.10]"]).site
+    assert (changed.account, changed.modules) == ("0123", ["3.10"])
+    for text in ("launch.time_min=12:00:00", "train.max_steps=010"):
+        with pytest.raises(ConfigError, match=f"^{text}: line 1: .*: programs read this"):
+            load(run.config_file, [text])
     lines = frozen.splitlines(keepends=True)
     for damaged in ("".join(lines[: len(lines) // 2]), frozen.replace("seed: 0", "seed: 1")):
         run.config_file.write_text(damaged)

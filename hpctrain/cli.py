@@ -232,11 +232,15 @@ def _run(argv: list[str]) -> int:
     signals.note()
     from hpctrain.job.here import train_frozen
     from hpctrain.launch.slurm.job_environment import take_kept_gpus
+    from hpctrain.runs import trust
 
     take_kept_gpus()
 
-    if len(argv) != 1:
-        raise ConfigError("run takes one argument: python -m hpctrain run RUN_DIR")
+    if len(argv) == 3 and argv[0] == "--trust":
+        trust.accept(argv[1])
+        argv = argv[2:]
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise ConfigError("run takes one argument: python -m hpctrain run [--trust OWNER] RUN_DIR")
     return train_frozen(Path(argv[0]))
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hpctrain import yaml_file
 from hpctrain.errors import ConfigError
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -31,6 +30,11 @@ _KEYS = (
     *("host", "inside", "between", "power_w", "price", "matmul_efficiency", "attention_efficiency"),
     "storage_mb_per_s",
 )
+_TEXTS = {
+    **dict.fromkeys(("name", "title", "price.date"), "str"),
+    **dict.fromkeys(("host.kind", "inside.kind", "between.kind"), "str"),
+    "devices": "list[str]",
+}
 _LINK_KEYS = ("kind", "gb_per_s", "latency_us")
 _PRICE_KEYS = (*_PRICES, "date")
 
@@ -168,10 +172,7 @@ def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
             "hardware/NAME.yaml in the manner of conf/hardware/h100_sxm.yaml, into conf or a "
             "folder that --config-dir names"
         )
-    try:
-        section = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+    section = yaml_file.read(path, _TEXTS)
     if not isinstance(section, dict):
         raise ConfigError(f"{path}: it has no keys; conf/hardware/h100_sxm.yaml is an example")
     return of_section({"name": name, **section}, str(path))

@@ -99,6 +99,7 @@ class RunRecord(Record, frozen=True):
     swept: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     code: _Code | None = None
+    config_digests: tuple[str, ...] = ()  # what config.yaml may be
     provenance: str | None = None
     parent: dict[str, str | int | None] | None = None
     left_out: tuple[tuple[Count, Count], ...] = ()

@@ -27,13 +27,30 @@ _PREFIXED = (
     r"AIza[0-9A-Za-z_\-]{35}",  # Google
     r"xox[abeoprs]-[0-9A-Za-z\-]{10,}",  # Slack
     r"eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",  # JSON Web Tokens
+    r"npm_[A-Za-z0-9]{30,}",
+    r"pypi-Ag[A-Za-z0-9_\-]{16,}",
+    r"[sr]k_(?:live|test)_[A-Za-z0-9]{10,}",  # Stripe
+    r"whsec_[A-Za-z0-9+/=]{16,}",
+    r"dapi[0-9a-f]{32}(?:-\d+)?",  # Databricks
+    r"ya29\.[A-Za-z0-9_\-]{16,}",  # Google's OAuth
+    r"SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}",  # SendGrid
+    r"dop_v1_[0-9a-f]{32,}",  # DigitalOcean
+    r"(?:hvs|hvb)\.[A-Za-z0-9_\-]{20,}",  # Vault
+    r"(?:nvapi-|gsk_|r8_|shpat_|xapp-|ATATT3|lin_api_|pplx-)[A-Za-z0-9_\-=]{24,}",
+    # Who knows the address of a webhook may write there.
+    r"https://hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/[\w/+\-]{10,}",
+    r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/\d+/[\w\-]{10,}",
+    r"https://[\w.\-]*(?:webhook\.office|logic\.azure|api\.powerplatform)\.com(?::\d+)?/[^\s\"'<>]{10,}",
     # OpenAI and others. A name such as sk-learn-contrib has no long word with digits in it.
     r"sk-(?:[A-Za-z0-9_]+-)*?(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[A-Za-z0-9]{16,}[A-Za-z0-9_\-]*",
 )
 _SHORTEST = 15  # characters of a token
 TOKEN_STARTS = (
     *(b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_", b"glpat-", b"hf_", b"AKIA"),
-    *(b"ASIA", b"AIza", b"xox", b"eyJ", b"sk-"),
+    *(b"ASIA", b"AIza", b"xox", b"eyJ", b"sk-", b"npm_", b"pypi-Ag", b"k_live_", b"k_test_"),
+    *(b"whsec_", b"dapi", b"ya29.", b"SG.", b"dop_v1_", b"hvs.", b"hvb.", b"nvapi-", b"gsk_"),
+    *(b"r8_", b"shpat_", b"xapp-", b"ATATT3", b"lin_api_", b"pplx-", b"https://hooks.slack"),
+    *(b"/api/webhooks/", b"webhook.office.com", b"logic.azure.com", b"api.powerplatform.com"),
 )
 """The beginnings of the common tokens, to tell quickly that a large file has none."""
 _TOKEN = re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{{2}}))(?:{'|'.join(_PREFIXED)})")
@@ -48,6 +65,12 @@ _KEY_START = re.compile(
 )
 # At the beginning of a line, + is a mark of a diff.
 _KEY_TEXT = re.compile(r"[A-Za-z0-9/=][A-Za-z0-9+/=]{7,}")
+# `Authorization: Bearer VALUE`, as in a header, a dict or an error of a library.
+_HEADER = re.compile(
+    r"((?i:\b(?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token|digest)\s+"
+    r"|\b(?:x-api-key|private-token|x-auth-token)['\"]?\s*[:=]\s*['\"]?"
+    r"|\bbearer\s+(?=\S*\d)(?=\S{16})))(?![$*])[A-Za-z0-9\-._~+/=:]{6,}"
+)
 _URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.\-]*)://(?P<rest>[^\s\"'<>`]+)")
 _PARAMETER = re.compile(r"([?&;])([\w.\-]+)=([^&;#]+)")
 _SIGNED = re.compile(r"sig|.*signature|auth|authorization|pwd|pass", re.IGNORECASE)
@@ -82,7 +105,7 @@ def mask(text: str, is_secret: Callable[[str], bool]) -> str:
         text = _KEY_START.sub(lambda found: found[1] + _KEY_TEXT.sub(MASK, found[2]), text)
     if "://" in text:
         text = _URL.sub(lambda found: _mask_url(found, is_secret), text)
-    return _TOKEN.sub(MASK, text)
+    return _HEADER.sub(rf"\1{MASK}", _TOKEN.sub(MASK, text))
 
 
 def in_url(text: str, is_secret: Callable[[str], bool]) -> Iterator[str]:
@@ -137,13 +160,9 @@ def _mask_url(url: re.Match[str], is_secret: Callable[[str], bool]) -> str:
 
 
 def _userinfo(scheme: str, rest: str) -> int:
-    """Return where `user:password` ends in a URL, which is at its last `@`; 0 if it has none.
+    """Return where `user:password` ends in a URL `scheme://rest`: at its last `@`; 0 without one.
 
     People write passwords with `/` and `@` into URLs, although they should be escaped there.
-
-    Args:
-        scheme: What is before `://`.
-        rest: What is after it.
     """
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     _, colon, port = re.sub(r"^\[[^\]]*\]", "", authority).partition(":")  # [::1]:5000

@@ -7,15 +7,18 @@
 
 A variable is secret by its name (`PATTERNS`; HPCTRAIN_SECRETS="NAME,PREFIX_*" adds patterns), or
 because its value looks like a token of a known service (`hpctrain.secret_text`). Its value is then
-replaced in everything that hpctrain writes. Exceptions: a value of fewer than six characters, which
-would occur everywhere; a path that exists, which is not confidential; the address of a database
-without a password; a number in a config. The output of your own `print` is not changed.
+replaced in everything that hpctrain writes, also in base64 and as JSON, HTML or a URL escape it.
+Exceptions: a value of fewer than six characters, which would occur everywhere; a path that exists,
+which is not confidential; the address of a database without a password; a number in a config. The
+output of your own `print` is not changed.
 """
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import functools
+import html
 import json
 import logging
 import os
@@ -23,20 +26,28 @@ import re
 import shlex
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from hpctrain import secret_text
 from hpctrain.terminal import harmless
 
 PATTERNS = (
     *("*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*JWT*"),
-    *("*_PASS", "*_PWD", "SSHPASS", "GITHUB_*PAT", "GH_*PAT", "GITLAB_*PAT", "AZURE_*PAT"),
+    *("PASS", "*_PASS", "*_PWD", "*_PW", "*BINDPW", "*_PSK", "*PASSCODE*", "SSHPASS", "*_CREDS"),
+    *("GITHUB_*PAT", "GH_*PAT", "GITLAB_*PAT", "AZURE_*PAT", "COOKIE", "*_COOKIE", "*_COOKIES"),
+    *("*AUTH_CONFIG*", "*_AUTH", "*AUTHORIZATION*", "*_AUTH_HEADER", "*BEARER*", "*_SAS"),
     *("*API_KEY*", "*APIKEY*", "*ACCESS_KEY*", "*PRIVATE_KEY*", "*STORAGE_KEY*", "*ACCOUNT_KEY*"),
     *("*AUTH_KEY*", "*SIGNING_KEY*", "*ENCRYPTION_KEY*", "*MASTER_KEY*", "*LICENSE_KEY*"),
-    *("KAGGLE_KEY", "WANDB_KEY", "*CONNECTION_STRING*", "*CONN_STR*", "*WEBHOOK*"),
+    *("*CONNECTION_STRING*", "*CONN_STR*", "*WEBHOOK*"),
 )
+_SERVICE_KEYS = (
+    r"|(?s:.*(?:OPENAI|ANTHROPIC|MISTRAL|COHERE|GROQ|GEMINI|HF|WANDB|KAGGLE|COMET|NEPTUNE|S3|AWS|GCS"
+    r"|MINIO|AZURE|DEPLOY|SSH|HMAC|SESSION|SERVICE|CLIENT|ADMIN|FERNET|VAULT|STRIPE)_KEY)\Z"
+)
+_KEY = re.compile(r".*_KEY", re.IGNORECASE)  # a secret only if its value looks random
 _ADDRESSES = ("*DATABASE_URL*", "*_DSN", "*BROKER_URL*", "*REDIS_URL*", "*MONGO*_UR[IL]")
 """The names of addresses, which are secret only if they have a password."""
-_TOKEN = ("*TOKEN*",)
+_TOKEN = r"(?s:.*TOKEN(?!I[SZ]).*)\Z"  # HF_TOKEN_2, but not TOKENIZER
 COUNTED = (
     *("max", "min", "n", "num", "total", "new", "train", "val", "valid", "test", "eval", "batch"),
     *("prompt", "input", "output", "context", "special", "extra", "stop", "seen", "target"),
@@ -44,10 +55,11 @@ COUNTED = (
 )
 _ROLES = ("pad", "bos", "eos", "eod", "eot", "unk", "sep", "cls", "mask", "start", "end", "stop")
 _HARMLESS = (
-    *("*TOKENIZER*", "*TOKENIZED*", "TOKENS", "TOKENS_*", "*_TOKENS_*"),  # TOKENS_PER_STEP
+    *("TOKENS", "TOKENS_*", "*_TOKENS_*"),  # TOKENS_PER_STEP
     *(f"{word}_TOKENS" for word in COUNTED),
     *(f"*_{word}_TOKENS" for word in COUNTED),
     *(f"{role}_TOKEN{end}" for role in _ROLES for end in ("", "_ID", "S", "_IDS")),
+    *(f"TOKENIZER_{role}_TOKEN*" for role in _ROLES),
 )
 """The names of numbers and words of a language model: not secret because of TOKEN alone."""
 _SHORTEST = 6
@@ -63,17 +75,18 @@ def is_secret(name: str) -> bool:
 
 @functools.cache
 def _names(added: str) -> re.Pattern[str]:
-    tokens = f"(?!{_either(_HARMLESS)})(?:{_either(_TOKEN)})"
+    tokens = f"(?!{_either(_HARMLESS)})(?:{_TOKEN})"
     theirs = _either(filter(None, re.split(r"[,\s]+", added)))
-    return re.compile(f"{theirs}|{_either(PATTERNS)}|{tokens}", re.IGNORECASE)
+    return re.compile(f"{theirs}|{_either(PATTERNS)}{_SERVICE_KEYS}|{tokens}", re.IGNORECASE)
 
 
 def _either(patterns: Iterable[str]) -> str:
     return "|".join(map(fnmatch.translate, patterns)) or r"(?!)"
 
 
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w\-.+/=~]{12,}")
 _ADDRESS = re.compile(_either(_ADDRESSES), re.IGNORECASE)
-_CLEAR = re.compile(_either(PATTERNS), re.IGNORECASE)
+_CLEAR = re.compile(_either(PATTERNS) + _SERVICE_KEYS, re.IGNORECASE)
 
 
 def is_telling(value: str) -> bool:
@@ -109,24 +122,41 @@ def _holds_secret(name: str, value: str) -> bool:
         return True
     if _ADDRESS.match(name) and not is_secret(name):
         return next(secret_text.in_url(value, is_secret), None) is not None
+    if _KEY.fullmatch(name) and _RANDOM.fullmatch(value):
+        return is_telling(value)
     return is_secret(name) and is_telling(value)
 
 
 def mask(text: str) -> str:
-    """Return the text with `***` for every secret, also where Python, JSON or a URL escapes it.
+    """Return the text with `***` for every secret, in every form of `_forms`.
 
     These are the secrets of the environment, and what looks like a secret: credentials in URLs,
     tokens of known services, and private keys.
     """
-    values = known()
-    forms = {
-        form
-        for value in values
-        for form in (value, repr(value)[1:-1], json.dumps(value)[1:-1], urllib.parse.quote(value))
-    }
-    for form in sorted(forms, key=len, reverse=True):
+    for form in _forms(tuple(known())):
         text = text.replace(form, MASK)
     return secret_text.mask(text, is_secret)
+
+
+@functools.lru_cache(maxsize=2)
+def _forms(values: tuple[str, ...]) -> list[str]:
+    """Return each value as programs write it, the longest first."""
+    found = set(values)
+    for value in values:
+        raw = value.encode(errors="surrogateescape")
+        found |= {repr(value)[1:-1], repr(raw)[2:-1], html.escape(value), raw.hex()}
+        found |= {json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False)}
+        found |= {quote(raw, safe="") for quote in (urllib.parse.quote, urllib.parse.quote_plus)}
+        found.add(urllib.parse.quote(raw))
+        for before in range(3):  # in base64, also of `user:VALUE`
+            code = base64.b64encode(bytes(before) + raw).decode()
+            code = code[(0, 2, 3)[before] : (before + len(raw)) * 8 // 6]
+            found |= {code, code.translate(_URL_SAFE)} if len(code) >= _SHORTEST_CODE else set()
+    return sorted(found, key=len, reverse=True)
+
+
+_SHORTEST_CODE = 8
+_URL_SAFE = str.maketrans("+/", "-_")
 
 
 def reference(
@@ -142,6 +172,16 @@ def reference(
         values: The result of `known`, to save time with many texts.
     """
     return _replace(text, keep, "${{oc.env:{}}}".format, known() if values is None else values)
+
+
+def referenced(node: Any, values: Mapping[str, str] | None = None) -> Any:
+    """Return a value of a config, also a dict or a list, with every text as by `reference`."""
+    values = known() if values is None else values
+    if isinstance(node, dict):
+        return {referenced(key, values): referenced(item, values) for key, item in node.items()}
+    if isinstance(node, list | tuple):
+        return [referenced(item, values) for item in node]
+    return reference(node, values=values) if isinstance(node, str) else node
 
 
 def expand(text: str) -> str:
@@ -167,8 +207,7 @@ def is_given_away(name: str, value: str) -> bool:
     """
     if not is_secret(name) or len(value) < _SHORTEST or re.match(r"[$<\[{(%/]|\*+$", value):
         return False
-    random = re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w\-.+/=~]{12,}", value)
-    return random is not None or _CLEAR.match(name) is not None
+    return _RANDOM.fullmatch(value) is not None or _CLEAR.match(name) is not None
 
 
 def written_down(text: str) -> list[str]:

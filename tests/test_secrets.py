@@ -1,5 +1,7 @@
 """A secret of the environment reaches the program that needs it, but no file and no message."""
 
+import base64
+import html
 import json
 import logging
 import os
@@ -7,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import traceback
+import urllib.parse
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -17,13 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain import secrets
+from hpctrain.bench import bench
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
+from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.report.views import html_view
 from hpctrain.tracking.meta import Meta
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
@@ -85,6 +91,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
             (name, False)
             for name in ("tokenizer", "mask", "mask_token", "PAD_TOKEN_ID", "EOS_TOKEN")
         ),
+        *((name, True) for name in ("MAIL_PW", "LDAP_BINDPW", "OPENAI_KEY", "S3_KEY", "GROQ_KEY")),
+        *((name, True) for name in ("DEPLOY_KEY", "COOKIE", "DOCKER_AUTH_CONFIG", "HTTP_AUTH")),
+        *((name, True) for name in ("HF_TOKEN_TOKENIZER", "TOKENIZER_API_TOKEN", "GCP_CREDS")),
+        *((name, False) for name in ("TOKENIZED_PATH", "TOKENIZER_PAD_TOKEN", "MY_TOKENIZER")),
         *((name, False) for name in ("PWD", "OLDPWD", "PATH", "MONKEY", "PRIMARY_KEY", "COMPASS")),
         *((name, False) for name in ("PATTERN", "BYPASS", "FILE_PAT", "KEYBOARD", "sort_key")),
     ],
@@ -103,10 +113,21 @@ def test_what_is_short_or_a_path_is_let_through(
 
 
 @pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize("written", [str, repr, json.dumps, lambda text: repr([text])])
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(str, repr, json.dumps, lambda text: repr([text]), html.escape, urllib.parse.quote_plus),
+        *(lambda text: repr(text.encode()), lambda text: json.dumps(text, ensure_ascii=False)),
+        *(lambda text: base64.b64encode(text.encode()).decode(), lambda text: text.encode().hex()),
+        lambda text: base64.urlsafe_b64encode(f"user:{text}".encode()).decode(),
+        lambda text: urllib.parse.quote(text, safe=""),
+    ],
+)
 def test_masked_however_it_is_written(written: Callable[[str], str]) -> None:
     text = f"before {written(SECRET)} between {written(TOKEN)} after"
     masked = secrets.mask(text)
+    for form in (written(SECRET), written(TOKEN)):
+        assert form[len(form) // 2 - 3 : len(form) // 2 + 3] not in masked
     assert SECRET not in masked
     assert "s3cr3t" not in masked
     assert TOKEN not in masked
@@ -143,6 +164,16 @@ KEY_TEXT = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
         (f"sk-proj-{MIXED[:30]}_{MIXED}-x", "***"),
         (f"sk-ant-api03-{MIXED}", "***"),
         (f"xoxb-{MIXED}", "***"),
+        (f"npm_{MIXED[:36]} pypi-AgEI{MIXED}", "*** ***"),
+        (f"sk_live_{MIXED[:24]} rk_test_{MIXED[:24]}", "*** ***"),
+        (f"dapi{'0a1b2c3d' * 4} dapi{'0a1b2c3d' * 4}-2", "*** ***"),
+        (f"ya29.{MIXED} SG.{MIXED[:22]}.{MIXED}", "*** ***"),
+        (f"https://hooks.slack.com/services/T01/B02/{MIXED[:24]}", "***"),
+        (f"to https://discord.com/api/webhooks/123456/{MIXED}!", "to ***!"),
+        (f"https://x.webhook.office.com/webhookb2/{MIXED}@a/b", "***"),
+        ("Authorization: Bearer abc.def-1", "Authorization: Bearer ***"),
+        ("{'authorization': 'Basic dXNlcjpwYXNz'}", "{'authorization': 'Basic ***'}"),
+        (f"curl -H 'X-Api-Key: abcdef1' bearer {MIXED}", "curl -H 'X-Api-Key: ***' bearer ***"),
         (f"%3Dghp_{MIXED[:36]}", "%3D***"),
         (
             f"-----BEGIN RSA PRIVATE KEY-----\n{KEY_TEXT}\n{KEY_TEXT}\n"
@@ -172,6 +203,14 @@ def test_what_looks_like_a_secret_is_masked(text: str, expected: str) -> None:
         *("tokens=5 max_tokens=1000000", "mask=***", "ghp_short", "<|endoftext|>", "eyJ.eyJ."),
         "tokenizer.json of mask_token [MASK], 0123456789abcdef0123456789abcdef01234567",
         "It begins with -----BEGIN PRIVATE KEY----- and the interesting words come afterwards.",
+        *("Authorization: required", "Authorization: Bearer ${oc.env:A_TOKEN}", "the bearer of it"),
+        *(
+            "npm_config_registry",
+            "pypi-mirror-of-the-institute",
+            "dapi2",
+            "SG.x.y",
+            "https://discord.com/api",
+        ),
         *("http://me:${oc.env:A_PASSWORD}@host", "https://host/x?token=${oc.env:A_TOKEN}"),
     ],
 )
@@ -398,7 +437,8 @@ def test_a_training_leaves_no_trace_of_it(
     assert "Traceback (most recent call last)" in log
     with closing(sqlite3.connect(store)) as uploaded:
         assert uploaded.execute("SELECT count(*) FROM runs").fetchone() == (1,)
-    assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
+    run_module("hpctrain", "export", str(run), str(tmp_path / "out"), **told)
+    assert_nowhere(tmp_path, done.stdout, done.stderr)
 
 
 @pytest.mark.slow
@@ -447,3 +487,13 @@ def test_a_sweep_on_the_cluster_leaves_no_trace_of_it(
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/logs/*.rank0.log"))
     assert "logging in with ***" in logs
     assert_nowhere(tmp_path / "runs", done.stdout, done.stderr)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_benchmark_and_a_page_hold_no_secret(config: Config) -> None:
+    config.model = {"_target_": "m.M", "headers": [{"Authorization": TOKEN}]}
+    setup = bench._setup(config, RankInfo.from_env({}), "CPU")
+    assert setup["model"]["headers"] == [{"Authorization": "${oc.env:MY_API_TOKEN}"}]
+    page = html_view._page(f"run \x1b[8m\u202e {TOKEN}", ["<p>text</p>\n"])
+    assert "<h1>run \\x1b[8m\\u202e ***</h1>" in page
+    assert "<p>text</p>\n" in page

@@ -24,7 +24,7 @@ class Unusable(Exception):
 
 
 def _array_of(value: Any) -> Array:
-    """Convert a value to an array without loss.
+    """Convert an array, a number or nested lists of numbers to an array without loss.
 
     Args:
         value: An array, a number, or nested lists of numbers. Text becomes its UTF-8 bytes; text

@@ -22,6 +22,7 @@ from hpctrain.console import Console, Table
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, NodeError
 from hpctrain.forecast.bench_figures import Facts, Figures
+from hpctrain.secrets import referenced
 
 if TYPE_CHECKING:
     from hpctrain.config.schema import Config
@@ -157,7 +158,7 @@ def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
         "device": device,
         "ranks": ranks.world_size,
         "nodes": ranks.num_nodes,
-        "model": json.loads(json.dumps(config.model, default=str)),
+        "model": json.loads(json.dumps(referenced(config.model), default=str)),
         "data": Path(config.data.path).name,
         "train.global_batch_size": config.train.global_batch_size,
         "train.micro_batch_size": config.train.micro_batch_size,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.commands.select import select
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs import trust
 from hpctrain.terminal import exact
 
 
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="the same seed, the same text (default: 0)"
     )
+    trust.add_argument(parser)
     options = parser.parse_args(argv)
     _check(options)
     paths = select(options.dir, [options.run])

@@ -20,6 +20,7 @@ from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.sweeps.sweep import Sweep
+from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> int:
         help="kept: the copy of the code that the run was submitted with; current: the code as it "
         "is now (default: kept)",
     )
+    trust.add_argument(parser)
     options = parser.parse_args(argv)
     overrides = [text for text in options.runs if "=" in text and not os.path.exists(text)]
     names = [text for text in options.runs if text not in overrides]
@@ -122,6 +124,7 @@ def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:
 
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     config = _changed(RunDir.open(run.path), overrides)
+    trust.check(run.path, config, RunDir(run.path).code_copy)
     # These keys were meant for the old submission only.
     overridden = {text.partition("=")[0] for text in overrides}
     for key in ("wait", "check", "dry_run", "rerun"):
@@ -140,8 +143,7 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
         )
     directory = RunDir(run.path, digest)
     kept = None
-    if code == "kept" and (content := run.record.code):
-        copy = run.path.parent / "code" / content
+    if code == "kept" and (copy := directory.code_copy):
         kept = Snapshot.load(copy)
         if kept is None:
             raise ConfigError(

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
 from hpctrain.config.other_names import OTHER_NAMES
@@ -33,8 +32,6 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
         error = cause
         text += "\n" + str(error)
     keys = list(known_keys)
-    if isinstance(error, YAMLError):
-        return f"a config cannot be read: {' '.join(text.split())}"
     if several := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, values = several.groups()
         return (

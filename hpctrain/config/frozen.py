@@ -10,10 +10,13 @@ validates whole sweeps with it.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import marshal
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +25,13 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from hpctrain import secrets
+from hpctrain import secrets, yaml_file
 from hpctrain.config.explain import explain, unknown_key
 from hpctrain.config.schema import Config, LaunchConfig
-from hpctrain.config.schema.key import members
+from hpctrain.config.schema.key import keys, members
 from hpctrain.disk import expanded
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, DamageError
+from hpctrain.run_record import RunRecord
 
 
 def from_omegaconf(node: DictConfig) -> Config:
@@ -118,23 +122,50 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
                 f"{text}: only single values of a frozen config change, {section}.KEY=VALUE; a "
                 f"choice for the whole section {section} is made when a run is first asked for"
             )
+    node = DictConfig(values_of(path))
     try:
-        node = OmegaConf.load(path)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read as a frozen config ({reason})") from error
-    if not isinstance(node, DictConfig):
-        raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
-    if overrides:
-        try:
-            node = DictConfig(OmegaConf.merge(node, OmegaConf.from_dotlist([*overrides])))
-        except (OmegaConfBaseException, yaml.YAMLError) as error:
-            raise ConfigError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from error
-        return from_omegaconf(node)
-    try:
-        return from_omegaconf(node)
+        for text in overrides:
+            key, _, value = text.partition("=")
+            OmegaConf.update(node, key, yaml_file.parse(value, text, types(), key), force_add=True)
+        config = from_omegaconf(node)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from error
     except ConfigError as error:
+        if overrides:
+            raise
         raise ConfigError(f"{path}: {error}") from error
+    if OmegaConf.select(node, _LAST) is None:
+        raise ConfigError(f"{path}: it is damaged: it ends before {_LAST}")
+    return config
+
+
+_LAST = "site.container.args"  # the last key of every file from before there were digests
+
+
+def values_of(path: Path) -> dict[str, Any]:
+    """Return the values of a frozen config.yaml, with its references to the environment.
+
+    Raises:
+        ConfigError: It cannot be read, or is not what was written when it was frozen.
+    """
+    content = yaml_file.content(path)
+    values = yaml_file.parse(content, str(path), types())
+    if not isinstance(values := {} if values is None else values, dict):
+        raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
+    written: tuple[str, ...] = ()  # a run that was frozen before there were digests has none
+    with suppress(DamageError):
+        written = RunRecord.of(path.parent).config_digests
+    if written and digest(content) not in written:
+        raise ConfigError(
+            f"{path}: it is damaged, or was changed after it was frozen: its digest is not in "
+            "run.json. The command that has made the run writes it again"
+        )
+    return values
+
+
+def digest(content: bytes) -> str:
+    """Return the digest of a frozen config, for `config_digests` in run.json."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def dump(config: Config) -> str:
@@ -221,6 +252,12 @@ def plain(section: Any) -> dict[str, Any]:
 
 
 _PLAIN = (str, int, float, type(None), dict, list)  # `is_dataclass` takes much longer to say no
+
+
+@functools.cache
+def types() -> dict[str, str]:
+    """Return the type of every key, as the schema writes it."""
+    return {member.name: member.type for member in keys(Config)}
 
 
 def known_keys() -> list[str]:

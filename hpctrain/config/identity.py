@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from hpctrain import secrets
@@ -39,9 +38,9 @@ def identity(config: Config, data_digest: str) -> dict[str, Any]:
         config: The typed config.
         data_digest: The digest of the data sets that the config names.
     """
-    variables = secrets.known()
+    variables = secrets.known()  # a renewed token does not make another run
     content = {
-        key.name: _without_secrets(value, variables)
+        key.name: secrets.referenced(value, variables)
         for key in keys(type(config))
         if key.identity and (value := _relevant(key.name, key.value(config))) != key.default
     }
@@ -60,12 +59,3 @@ def _relevant(key: str, value: Any) -> Any:
     if key == "data.subset" and (value or "").endswith(".npy"):
         return None
     return value
-
-
-def _without_secrets(node: Any, variables: Mapping[str, str]) -> Any:
-    """The value with a reference for each secret: a renewed token does not make another run."""
-    if isinstance(node, dict):
-        return {key: _without_secrets(value, variables) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_without_secrets(value, variables) for value in node]
-    return secrets.reference(node, values=variables) if isinstance(node, str) else node

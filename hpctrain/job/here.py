@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
+from hpctrain.runs import trust
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import mask_logging
@@ -68,6 +69,7 @@ def train_frozen(path: Path) -> int:
     ranks = RankInfo.from_env()
     with recorded(run.path, ranks.job_id, ranks.restart_count):
         config = load(run.config_file)
+        trust.check(run.path, config, run.code_copy)
         _check_world(config, ranks)
         validate(config, ranks.world_size)
         # The check opens every shard, so only one rank does it; if it fails, the others end too.

@@ -23,6 +23,7 @@ from hpctrain.forecast.cautions import cautions
 from hpctrain.forecast.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
 from hpctrain.plan.measured import refusals
+from hpctrain.secrets import referenced
 
 _DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
 
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> int:
         if not found.layouts:
             raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
         simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
-    command = " ".join(["python -m hpctrain -m", *_words(given.overrides)])
+    command = " ".join(["python -m hpctrain -m", *_words(referenced(given.overrides))])
     console = Console()
     body: dict[str, Any] = {}
     if given.json:
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> int:
         else:
             compared.show(console)
     if given.json:
-        print(json.dumps(body, indent=1))
+        print(json.dumps(referenced(body), indent=1))
     return exit_code
 
 

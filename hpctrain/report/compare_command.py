@@ -31,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"compare {' '.join(options.runs)}: it takes two runs, and got {names}")
     left, right = read(paths)
     for account in (left, right):
-        if account.facts.damage:
-            raise ConfigError(f"{account.name} cannot be compared: {account.facts.damage}")
+        if damage := account.facts.damage or ("" if account.config else account.left_out[0]):
+            raise ConfigError(f"{account.name} cannot be compared: {damage}")
     found = differences(left, right)
     if options.json:
         print(json.dumps(_plain(asdict(found) | {"runs": [left.name, right.name]})))

@@ -12,7 +12,7 @@ from hpctrain.config import evaluation_job
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.forecast import node_weights, time_limit
-from hpctrain.runs import lost_checkpoints, weights_digest
+from hpctrain.runs import lost_checkpoints, trust, weights_digest
 from hpctrain.runs.code import provenance
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir
@@ -65,6 +65,7 @@ def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
     finished = run.read().state == "finished"
     if finished and config.launch.rerun != "all":
         return
+    trust.check(run.path, config)
     run.check_unlocked()
     if finished or lost_checkpoints.may_start_again(config, run):
         run.archive()

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.checkpoint.manifest import newest_healthy
-from hpctrain.config.frozen import dump
+from hpctrain.config.frozen import digest, dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config
 from hpctrain.disk import create, open_regular, set_aside, write_atomically
@@ -103,6 +103,12 @@ class RunDir:
         return 0 if newest is None else int(newest.name[5:])
 
     @property
+    def code_copy(self) -> Path | None:
+        """The copy of the code that the run was submitted with; None without one."""
+        digest = self.read().code
+        return self.path.parent / "code" / digest if digest else None
+
+    @property
     def logs(self) -> Path:  # noqa: D102
         return self.path / "logs"
 
@@ -124,19 +130,27 @@ class RunDir:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.config_file, dump(config), sync)
+            text = dump(config)
             new = {
                 "uid": uuid.uuid4().hex,  # identifies the run in MLflow
                 "signature": self.name.rpartition("-")[2],
                 "data_digest": self.data_digest,
                 "state": "created",
                 "attempts": [],
+                "config_digests": [digest(text.encode())],
             }
-            # Without a file for the lock: clusters limit the number of files.
-            if create(self.path / "run.json", _text(new | facts), sync):
-                return
+            if not (self.path / "run.json").exists():
+                write_atomically(self.config_file, text, sync)
+                # Without a file for the lock: clusters limit the number of files.
+                if create(self.path / "run.json", _text(new | facts), sync):
+                    return
             with self._change(sync) as content:
+                # Both digests are known before the file changes, which a job may read just now.
+                files = [self.config_file] if self.config_file.exists() else []
+                known = content.get("config_digests") or [digest(f.read_bytes()) for f in files]
                 content |= (new if not content else {}) | facts
+                content["config_digests"] = list(dict.fromkeys([*known, digest(text.encode())]))
+            write_atomically(self.config_file, text, sync)
         except OSError as error:
             raise StorageError(
                 f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "

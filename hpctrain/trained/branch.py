@@ -23,6 +23,7 @@ from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.commands.select import select
 from hpctrain.config.frozen import load
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.freeze import check, freeze
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> int:
         "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
     )
     parser.add_argument("--best", action="store_true", help="take the best checkpoint")
+    trust.add_argument(parser)
     options = parser.parse_intermixed_args(argv)
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: branch takes one run, and KEY=VALUE for what changes")
@@ -78,9 +80,10 @@ def branch(
         StorageError: There is no such checkpoint.
     """
     before = RunDir.open(parent)
+    config = load(before.config_file, overrides)
+    trust.check(before.path, config)
     checkpoint = chosen_checkpoint(before, step, best=best)
     found = Manifest.read(checkpoint)
-    config = load(before.config_file, overrides)
     if not any(text.startswith("output_dir=") for text in overrides):
         config.output_dir = str(before.path.parent)
     config.checkpoint.branch_digest = WeightFiles(checkpoint, None).digest()

@@ -16,8 +16,10 @@ from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.job.afterwards.loaded import LoadedRun
+from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.secrets import reference
 from hpctrain.terminal import exact
 from hpctrain.tracking.uploader_process import run_python_module
 
@@ -44,6 +46,7 @@ def main(argv: list[str]) -> int:
         help="all validation splits of the run; the result belongs to the run, and is in MLflow at "
         "the step of the checkpoint, as if the training had made it",
     )
+    trust.add_argument(parser)
     options = parser.parse_intermixed_args(argv)
     if options.record:
         if options.split or options.data or options.ema is not None:
@@ -69,7 +72,7 @@ def main(argv: list[str]) -> int:
         "run": path.name,
         "step": step_of(checkpoint),
         "split": split,
-        "data": options.data or run.config.data.path,
+        "data": reference(options.data or run.config.data.path),
         "metrics": means,
     }
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")

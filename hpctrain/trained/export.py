@@ -11,6 +11,7 @@ from hpctrain.commands.select import select
 from hpctrain.disk import sync
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.plot.table_file import write_table
+from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 
@@ -62,6 +63,7 @@ def main(argv: list[str]) -> int:
         help="write model.pt2 as well: a program of torch.export that needs no Python code of "
         "yours; this needs the memory of the whole model, and the data set",
     )
+    trust.add_argument(parser)
     options = parser.parse_args(argv)
     if options.csv or options.parquet:
         return _export_metrics(options)

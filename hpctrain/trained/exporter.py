@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hpctrain import __version__
+from hpctrain import __version__, secrets
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.matching import renames
 from hpctrain.checkpoint.starting_point import compare
@@ -266,5 +266,5 @@ def _skeleton(config: Config) -> nn.Module:
 
 
 def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    path.write_text(json.dumps(secrets.referenced(content), indent=2, default=str) + "\n")
     sync(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.job.afterwards.loaded import LoadedRun
+from hpctrain.runs import trust
 from hpctrain.trained.evaluate import add_choice, chosen
 
 
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="the most samples of a shard, about (default: 65536)",
     )
+    trust.add_argument(parser)
     options = parser.parse_intermixed_args(argv)
     if options.shard_samples < 1:
         raise ConfigError(f"--shard-samples {options.shard_samples}: it is 1 or more")

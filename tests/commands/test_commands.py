@@ -583,7 +583,7 @@ def test_logs_shows_the_error_where_it_stands(tmp_path: Path, no_slurm: None) ->
 DAMAGED_CONFIGS = {
     "": "config.yaml: data.path is missing",
     "[]": "cannot be read as a frozen config (it has no keys)",
-    "launch: [": "cannot be read as a frozen config (while parsing a flow node",
+    "launch: [": "line 2: it is not YAML (while parsing a flow node",
     "garbage: 1": "config.yaml: unknown key garbage",
 }
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.commands import resume as resume_command
+from hpctrain.config.frozen import load
 from hpctrain.errors import HpctrainError
+from hpctrain.runs.run_dir import RunDir
 from tests import cluster, forkserver
 from tests.cluster import Paced
 from tests.conftest import NET, Completed, run_json, run_module, runs
@@ -67,8 +69,9 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
         assert message in str(refusal.value)
     assert "no_such: no run or sweep of that name" in resume("no_such", code=2).stderr
     assert run_json(run) == before
-    frozen = run / "config.yaml"  # the run was once started with this key
-    frozen.write_text(frozen.read_text().replace("from_scratch: false", "from_scratch: true"))
+    config = load(run / "config.yaml")
+    config.train.from_scratch = True  # the run was once started with this key
+    RunDir.open(run).freeze(config)
     (run / "checkpoints").rename(tmp_path / "gone")
     assert "train.from_scratch=true" in resume(run.name, code=6).stderr
     (tmp_path / "gone").rename(run / "checkpoints")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
 from hpctrain.distributed import flight_recorder
 from hpctrain.errors import DistributedError, HealthError, InUseError, LateRankError
@@ -266,7 +265,7 @@ def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: 
     config = Config()
     config.data.path, config.tracking.upload = "/data", False
     run = begin()
-    run.config_file.write_text(dump(config))
+    run.freeze(config)
     close_tracking(run, KILLED)  # a run without a journal
     dies(run)
     run.end_attempt("interrupted", reason="a rank was killed", step=3)

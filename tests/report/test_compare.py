@@ -54,6 +54,14 @@ def test_everything_that_differs_is_named(
 
 def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
     write_pair(tmp_path)
+    config = tmp_path / "b-1" / "config.yaml"
+    whole = config.read_text()
+    config.write_text(whole + "metric: again\n")
+    with pytest.raises(
+        ConfigError, match=r"b-1 cannot be compared: .*yaml: line 5: the key metric"
+    ):
+        compare_command.main(["a", "b", "--dir", str(tmp_path)])
+    config.write_text(whole)
     with pytest.raises(ConfigError, match="it takes two runs, and got a-1"):
         compare_command.main(["a", "a", "--dir", str(tmp_path)])
     (tmp_path / "b-1" / "run.json").write_text("{")

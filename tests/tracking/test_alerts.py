@@ -164,11 +164,14 @@ def test_each_service_gets_its_form(server: Server, monkeypatch: pytest.MonkeyPa
     forms = []
     for kind in ("slack", "discord", "ntfy", "teams"):
         assert send(server.url, kind, "r has failed", "a\nb", {}) == ""
-        forms.append(server.got[-1])
+        assert send(server.url, kind, "r\n\u202e", "<!channel> & \x1b[8m", {}) == ""
+        forms.append(server.got[-2])
     assert forms[0][1] == {"text": "*r has failed*\na\nb"}
     assert forms[1][1]["content"] == "**r has failed**\na\nb"
     assert (forms[2][0]["Title"], forms[2][1]) == ("r has failed", "a\nb")
     assert forms[3][1]["attachments"][0]["content"]["body"][1]["text"] == "a\n\nb"
+    slack = next(body for _, body in server.got if "&lt;!channel&gt;" in str(body))
+    assert slack == {"text": "*r\\n\\u202e*\n&lt;!channel&gt; &amp; \\x1b[8m"}
     # A redirect would take the message elsewhere.
     server.status = 302
     assert send(server.url, "json", "t", "", {}).startswith("HTTP 302")

@@ -17,6 +17,7 @@ from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP
 from hpctrain.models.lora import is_adapter
+from hpctrain.runs.run_dir import RunDir
 from hpctrain.trained.export import main as export
 from tests import forkserver
 from tests.conftest import Completed, run_module, runs
@@ -91,9 +92,7 @@ def test_the_average_of_adapters(train: Train, digits: Path, tmp_path: Path) -> 
     x = torch.randn(3, 1, 8, 8)
     torch.testing.assert_close(merged.eval()(x), averaged.eval()(x))
     loaded.config.train.ema = None
-    (run / "config.yaml").write_text(
-        (run / "config.yaml").read_text().replace(f"ema: {DECAY}", "ema: null")
-    )
+    RunDir.open(run).freeze(loaded.config)
     with pytest.raises(ConfigError, match="the run has no average"):
         load_run(run).evaluate(ema=True)
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hpctrain import yaml_file
 from hpctrain.commands.translate import deepspeed
 from hpctrain.commands.translate.foreign_config import ALWAYS, Source
 from hpctrain.commands.translate.translation import Translation, parser, read, show
@@ -70,6 +69,9 @@ _REASONS = {
     "all-gathered",
     "parallelism_config.parallelism_config_cp_backend": ALWAYS + "it is hpctrain's own",
 }
+_TEXTS = dict.fromkeys(
+    ("mixed_precision", "distributed_type", "dynamo_config.dynamo_backend", "dynamo_backend"), "str"
+)
 _TYPES = {
     name: name
     for name in ("no", "multi_gpu", "multi_cpu", "fsdp", "deepspeed", "megatron_lm", "tp")
@@ -99,12 +101,7 @@ def load(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It is not YAML, or has no keys.
     """
-    try:
-        content = yaml.safe_load(read(file))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not YAML ({' '.join(str(error).split())})") from error
-    except RecursionError:
-        raise ConfigError(f"{file}: not a config of Accelerate (nested too deeply)") from None
+    content = yaml_file.parse(read(file), str(file), _TEXTS)
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: not a config of Accelerate (it has no keys)")
     return content

@@ -7,25 +7,32 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
 from hydra._internal.hydra import Hydra
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from hpctrain import yaml_file
 from hpctrain.config.composing.choices import conf_dir, groups
 from hpctrain.config.composing.scaled import scaled
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain, same_name
-from hpctrain.config.frozen import from_omegaconf, known_keys
+from hpctrain.config.frozen import from_omegaconf, known_keys, types
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError, StorageError
@@ -67,7 +74,7 @@ def compose(argv: list[str]) -> Config | None:
                 if not is_run or not several:
                     raise
                 run()  # perhaps a config says `hydra: {mode: MULTIRUN}`, and this is a sweep
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except ValueError as error:
         if not _is_raised_by_hydra(error):
@@ -131,21 +138,54 @@ def store_schema() -> None:
 
 @contextmanager
 def our_launchers() -> Iterator[None]:
-    """Let `hydra/launcher=submitit_slurm` and `submitit_local` name our launcher.
+    """Let `hydra/launcher=submitit_slurm` and `submitit_local` name our launcher, and read files.
 
-    Other programs that use Hydra in this process find those of hydra-submitit-launcher afterwards.
+    Other programs that use Hydra in this process find those of hydra-submitit-launcher afterwards,
+    and Hydra's own readers of files.
     """
     Plugins.instance()  # imports the plugins, which store their launchers
-    store = ConfigStore.instance()
+    store, sources = ConfigStore.instance(), SourcesRegistry.instance().types
     stored = store.repo["hydra"]["launcher"]
-    before = dict(stored)
+    before, readers = dict(stored), dict(sources)
     try:
         for name, node in _SUBMITIT.items():
             stored.pop(f"{name}.yaml", None)  # Hydra 1.4 warns if it is stored twice
             store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
+        sources.update(file=_Files, pkg=_Packages)
         yield
     finally:
         stored.update(before)
+        sources.update(readers)
+
+
+class _Files(FileConfigSource):
+    """Hydra's own, but for how a file is read."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path)).resolve()
+        return _read(self, config_path, yaml_file.content(path), str(path))
+
+
+class _Packages(ImportlibResourcesConfigSource):
+    """As `_Files`."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
+        if not file.is_file():
+            raise ConfigLoadError(f"Config not found : {config_path}")
+        return _read(self, config_path, file.read_bytes(), str(file))
+
+
+def _read(source: ConfigSource, config_path: str, content: bytes, where: str) -> ConfigResult:
+    header = ConfigSource._get_header_dict(content[:512].decode(errors="replace"))
+    group = config_path.rpartition("/")[0].replace("/", ".")
+    package = (header.get("package") or "_group_").replace("_group_", group)
+    prefix = "" if package == "_global_" else package
+    values = yaml_file.parse(content, where, types(), prefix)
+    if not isinstance(values := {} if values is None else values, dict):
+        raise ConfigError(f"{where}: it has no keys")
+    config = OmegaConf.create(values)
+    return ConfigResult(source.provider, f"{source.scheme()}://{source.path}", config, header)
 
 
 _SUBMITIT = {

@@ -22,11 +22,11 @@ from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from hpctrain.config.composing.choices import conf_dir
 from hpctrain.config.composing.compose import extending, our_launchers, store_schema
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.launcher_keys import is_local
@@ -72,8 +72,8 @@ def composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
             )
     try:
         with our_launchers():
-            yield _call([extending(text) for text in overrides], config_dir)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+            yield _call([quoted(extending(text)) for text in overrides], config_dir)
+    except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
 
 
@@ -94,7 +94,7 @@ def _call(overrides: list[str], config_dir: str | os.PathLike[str] | None) -> Ca
             "hydra/sweeper and hydra.sweeper.max_batch_size belong to the command line "
             "(python -m hpctrain -m); here all runs of a grid are submitted together"
         )
-    params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    params = [quoted(f"{key}={value}") for key, value in (sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=loader)
     parsed = parser.parse_overrides([*params, *master.hydra.overrides.task])
     (runs,) = BasicSweeper.split_arguments(parsed, None)

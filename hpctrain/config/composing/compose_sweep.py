@@ -21,12 +21,11 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from hpctrain.config import launcher_keys
 from hpctrain.config.composing.scaled import scaled
 from hpctrain.config.composing.template import Template
-from hpctrain.config.composing.text_values import quoted, text_keys
+from hpctrain.config.composing.text_values import is_text, quoted
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
@@ -93,7 +92,7 @@ class Composer:
                     return scaled(template.config(values))
             tree = self(overrides)
             config = scaled(from_omegaconf(tree))
-        except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(explain(error, known_keys())) from error
         if kind not in self._met:  # perhaps the only run of its kind
             self._met.add(kind)
@@ -125,7 +124,7 @@ class Composer:
     def _plain_value(self, text: str) -> tuple[str, Any] | None:
         """Return key and value of an override that only sets a plain value, otherwise None."""
         number = _NUMBER.fullmatch(text)
-        if number and number[1] not in text_keys():  # Hydra's parser takes a millisecond
+        if number and not is_text(number[1]):  # Hydra's parser takes a millisecond
             return number[1], (float if number[3] else int)(number[2])
         parsed = self._parse(text)
         if parsed is None or parsed.type is not OverrideType.CHANGE or parsed.package is not None:

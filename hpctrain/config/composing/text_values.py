@@ -1,38 +1,45 @@
-"""Values of text keys that Hydra reads as something else: `name=nan` is the text nan.
+"""Values of text keys that Hydra reads as something else: `name=1e3` is the text 1e3.
 
 Hydra's grammar reads true, nan, 1e3 and 1_0 as values of their own, whatever the type of the key,
-and its sweeper writes them in its own way (True, 1000.0). Here such a value becomes a quoted text,
-which is the same with and without `-m`: true, nan, 1000.0, 10.
+and its sweeper writes them in its own way (True, 1000.0). Here such a value is quoted, so a key
+gets what was typed, with and without `-m`, as from a file (`hpctrain.yaml_file`).
 """
 
 from __future__ import annotations
 
-import functools
+import re
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hpctrain import yaml_file
+from hpctrain.config.frozen import types
+from hpctrain.errors import ConfigError
 
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import keys
+_NUMBERS = ("int", "int | None", "float", "float | None", "list[int]", "list[int] | None")
 
 
-@functools.cache
-def text_keys() -> frozenset[str]:
-    """Return the keys that hold any text."""
-    texts = (key for key in keys(Config) if key.type in ("str", "str | None"))
-    return frozenset(key.name for key in texts if not key.rule.choices)
+def is_text(key: str) -> bool:
+    """Return whether a key holds any text, or texts."""
+    declared = types().get(key) or types().get(key.rpartition(".")[0], "")
+    return declared in yaml_file.TEXTS
 
 
 def quoted(override: str) -> str:
-    """Return `name='true'` for `name=true`; an override of another key or type as it is."""
-    if override.partition("=")[0] not in text_keys():
+    """Return `name='true'` for `name=true`; an override of another type as it is.
+
+    Raises:
+        ConfigError: A number is written in a way that programs read differently, such as `010`.
+    """
+    name, equals, value = override.partition("=")
+    key = name.lstrip("+")
+    if re.search(r"""['"(){}$\\]""", value):
         return override
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-    except HydraException:  # Hydra will report it
-        return override
-    if parsed.is_sweep_override() or not isinstance(parsed.value(), bool | int | float):
-        return override
-    text = parsed.get_value_element_as_str()
-    text = text.lower() if isinstance(parsed.value(), bool) else text
-    return f"{parsed.get_key_element()}='{text}'"
+    if is_text(key):
+        return name + equals + re.sub(r"[^,[\]]+", _quoted, value)
+    for part in re.split(r"[,[\]]", value) if types().get(key) in _NUMBERS else ():
+        if yaml_file.is_disputed(part) and part[-1].isdigit():
+            raise ConfigError(f"{override}: write the number {part} in plain decimal digits")
+    return override
+
+
+def _quoted(part: re.Match[str]) -> str:
+    word = part[0].strip()
+    return part[0] if yaml_file.is_text(word) else f"'{word}'"

@@ -55,9 +55,7 @@ class Rule:
         if self.choices:
             if value in self.choices:
                 return ""
-            # YAML reads a bare `off` as false.
-            quotes = '; in a file write "off"' if str(value) == "False" else ""
-            return f"{name}={value}: allowed are {self.allowed}{quotes * ('off' in self.choices)}"
+            return f"{name}={value}: allowed are {self.allowed}"
         if self.check is not None:
             wrong = self.check(value)
             return f"{name}={value!r}: {wrong}" if wrong else ""

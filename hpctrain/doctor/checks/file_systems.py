@@ -205,11 +205,7 @@ def _drained(descriptor: int) -> float:
 
 
 def _probe(folder: Path) -> Probe:
-    """Write and read a probe, which is deleted.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """Write and read a probe, which is deleted."""
     path = temporary(folder / "doctor")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -17,6 +17,7 @@ from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import best_of, chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import journal, recorded
@@ -104,8 +105,8 @@ class LoadedRun:
         """
         from hpctrain.job.building.trained_model import trained_model
 
-        checkpoint = chosen_checkpoint(self._run, step, best=best)
         self.find_code()
+        checkpoint = chosen_checkpoint(self._run, step, best=best)
         return trained_model(self.config, checkpoint, ema=ema).eval()
 
     def evaluate(
@@ -140,9 +141,9 @@ class LoadedRun:
         """
         from hpctrain.job.afterwards.evaluator import evaluate
 
+        self.find_code()
         config = self._config_for(overrides, data, split, ema=ema)
         checkpoint = chosen_checkpoint(self._run, step, best=best)
-        self.find_code()
         return evaluate(config, checkpoint, self.meeting_folder())
 
     def record_evaluation(
@@ -173,11 +174,11 @@ class LoadedRun:
 
         if step is not None and (known := recorded.read(self.path, step)) is not None:
             return known.metrics
+        self.find_code()
         own = self.config.evaluation.overrides.items()
         resources = [f"{key}={value}" for key, value in own]
         config = self._config_for([*resources, *overrides], None, None)
         checkpoint = chosen_checkpoint(self._run, step, best=best)
-        self.find_code()
         values = evaluate_all(config, checkpoint, self.meeting_folder())
         if not RankInfo.from_env().is_main:
             return values
@@ -226,6 +227,7 @@ class LoadedRun:
         from hpctrain.data.places.origin import load_index
         from hpctrain.job.afterwards.predictor import predict
 
+        self.find_code()
         config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)
         if config.data.evaluated is None:
             raise ConfigError("data.val_split=null: give a split")
@@ -237,7 +239,6 @@ class LoadedRun:
             "split": config.data.evaluated,
             "ema": config.train.ema is not None and config.train.ema_evaluation,
         }
-        self.find_code()
         folder = Path(os.path.abspath(out))
         predict(config, checkpoint, self.meeting_folder(), folder, facts, shard_samples)
         return folder
@@ -290,17 +291,18 @@ class LoadedRun:
         """Let imports that fail find the copy of the code that the run was submitted with.
 
         It is said if what is found is not the code that the run was trained with.
+
+        Raises:
+            ConfigError: The run belongs to somebody who is not trusted (`hpctrain.runs.trust`).
         """
         from hpctrain.distributed.ranks import RankInfo
         from hpctrain.runs.code import trained_code
-
-        sys.path += [folder for folder in self._code() if folder not in sys.path]
-        if RankInfo.from_env().is_main:
-            trained_code.warn(self.config, self._run)
-
-    def _code(self) -> list[str]:
         from hpctrain.runs.code.snapshot import Snapshot
 
-        digest = self._run.read().code
-        kept = Snapshot.load(self.path.parent / "code" / digest) if digest else None
-        return [str(folder) for folder in kept.pythonpath] if kept else []
+        copy = self._run.code_copy
+        trust.check(self.path, self.config, copy)
+        kept = None if copy is None else Snapshot.load(copy)
+        code = [str(folder) for folder in kept.pythonpath] if kept else []
+        sys.path += [folder for folder in code if folder not in sys.path]
+        if RankInfo.from_env().is_main:
+            trained_code.warn(self.config, self._run)

@@ -33,6 +33,7 @@ from hpctrain.job.afterwards.progress import progress
 from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.progress_bar import Progress
 from hpctrain.record import Count, Record, read
+from hpctrain.secrets import referenced
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import FILE, Index, Shard
 from hpctrain.shards.shard import shard_name, write_shard
@@ -117,7 +118,7 @@ class _Prediction:
     def __init__(
         self, trained: Restored, out: Path, facts: dict[str, Any], shard_samples: int
     ) -> None:
-        self._trained, self._out, self._facts = trained, out, facts
+        self._trained, self._out, self._facts = trained, out, referenced(facts)
         self._mesh, self._task = trained.model.mesh, trained.task
         self._rows = 2 * BatchSizes.of(trained.config, self._mesh.degrees).share
         self._feed: Feed = trained.data.in_order(self._rows)

@@ -23,6 +23,7 @@ from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.make import make
 from hpctrain.job.building.trained_model import trained_model
+from hpctrain.runs import trust
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import LanguageModel
@@ -66,6 +67,7 @@ class Generator:
         """
         run = RunDir.open(path)
         config = load(run.config_file)
+        trust.check(run.path, config, run.code_copy)
         task = make("task", config.task)
         if not isinstance(task, LanguageModel):
             raise ConfigError(

@@ -24,6 +24,7 @@ from hpctrain.models.quantized import quantize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.weights_digest import verified
+from hpctrain.secrets import referenced
 
 log = logging.getLogger(__name__)
 
@@ -114,4 +115,6 @@ def _report(config: Config, run: RunDir, found: Match) -> None:
     facts = {"path": checkpoint.init_from, "digest": checkpoint.init_digest, **asdict(found)}
     del facts["other_shape"]  # empty, or the run would not have begun
     run.provenance.mkdir(exist_ok=True)
-    write_atomically(run.provenance / "weights.json", json.dumps(facts, indent=1) + "\n")
+    write_atomically(
+        run.provenance / "weights.json", json.dumps(referenced(facts), indent=1) + "\n"
+    )

@@ -7,6 +7,7 @@ Each array task finds its run directory in the list beside the script, by its nu
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -24,6 +25,7 @@ from hpctrain.launch.slurm.sbatch_options import (
     sbatch_options,
     step_gpu_options,
 )
+from hpctrain.runs.trust import VARIABLE
 from hpctrain.secrets import shell_word
 
 _CHECKED = """\
@@ -142,7 +144,8 @@ def _setup(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
 
 
 def _exports(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
-    for name, value in {"OMP_NUM_THREADS": launch.cpus_per_task, **site.env}.items():
+    trusted = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+    for name, value in {"OMP_NUM_THREADS": launch.cpus_per_task, **trusted, **site.env}.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in str(value):
             raise ConfigError(f"site.env.{name}={value!r}: not a variable of the environment")
         yield f"export {name}={shell_word(str(value))}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
-from hpctrain.config.frozen import dump
+from hpctrain import yaml_file
+from hpctrain.config.frozen import dump, types, values_of
 from hpctrain.config.identity import changeable
+from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.output import runs, say
 from hpctrain.terminal import few
@@ -18,7 +18,6 @@ _OF_THE_COMMAND = {
     *("name", "output_dir", "launch.rerun", "launch.snapshot", "launch.snapshot_max_mb"),
     *("launch.wait", "launch.check", "launch.dry_run"),
 }
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def say_changes(entries: list[Entry]) -> None:
@@ -45,12 +44,11 @@ def say_changes(entries: list[Entry]) -> None:
 def changes(entry: Entry) -> Iterator[str]:
     """Yield what differs between the frozen config of a run and the config that was typed now."""
     try:
-        frozen = entry.run.config_file.read_text()
-    except OSError:
+        before = dict(_flat(values_of(entry.run.config_file)))
+    except ConfigError:
         return
-    typed = dump(entry.config)
-    if frozen != typed:
-        before, now = dict(_flat(_parsed(frozen))), dict(_flat(_parsed(typed)))
+    now = dict(_flat(yaml_file.parse(dump(entry.config), "the config", types())))
+    if before != now:
         sections = tuple(f"{name}." for name in changeable())
         for key in now:
             if key in _OF_THE_COMMAND or not f"{key}.".startswith(sections):
@@ -59,13 +57,6 @@ def changes(entry: Entry) -> Iterator[str]:
                 yield f"{key}={_text(before.get(key))} (typed now: {_text(now[key])})"
     if entry.code and (code := entry.before.code) and code != entry.code.digest:
         yield "the code as it was then"
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        return {}
 
 
 def _flat(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:

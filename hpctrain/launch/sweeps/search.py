@@ -32,7 +32,7 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules import metrics
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.runs.freeze import check
-from hpctrain.secrets import mask, reference
+from hpctrain.secrets import mask, reference, referenced
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -234,7 +234,9 @@ class Search:
             raise LaunchError(f"none of the {len(study.trials)} trials finished; see above")
         best = study.best_trial
         found = {"name": "optuna", "best_params": best.params, "best_value": best.value}
-        (folder / "optimization_results.yaml").write_text(yaml.safe_dump(found, sort_keys=False))
+        (folder / "optimization_results.yaml").write_text(
+            yaml.safe_dump(referenced(found), sort_keys=False)
+        )
         print(f"{len(finished)} of {len(study.trials)} trials of study {self._name} finished")
         values = " ".join(f"{key}={value}" for key, value in best.params.items())
         print(f"best: {self._config.metric}={best.value} (trial {best.number}): {values}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from hpctrain import secrets
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
-from hpctrain.errors import HpctrainError, LaunchError, StorageError, TrackingError
+from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError, TrackingError
 from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
@@ -39,7 +39,7 @@ from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.run_record import RunRecord
-from hpctrain.runs import swept
+from hpctrain.runs import swept, trust
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.lost_checkpoints import may_start_again
 from hpctrain.tracking import store
@@ -321,10 +321,12 @@ class Sweep:
         if not todo:
             return []
         try:
+            for entry in todo:
+                trust.check(entry.run.path, entry.config, entry.code.path if entry.code else None)
             if cluster:
                 self._room.check(todo)
             _prepare_tracking(todo, cluster)
-        except (LaunchError, TrackingError):
+        except (ConfigError, LaunchError, TrackingError):
             self._discard()
             raise
         archived: dict[Path, Path] = {}

@@ -94,7 +94,7 @@ class DDPModel(ParallelModel):
 
 
 def _average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average the gradients of a bucket in another format, on any backend.
+    """Average the gradients of a bucket in the format `dtype`, on any backend.
 
     torch has such hooks for fp16, and for bf16 with NCCL only.
     """

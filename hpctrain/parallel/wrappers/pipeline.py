@@ -191,7 +191,7 @@ class PipelineModel(ParallelModel):
         return schedule
 
     def _loss_of(self, outputs: Any, number: torch.Tensor) -> torch.Tensor:
-        """Return the part of the loss of one micro-batch, and keep its sums."""
+        """Return the part of the loss of the micro-batch `number`, and keep its sums."""
         assert self._work is not None
         work, index = self._work, int(number)
         with self._clock, self.precision.forward():

@@ -150,7 +150,7 @@ def _with_values(
     compute: torch.dtype | None,
     train: TrainConfig,
 ) -> Activations:
-    """Return the activations of a small model, measured with tensors that have values."""
+    """Return the activations of a small model whose tensors have values; `error` fails without."""
     with torch.device("meta"):
         size = sum(p.numel() for p in build().parameters())
     rows = 1 if tokens_of(task, sample) else 2  # a batch norm needs two
@@ -176,12 +176,9 @@ def _with_values(
 
 
 def _for_each(few: tuple[int, ...], more: tuple[int, ...], rows: int) -> Activations:
-    """Return the bytes of a sample; what does not grow with the batch are gradients on their way.
+    """Return the bytes of a sample, from those of `rows` samples and of twice as many.
 
-    Args:
-        few: What was measured for some samples.
-        more: The same for twice as many.
-        rows: The number of the former.
+    What does not grow with the batch are gradients on their way.
     """
     kept, outside, saved, working = (max(0, b - a) // rows for a, b in zip(few, more, strict=True))
     return Activations(kept, outside, saved, working)

@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from msgspec.structs import asdict
 
 from hpctrain import hardware
 from hpctrain.commands.observations import Facts, gather
 from hpctrain.commands.state import UNDER_WAY, State, judge
+from hpctrain.config.frozen import values_of
 from hpctrain.config.rules.batch_sizes import Ramp
 from hpctrain.config.rules.metrics import better
-from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.allocations import Allocation, allocations
 from hpctrain.report.account.history import History
@@ -246,10 +245,9 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
     own = {job: booked[job] for job in jobs if booked and job in booked}
     unused = allocate(found, own, now)
     queue, why = _queue(facts, own, found, now)
-    account = RunAccount(
-        *(facts, state, _config(facts.path), history, usage, found, queue, unused, now)
-    )
-    account.left_out += _left_out(account, why)
+    config, damage = _config(facts.path)
+    account = RunAccount(*(facts, state, config, history, usage, found, queue, unused, now))
+    account.left_out += [*damage, *_left_out(account, why)]
     found_traces = traces(facts.path, account.left_out)
     account.profile += [line for trace in found_traces for line in trace.lines()]
     return account
@@ -271,14 +269,12 @@ def _queue(
     return None, "queue time: there is no accounting database (sacct) that knows the jobs"
 
 
-def _config(path: Path) -> dict[str, Any]:
-    """Return the frozen config; empty if it cannot be read."""
+def _config(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the frozen config; if it cannot be read, an empty one and the reason."""
     try:
-        with open_regular(path / "config.yaml") as file:
-            loaded = yaml.load(file.read(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
+        return values_of(path / "config.yaml"), []
+    except ConfigError as error:
+        return {}, [str(error)]
 
 
 def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:

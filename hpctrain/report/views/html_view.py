@@ -18,6 +18,8 @@ from hpctrain.report.sweeps.parameters import Sweep, cause, final
 from hpctrain.report.sweeps.seeds import Setting
 from hpctrain.report.views.charts import Chart, svg
 from hpctrain.report.views.terminal_view import TITLES, figures
+from hpctrain.secrets import mask
+from hpctrain.terminal import harmless
 
 _MOST_ROWS = 200
 _STYLE = """
@@ -107,7 +109,8 @@ def sweep_page(
 
 def _page(title: str, parts: Iterable[str]) -> str:
     head = _HEAD.format(title=escape(title), style=_STYLE)
-    return head + f"<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+    page = head + f"<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+    return harmless(mask(page))
 
 
 def _time_bar(account: RunAccount) -> Iterable[str]:

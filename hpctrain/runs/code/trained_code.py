@@ -132,7 +132,7 @@ def turning_points(content: RunRecord) -> dict[int, str]:
 
 
 def _maker(content: RunRecord, step: int) -> int:
-    """Return the number of the attempt that made a checkpoint, counted from 1."""
+    """Return the number, from 1, of the attempt that made a checkpoint; 0 if a parent had it."""
     attempts, reached = content.attempts, step
     for number in range(len(attempts), 0, -1):
         first = attempts[number - 1].first_step or 0

@@ -111,7 +111,10 @@ def decode_frame(frame: Bytes, size: int, out: Bytes | None) -> Bytes:
 
 
 def _from_blocks(raw: Bytes, shape: Sequence[int], blocks: Sequence[int], out: Bytes) -> None:
-    """Copy the n-dimensional blocks of Blosc2, all padded to the same size, into C order."""
+    """Copy the n-dimensional blocks of Blosc2, all padded to the same size, into C order.
+
+    The blocks are one after the other in C order, and so are the elements of each.
+    """
     if min(*shape, *blocks) < 1:
         raise Damaged(f"blocks {list(blocks)} of a chunk {list(shape)}")
     counts = [-(-size // block) for size, block in zip(shape, blocks, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import ssl
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.secrets import mask
+from hpctrain.terminal import harmless, printable
 
 _TIMEOUT = 5.0  # seconds
 _HOSTS = {
@@ -44,7 +46,7 @@ def send(url: str, kind: str, title: str, text: str, facts: Mapping[str, Any]) -
     Returns:
         "", or why the message was not taken, without the address.
     """
-    body, headers = _message(kind, title, text, facts)
+    body, headers = _message(kind, printable(mask(title)), harmless(text), facts)
     try:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             return "the address begins neither with http:// nor with https://"
@@ -71,7 +73,7 @@ def _message(
         head = title.encode("ascii", "replace").decode()
         return text.encode(), {"Title": head, "Content-Type": "text/plain; charset=utf-8"}
     if kind == "slack":
-        content = {"text": f"*{title}*\n{text}"}
+        content = {"text": html.escape(f"*{title}*\n{text}", quote=False)}  # no links, no @channel
     elif kind == "discord":
         content = {"content": f"**{title}**\n{text}"[:2000], "allowed_mentions": {"parse": []}}
     elif kind == "teams":

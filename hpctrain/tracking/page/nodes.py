@@ -54,7 +54,7 @@ class Nodes:
 
 
 def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
-    """Return what is not the same on all nodes, and what has changed on a node."""
+    """Return what differs between nodes, and what has changed on a node since its first facts."""
     found = []
     newest = {node: facts[-1] for node, facts in known.items()}
     for key in sorted({key for facts in newest.values() for key in facts}):

@@ -48,6 +48,12 @@ class HpctrainSweeper(BasicSweeper):
             )
         super().sweep(arguments)
 
+    def _parse_config(self) -> list[str]:
+        """Return `hydra.sweeper.params` as overrides; a text stays what was written."""
+        from hpctrain.config.composing.text_values import quoted
+
+        return [quoted(text) for text in super()._parse_config()]
+
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Do nothing: the launcher composes each run once, before it submits any."""
 

@@ -1,0 +1,94 @@
+"""Ask before code of somebody else's run is executed, with the rights of whoever uses the run.
+
+`_target_` in config.yaml names any function, and `code` in run.json a copy of code. Every command
+reads the run of another user; what would execute its code goes on only with `--trust OWNER`, or
+with HPCTRAIN_TRUST=OWNER,OWNER, which jobs and other processes inherit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import pwd
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.frozen import plain
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+
+VARIABLE = "HPCTRAIN_TRUST"
+_MOST = 12  # names of functions in a sentence
+
+log = logging.getLogger(__name__)
+
+
+class _Trust(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        accept(values)
+
+
+def add_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--trust OWNER` to a command that runs the code of a run."""
+    text = "run the code of a run that belongs to this user, with your rights"
+    parser.add_argument("--trust", action=_Trust, metavar="OWNER", help=text)
+
+
+def accept(owner: str) -> None:
+    """Trust a user in this process, and in the jobs and processes that it starts."""
+    os.environ[VARIABLE] = ",".join(filter(None, (os.environ.get(VARIABLE), owner)))
+
+
+def check(run: Path, config: Config, code: Path | None = None) -> None:
+    """Check that this user owns a run, or trusts its owner, which is said then.
+
+    Args:
+        run: The run directory.
+        config: What it would execute.
+        code: The copy of code that it would import from.
+
+    Raises:
+        ConfigError: Somebody else owns it who was not named.
+    """
+    parts = [run, run / "config.yaml", run / "run.json"]
+    parts += [] if code is None else [code, code / "pythonpath.json"]
+    uids: set[int] = set()
+    for part in parts:
+        with suppress(OSError):
+            uids |= {part.lstat().st_uid, part.stat().st_uid}
+    names = {uid: _name(uid) for uid in sorted(uids - {0, os.geteuid()})}
+    if not names:
+        return
+    known = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}
+    strangers = {uid: name for uid, name in names.items() if not {str(uid), name} & known}
+    targets = list(dict.fromkeys(_targets(plain(config))))
+    more = f" and {len(targets) - _MOST} more" if len(targets) > _MOST else ""
+    runs = [f"_target_ {', '.join(targets[:_MOST])}{more}"] if targets else []
+    if config.site.setup or config.site.teardown:
+        runs.append("the lines of site.setup and site.teardown")
+    runs += [] if code is None else [f"the code in {code}"]
+    owners = " and ".join(f"{name} (uid {uid})" for uid, name in (strangers or names).items())
+    text = f"{run} belongs to {owners}, and this runs with your rights: {'; '.join(runs)}"
+    if strangers:
+        word = ",".join(strangers.values())
+        raise ConfigError(f"{text}. If you trust them: --trust {word} or {VARIABLE}={word}")
+    log.warning("%s", text)
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # as in many containers
+        return str(uid)
+
+
+def _targets(node: Any) -> Iterator[str]:
+    """Yield what is called, in the order of the config."""
+    if isinstance(node, dict):
+        yield from filter(None, [node.get("_target_")])
+        node = list(node.values())
+    for each in node if isinstance(node, list | tuple) else ():
+        yield from _targets(each)

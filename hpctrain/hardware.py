@@ -110,6 +110,11 @@ class Hardware:
         """The price that counts: a user's own, or else on demand, or else spot."""
         return next((self.prices[kind] for kind in _PRICES if kind in self.prices), None)
 
+    @property
+    def spot(self) -> Price | None:
+        """The price of capacity that may be taken away; None beside a user's own price."""
+        return None if "own" in self.prices else self.prices.get("spot")
+
     def peak(self, compute: str) -> float | None:
         """Return the dense peak in FLOP/s of a format, or None if it is unknown.
 

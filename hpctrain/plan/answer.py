@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,7 @@ from hpctrain.job.building.make import make
 from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan import printing
-from hpctrain.plan.budget import Budget, budget_of
+from hpctrain.plan.budget import Budget, Limits, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
@@ -54,6 +55,7 @@ class Asked:
         nodes: The numbers of nodes to look at; None leaves them open.
         shape: The value of `--sample-shape`; None takes the data set's.
         budget: The value of `--budget`.
+        limits: The values of `--deadline` and `--max-cost`.
         named: Whether the command line names a layout.
         layers: Whether the table of layers is wanted.
         runs: Measured runs whose times take the place of the assumed efficiencies.
@@ -66,6 +68,7 @@ class Asked:
     nodes: list[int] | None
     shape: str | None
     budget: str | None
+    limits: Limits
     named: bool
     layers: bool
     runs: Sequence[MeasuredRun] = ()
@@ -84,6 +87,7 @@ class _Answer:
         hardware: The hardware of the config.
         loader: What the loader has to read.
         kinds: The smallest number of GPUs of each kind.
+        limits: What the run may take.
         assumptions: What the estimates rest on.
     """
 
@@ -94,6 +98,7 @@ class _Answer:
     hardware: Hardware | None
     loader: LoaderRate
     kinds: list[tuple[Hardware, Estimate | None]] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
     assumptions: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -116,9 +121,9 @@ class _Answer:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the layout of the command line fits, or else any other; None if unknown."""
+        """Whether the layout of the command line, or else any other, is possible; None: unknown."""
         if self.named is not None:
-            return self.named.fits
+            return False if self.limits.exceeded(self.named) else self.named.fits
         found = {estimate.fits for estimate in self.ranking.best}
         return True if True in found else None if None in found else False
 
@@ -156,15 +161,16 @@ class _Answer:
         if self.layers:
             printing.print_layers(console, self.layers)
         if self.named is not None:
-            printing.print_memory(console, self.named, self.hardware)
+            most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
+            printing.print_memory(console, self.named, self.hardware, most)
+            if self.hardware and (exceeded := self.limits.exceeded(self.named)):
+                console.print(f"it {exceeded}", soft_wrap=True)
         if self.layouts and self.hardware:
-            console.print(f"\nestimates on {self.hardware.title}")
-            printing.print_layouts(console, self.layouts, command)
+            printing.print_layouts(console, self.layouts, self.hardware, command)
             printing.print_scaling(console, scaling(self.ranking.best))
             console.print(f"\n{self.loader.text(self.layouts[0])}", soft_wrap=True)
         printing.print_excluded(console, self.ranking.excluded)
         if self.kinds:
-            console.print("\nthe smallest number of GPUs that fits, of each kind")
             printing.print_hardware(console, self.kinds)
         console.print("\nassumptions")
         for name, text in self.assumptions.items():
@@ -196,7 +202,9 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     samples = None if shape else samples_of_epoch(config)
     budget = budget_of(asked.budget, config, facts.tokens, samples)
     assert estimator.activations["none"]  # a sample that does not fit is an error before all else
-    estimator.steps = budget.steps
+    estimator.steps, estimator.limits = budget.steps, asked.limits
+    price = hardware.price_per_hour if hardware else None
+    asked.limits.check(budget, None if hardware is None else price.currency if price else "")
     if asked.runs and hardware is not None:
         estimator.calibration = _calibration(asked.runs, hardware)
     named = None
@@ -223,7 +231,7 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     if estimator.calibration is not None:
         assumed |= estimator.calibration.assumptions
     loader = loader_rate(config, hardware, has_data=shape is None)
-    return _Answer(facts, layers, named, ranking, hardware, loader, kinds, assumed)
+    return _Answer(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed)
 
 
 def _estimator(

@@ -22,6 +22,7 @@ from hpctrain.forecast import node_weights, time_limit
 from hpctrain.forecast.cautions import cautions
 from hpctrain.forecast.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
+from hpctrain.plan.budget import Limits
 from hpctrain.plan.measured import refusals
 
 _DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
@@ -51,6 +52,7 @@ def main(argv: list[str]) -> int:
         refusals.check(given.overrides, given.sample_shape)
     config = _composed(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
+    limits = Limits.of(given.deadline, given.max_cost)
     runs = [_measured(run) for run in given.from_run]
 
     gc.disable()  # importing torch makes many objects and drops few
@@ -69,6 +71,7 @@ def main(argv: list[str]) -> int:
         nodes,
         given.sample_shape,
         given.budget,
+        limits,
         named=any(_names_layout(text) for text in given.overrides),
         layers=given.layers,
         runs=runs,
@@ -130,6 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", help="numbers of nodes to look at: 1,2,4")
     parser.add_argument("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
     parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
+    parser.add_argument("--deadline", help="leave out what takes longer: 90min, 24h or 3d")
+    parser.add_argument("--max-cost", help="leave out what costs more: 500 or 500USD")
     parser.add_argument("--layers", action="store_true", help="show the table of layers")
     parser.add_argument(
         "--from-run",
@@ -192,7 +197,7 @@ def _numbers(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.isdecimal() and 1 <= int(part) <= 100_000 for part in parts):
         raise ConfigError(f"--nodes={text}: it must be numbers of nodes, such as 4 or 1,2,4")
-    return [int(part) for part in parts]
+    return sorted({int(part) for part in parts})
 
 
 def _names_layout(override: str) -> bool:

@@ -14,9 +14,9 @@ from hpctrain.errors import LaunchError
 from hpctrain.plan.measured.measurement import Measured
 from hpctrain.plan.measured.short_run import MOST
 from hpctrain.plan.predicting.estimate import Estimate
+from hpctrain.plan.printing import print_whole
 
 _GIB = 2**30
-_MOST = 200  # columns of text that the table may have
 
 
 class Comparison:
@@ -80,10 +80,7 @@ class Comparison:
     def show(self, console: Console) -> None:
         """Print the table, and the commands that follow from it."""
         console.print("\nmeasured beside predicted; an error is that of the prediction")
-        table = self._table()
-        # Nothing of it is cut, also in a log and on a narrow terminal.
-        table.width = console.measure(table, options=console.options.update(width=_MOST)).maximum
-        console.print(table, soft_wrap=True)
+        print_whole(console, self._table())
         for one in filter(lambda one: one.cause, self.ranked):
             console.print(f"{one.estimate.layout.kind}: {one.cause}", soft_wrap=True)
             if one.found is None:

@@ -67,9 +67,8 @@ ALLOWED = {
     "top": "commands.select runs tracking.samples",
     "plot": "commands.select tracking.columns tracking.journal tracking.samples",
     "report": (
-        "commands.observations commands.select commands.state config.frozen "
-        "config.rules.batch_sizes config.rules.metrics hardware launch.slurm.queue runs "
-        "tracking.journal tracking.recorded tracking.samples"
+        "commands.observations commands.select commands.state config hardware "
+        "launch.slurm.queue runs tracking.journal tracking.recorded tracking.samples"
     ),
     "trained": (
         "checkpoint commands.select config data distributed job models parallel "

@@ -123,7 +123,7 @@ class _Answer:
     def fits(self) -> bool | None:
         """Whether the layout of the command line, or else any other, is possible; None: unknown."""
         if self.named is not None:
-            return False if self.limits.exceeded(self.named) else self.named.fits
+            return False if self.limits.exceeded(*self.named.bill) else self.named.fits
         found = {estimate.fits for estimate in self.ranking.best}
         return True if True in found else None if None in found else False
 
@@ -163,7 +163,7 @@ class _Answer:
         if self.named is not None:
             most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
             printing.print_memory(console, self.named, self.hardware, most)
-            if self.hardware and (exceeded := self.limits.exceeded(self.named)):
+            if self.hardware and (exceeded := self.limits.exceeded(*self.named.bill)):
                 console.print(f"it {exceeded}", soft_wrap=True)
         if self.layouts and self.hardware:
             printing.print_layouts(console, self.layouts, self.hardware, command)

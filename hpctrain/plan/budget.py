@@ -9,14 +9,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hpctrain.config.rules.batch_sizes import Ramp, ramp_of
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hpctrain.plan.predicting.estimate import Estimate
 
 _UNITS = ("tokens", "samples", "steps", "epochs")
 _HOURS = {"min": 1 / 60, "h": 1.0, "d": 24.0}
@@ -93,28 +89,25 @@ class Limits:
             why = f"the price is in {price}" if price else "the hardware has no price"
             raise ConfigError(f"--max-cost: {why}; hardware.price.own='1.20 EUR' sets yours")
 
-    def excess(self, estimate: Estimate) -> float:
-        """Return how many times a layout takes what is allowed; inf if that is unknown."""
+    def excess(self, hours: float | None, cost: float | None, currency: str) -> float:
+        """Return how many times a run takes what it may; inf if that is unknown."""
         parts = [0.0]
         if self.hours is not None:
-            parts.append(math.inf if estimate.hours is None else estimate.hours / self.hours)
+            parts.append(math.inf if hours is None else hours / self.hours)
         if self.cost is not None:
-            price, cost = estimate.price, estimate.cost(estimate.price)
-            other = price is None or self.currency not in ("", price.currency)
+            other = cost is None or self.currency not in ("", currency)
             parts.append(math.inf if cost is None or other else cost / self.cost)
         return max(parts)
 
-    def exceeded(self, estimate: Estimate) -> str:
-        """Return what a layout takes of what it may, for a reader; "" if it is not more."""
-        if self.excess(estimate) <= 1:
+    def exceeded(self, hours: float | None, cost: float | None, currency: str) -> str:
+        """Return what a run takes of what it may, for a reader; "" if it is not more."""
+        if self.excess(hours, cost, currency) <= 1:
             return ""
-        price, found = estimate.price, []
+        found = []
         if self.hours is not None:
-            found.append(f"{number(estimate.hours)} hours (--deadline {number(self.hours)})")
+            found.append(f"{number(hours)} hours (--deadline {number(self.hours)})")
         if self.cost is not None:
-            unit = f" {price.currency}" if price else ""
-            cost = number(estimate.cost(price))
-            found.append(f"{cost}{unit} (--max-cost {number(self.cost)})")
+            found.append(f"{number(cost)} {currency} (--max-cost {number(self.cost)})")
         return f"takes {' and '.join(found)}"
 
 

@@ -57,7 +57,7 @@ def rank(
             possible = [estimate for estimate in estimates if estimate.fits is not False]
             if possible:
                 fastest = min(possible, key=speed)
-                if reason := estimator.limits.exceeded(fastest):
+                if reason := estimator.limits.exceeded(*fastest.bill):
                     excluded[name] = reason
                 (over if reason else found).append(fastest)
                 continue
@@ -127,7 +127,7 @@ def smallest(
         if found.best:
             return min(found.best, key=speed)
         if found.over:  # more GPUs may be faster, until they are not
-            excess = min(map(estimator.limits.excess, found.over))
+            excess = min(estimator.limits.excess(*each.bill) for each in found.over)
             if excess >= nearest:
                 break
             nearest = excess

@@ -172,9 +172,8 @@ def test_energy_cost_and_notes_of_gpus(tmp_path: Path) -> None:
     assert shown["kwh"] == pytest.approx((1.8e6 + 100 * 61 * 60) / 3.6e6)
     assert shown["idle_gpu_hours"] == pytest.approx(61 / 60)
     assert shown["per"]["step"]["cost"] == pytest.approx(6 / 1000)
-    assert shown["notes"][0] == (
-        "GPU memory 22% used: `train.micro_batch_size=256`, or a quarter of the GPUs"
-    ) or shown["notes"][0].startswith("GPU memory 22% used: a larger `train.global_batch_size`")
+    assert shown["notes"][0].startswith("GPU memory 22% used: `train.global_batch_size=1024` has ")
+    assert shown["notes"][0].endswith("; or a quarter of the GPUs")
     assert any("GPU-hours were idle: `monitor.idle_action=stop`" in each for each in shown["notes"])
 
 
@@ -198,20 +197,47 @@ def test_the_host_that_the_others_wait_for(tmp_path: Path) -> None:
     assert shown == {"n2": (15 / 18, 1.0), "n1": (3 / 18, 0.0), "n3": (0, 0.0)}
     (note,) = (text for text in notes(found) if "slowest rank" in text)
     assert note.startswith("n2 had the slowest rank in 83% of the reports: ")
-    assert "`site.sbatch.exclude=n2`" in note
+    assert "`+site.sbatch.exclude=n2`" in note
     assert [each["host"] for each in as_json(found)["slow_hosts"]] == ["n2", "n1", "n3"]
     assert [each.title for each in run_charts.run_charts(found)] == ["slow hosts"]
     alone = write_run(tmp_path / "alone", [attempt(0, 100)], reports)
     assert slow_hosts(account(alone)) == []
 
 
+DDP = {"dp_replicate": -1, "dp_shard": 1}
+ZERO3 = {"dp_replicate": 1, "dp_shard": -1, "zero": 3}
+
+
 @pytest.mark.parametrize(
     ("parts", "config", "note"),
     [
         ({"data_wait": 300}, {"data": {"threads": 2}}, "`data.threads=4`"),
+        (
+            {"data_wait": 300},
+            {"data": {"transforms": [{"_target_": "a.b"}]}, "launch": {"cpus_per_task": 3}},
+            "data: `data.workers=3` lets processes apply `data.transforms`",
+        ),
         ({"checkpoint": 100}, {"checkpoint": {"every_steps": 50}}, "`checkpoint.every_steps=250`"),
         ({"evaluation": 400}, {"train": {"eval_every": 10}}, "`train.eval_every=20`"),
-        ({"compile": 200}, {}, "`train.compile=off`"),
+        ({"compile": 200}, {}, "torch.compile: `train.compile=off`"),
+        # The global batch is fixed, so more micro-batches send as much (ddp), or more (zero3).
+        (
+            {"communication": 400},
+            {"parallel": DDP, "train": {"global_batch_size": 64}},
+            "ranks: `precision.reduce=bf16` sends half of the bytes of gradients; or "
+            "`train.global_batch_size=128` makes fewer steps",
+        ),
+        (
+            {"communication": 400},
+            {"parallel": ZERO3, "train": {"global_batch_size": 64, "accumulate": 4}},
+            "ranks: `train.accumulate=2` sends less often, where larger micro-batches have room; "
+            "or `parallel.zero=1` gathers parameters once a step",
+        ),
+        (
+            {"communication": 400},
+            {"parallel": ZERO3, "launch": {"nodes": 2, "tasks_per_node": 2}},
+            "ranks: `parallel.dp_replicate=-1` `parallel.dp_shard=2` gathers parameters inside",
+        ),
     ],
 )
 def test_each_note_names_the_override(
@@ -219,7 +245,8 @@ def test_each_note_names_the_override(
 ) -> None:
     rest = 1000 - sum(parts.values())
     events = [spent(1, 1000, 10, compute=rest, **parts)]
-    run = write_run(tmp_path / "run", [attempt(0, 1000)], events, config=config)
+    ranks = 4 if "communication" in parts else 1
+    run = write_run(tmp_path / "run", [attempt(0, 1000, world_size=ranks)], events, config=config)
     (text,) = notes(account(run))
     assert note in text
 
@@ -236,7 +263,7 @@ def test_what_a_job_asked_for_and_did_not_need(tmp_path: Path) -> None:
     text = "\n".join(notes(account(run)))
     assert "4.0 GB of 64 GB of memory used: `launch.mem_gb=5`" in text
     assert "20% of the cores used: `launch.cpus_per_task=4`" in text
-    assert "20 of 600 minutes used: `launch.time_min=25`" in text
+    assert "20 of 600 minutes used: `launch.time_min=26`" in text
 
 
 def test_the_terminal_shows_bars_and_attempts(

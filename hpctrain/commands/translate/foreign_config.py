@@ -82,11 +82,16 @@ class Source:
             raise ConfigError(f"{self.file}: {name}={shown(given)}: allowed are {listed}")
         return None if value is None else allowed[value]
 
-    def drop(self, name: str, reason: str) -> None:
-        """Record why a key that was taken has no counterpart after all, if the file has it."""
+    def drop(self, name: str, reason: str = "") -> None:
+        """Record why a key that was taken has no counterpart after all, if the file has it.
+
+        Args:
+            name: The dotted name.
+            reason: Where it depends on values; otherwise the table has it.
+        """
         self._known.add(name)
         if name in self._values:
-            self._dropped[name] = reason
+            self._dropped[name] = reason or self._reasons[name].removeprefix(ALWAYS)
 
     def left(self) -> dict[str, str]:
         """Return `KEY=VALUE` of what has no counterpart, each with the reason.

@@ -58,6 +58,11 @@ class Estimate:
         """The hours of the budget on the clock."""
         return None if self.gpu_hours is None else self.gpu_hours / self.layout.ranks
 
+    @property
+    def bill(self) -> tuple[float | None, float | None, str]:
+        """Hours, cost and its currency, as `Limits` compares them."""
+        return self.hours, self.cost(self.price), self.price.currency if self.price else ""
+
     def cost(self, price: Price | None) -> float | None:
         """Return what the budget costs at a price."""
         if self.gpu_hours is None or price is None:

@@ -157,23 +157,30 @@ def cures(kind: str, config: Config, ranks: int, power: int = 2) -> str:
         ranks: Its ranks.
         power: How many times larger a micro-batch may be.
     """
-    found = []
     try:
         degrees = Degrees.of(config.parallel, ranks)
-        values = _values(config, degrees, power)
-    except (ConfigError, ZeroDivisionError):
+    except ConfigError:  # the run had other ranks than the config allows
         return ""
+    found = []
     for cure in _CURES[kind]:
-        if not cure.applies(config, degrees):
-            continue
-        try:
-            overrides = cure.overrides.format_map(values)
-        except KeyError:  # there is no such value
-            continue
-        if _allowed(config, overrides, ranks):
+        if overrides := _overrides(cure, config, degrees, ranks, power):
             text = " ".join(f"`{override}`" for override in overrides.split())
             found.append(f"{text} {cure.does}")
     return "; or ".join(found[:_SHOWN])
+
+
+def _overrides(cure: _Cure, config: Config, degrees: Degrees, ranks: int, power: int) -> str:
+    """Return the overrides of a cure for a config; "" if it cannot help, or a check refuses it."""
+    if not cure.applies(config, degrees):
+        return ""
+    try:
+        overrides = cure.overrides.format_map(_values(config, degrees, power))
+    except KeyError:  # there is no such value
+        return ""
+    made = changed(config, overrides)
+    if made.launch.nodes != config.launch.nodes:
+        ranks = made.asked_world_sizes.start
+    return "" if made == config or any(size_problems(made, ranks)) else overrides
 
 
 def changed(config: Config, overrides: str) -> Config:
@@ -185,14 +192,6 @@ def changed(config: Config, overrides: str) -> Config:
         value = text if types[key].startswith("str") else yaml.safe_load(text)
         setattr(attrgetter(section)(made), name, value)
     return made
-
-
-def _allowed(config: Config, overrides: str, ranks: int) -> bool:
-    """Return whether overrides change something, and no check refuses them."""
-    made = changed(config, overrides)
-    if made.launch.nodes != config.launch.nodes:
-        ranks = made.asked_world_sizes.start
-    return made != config and not any(size_problems(made, ranks))
 
 
 def _values(config: Config, degrees: Degrees, power: int) -> dict[str, int]:

@@ -128,7 +128,7 @@ def _gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
                 verdict: Verdict = "fail" if name in ("name", "driver", "memory_bytes") else "warn"
                 cure = (
                     "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
-                    "(site.sbatch.exclude): the slowest GPU sets the pace."
+                    f"(+site.sbatch.exclude={each.host}): the slowest GPU sets the pace."
                 )
                 expected = f"{usual}, as most GPUs"
                 yield (

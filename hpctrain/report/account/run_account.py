@@ -304,10 +304,11 @@ def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:
     if account.gpu_hours and account.cost is None:
         machine = account.hardware
         if machine is None:
-            found.append("cost: the hardware is not known; hardware=NAME names it")
+            found.append("cost: the hardware is not known; hardware=NAME of the training names it")
         else:
             found.append(
-                f"cost: {machine.name} has no price; hardware.price.own='1.20 EUR' sets it"
+                f"cost: {machine.name} has no price; trainings with hardware={machine.name} "
+                "hardware.price.own='1.20 EUR' have yours"
             )
     elif account.spans and not account.gpu_hours:
         found.append("GPU-hours, energy and cost: the run has no GPUs")

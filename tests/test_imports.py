@@ -57,7 +57,8 @@ ALLOWED = {
         "parallel runs shards tasks trackers tracking training"
     ),
     "bench": (
-        "config data distributed doctor.measures faults.stop hardware job runs shards.types "
+        "config data distributed doctor.measures faults.stop hardware job "
+        "plan.inspecting plan.plan_command runs shards.sample_schema shards.format shards.types "
         "tracking.tracker training"
     ),
     "commands": (

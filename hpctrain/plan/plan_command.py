@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
             load(text.partition("=")[2], folders)  # its error says how to add a machine
     if given.measure:
         refusals.check(given.overrides, given.sample_shape)
-    config = _composed(given.overrides, given.config_dir, given.sample_shape)
+    config = composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
     limits = Limits.of(given.deadline, given.max_cost)
     runs = [_measured(run) for run in given.from_run]
@@ -160,8 +160,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
-    """Return the config; what a plan does not need has a value that stands for it."""
+def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
+    """Return the config; what a plan does not need has a value that stands for it.
+
+    Args:
+        overrides: As for a training.
+        config_dir: As `--config-dir`.
+        shape: As `--sample-shape`.
+
+    Raises:
+        ConfigError: An override is wrong, or there is neither a data set nor a shape.
+    """
     names = {text.partition("=")[0].lstrip("+") for text in overrides}
     without = [text for text in overrides if text not in ("data=null", "data.path=null")]
     if shape is None and (len(without) < len(overrides) or not names & _DATA):

@@ -116,11 +116,7 @@ class Hardware:
         return None if "own" in self.prices else self.prices.get("spot")
 
     def peak(self, compute: str) -> float | None:
-        """Return the dense peak in FLOP/s of a format, or None if it is unknown.
-
-        Args:
-            compute: A value of `precision.compute`.
-        """
+        """Return the dense peak in FLOP/s of a format, or None if it is unknown."""
         return self.peak_flops.get(compute)
 
     @property
@@ -147,20 +143,12 @@ def _conf_folder() -> Path:
 
 
 def known(folders: Iterable[Path | str] = ()) -> list[str]:
-    """Return the names of all hardware files, in alphabetical order.
-
-    Args:
-        folders: Folders of configs, as for --config-dir, whose folder `hardware` counts too.
-    """
+    """Return the names of all hardware files, in alphabetical order."""
     return sorted({path.stem for path in _files(folders)})
 
 
 def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
     """Read the file of a machine.
-
-    Args:
-        name: The name of the file without `.yaml`.
-        folders: As for `known`; the first that has the file wins.
 
     Raises:
         ConfigError: There is no such file, or it is wrong.
@@ -184,10 +172,6 @@ def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
 
 def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
     """Return the hardware of the section `hardware` of a config.
-
-    Args:
-        section: The keys of a file of `conf/hardware`.
-        where: The name of the section or the file, for errors.
 
     Raises:
         ConfigError: A key is unknown or has a bad value.

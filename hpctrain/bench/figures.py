@@ -124,12 +124,7 @@ class Figures:
             raise ConfigError(f"--against {path}: another benchmark: {'; '.join(differ)}")
 
     def slower(self, before: Figures, tolerance: float) -> list[str]:
-        """Return a sentence for each part that is slower than before.
-
-        Args:
-            before: The earlier benchmark.
-            tolerance: Percent that do not count.
-        """
+        """Return a sentence for each part that is slower than before."""
         found = []
         for name, part in self.parts.items():
             if (old := before.parts.get(name)) is None:

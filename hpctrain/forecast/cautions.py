@@ -28,11 +28,7 @@ _GIB = 2**30
 
 
 def of_sweep(configs: Iterable[Config]) -> list[str]:
-    """Return the warnings of all runs, each once, with the number of runs if not all have it.
-
-    Args:
-        configs: The configs, which are valid.
-    """
+    """Return the warnings of all runs, each once, with the number of runs if not all have it."""
     kinds: dict[str, list[str]] = {}
     found: Counter[str] = Counter()
     count = 0
@@ -46,11 +42,7 @@ def of_sweep(configs: Iterable[Config]) -> list[str]:
 
 
 def cautions(config: Config) -> Iterator[str]:
-    """Yield the warnings of one run.
-
-    Args:
-        config: It is valid.
-    """
+    """Yield the warnings of one run."""
     try:
         hardware = of_section(config.hardware) if config.hardware else None
         degrees = Degrees.of(config.parallel, config.asked_world_sizes.start)

@@ -151,12 +151,7 @@ class _Answer:
         }
 
     def show(self, console: Console, command: str) -> None:
-        """Print the tables.
-
-        Args:
-            console: Where.
-            command: The beginning of a command that submits the run.
-        """
+        """Print the tables."""
         printing.print_model(console, self.facts)
         if self.layers:
             printing.print_layers(console, self.layers)
@@ -179,10 +174,6 @@ class _Answer:
 
 def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     """Return the plan.
-
-    Args:
-        asked: What the command line asks for.
-        others: The kinds of GPUs to compare.
 
     Raises:
         ConfigError: The model, the task and the sample do not fit, or the layout of the command

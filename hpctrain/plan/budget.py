@@ -51,10 +51,6 @@ class Limits:
     def of(cls, deadline: str | None, max_cost: str | None) -> Limits:
         """Return the limits of a command line.
 
-        Args:
-            deadline: The value of `--deadline`.
-            max_cost: The value of `--max-cost`.
-
         Raises:
             ConfigError: One is not a positive number with its unit.
         """

@@ -74,10 +74,6 @@ class Memory:
         """Return the largest sum of a step in bytes, with those of all activations.
 
         Activations are there in full when the backward pass begins, and all gradients when it ends.
-
-        Args:
-            activations: Bytes of what the forward passes keep, with the logits and the loss.
-            working: Bytes that the backward pass of one block needs, with what the block keeps.
         """
         return max(
             self.peak,
@@ -133,10 +129,6 @@ def shards(degrees: Degrees, parallel: ParallelConfig) -> int:
 
     The ranks of context parallel divide parameters with those of dp_shard. Without dp_shard they
     are replicas.
-
-    Args:
-        degrees: The ranks.
-        parallel: The section of the config; with offload, cp divides parameters in any case.
     """
     if degrees.dp_shard == 1 and not parallel.fsdp.offload:
         return 1

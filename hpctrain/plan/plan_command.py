@@ -31,9 +31,6 @@ _DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
 def main(argv: list[str]) -> int:
     """Print the plan of a run.
 
-    Args:
-        argv: The arguments after `plan`.
-
     Returns:
         The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown. With `--measure`: 0 if
         a layout was measured, otherwise 4.

@@ -155,12 +155,7 @@ def _money(estimate: Estimate, price: Price | None, *, unit: bool = True) -> str
 
 
 def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
-    """Print what is not possible, each layout once, on the most ranks; one line for a reason.
-
-    Args:
-        console: Where.
-        excluded: The reason by `LAYOUT on N ranks`.
-    """
+    """Print what is not possible, each layout once, on the most ranks; one line for a reason."""
     last = {name.partition(" ")[0]: name for name in excluded}
     names: dict[str, list[str]] = {}
     for name in last.values():

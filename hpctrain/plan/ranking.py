@@ -34,14 +34,7 @@ class Ranking:
 def rank(
     config: Config, estimator: Estimator, hardware: Hardware, sizes: Iterable[tuple[int, int]]
 ) -> Ranking:
-    """Return the layouts for given numbers of nodes.
-
-    Args:
-        config: The config.
-        estimator: Predicts one layout.
-        hardware: The hardware.
-        sizes: Numbers of nodes and of ranks of a node.
-    """
+    """Return the layouts for given numbers of nodes."""
     found: list[Estimate] = []
     over: list[Estimate] = []
     excluded: dict[str, str] = {}
@@ -103,14 +96,7 @@ def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list
 def smallest(
     config: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0
 ) -> Estimate | None:
-    """Return the best layout on the smallest number of GPUs that is enough, or None.
-
-    Args:
-        config: The config.
-        estimator: Predicts one layout.
-        hardware: The hardware.
-        per_node: The ranks of a node; 0 takes the GPUs of a usual node.
-    """
+    """Return the best layout on the smallest number of GPUs that is enough, or None."""
     whole, nearest = per_node or hardware.gpus_per_node or 1, math.inf
     sizes = sizes_of(hardware, None, per_node)[:-2]
     nodes = 2

@@ -115,10 +115,6 @@ def load(file: Path) -> dict[str, Any]:
 def translate(content: dict[str, Any], file: Path) -> Translation:
     """Translate a config of Accelerate.
 
-    Args:
-        content: The content of the file.
-        file: Its path; a DeepSpeed config that it names may be beside it.
-
     Raises:
         ConfigError: A key is unknown, or a value is not allowed.
     """
@@ -174,14 +170,7 @@ def translate(content: dict[str, Any], file: Path) -> Translation:
 
 
 def _ranks(source: Source, made: Translation, gpus: bool, *, alone: bool) -> int | None:
-    """Translate the number of processes; return it, or None if the launcher gives it.
-
-    Args:
-        source: The config.
-        made: It gets the keys of `launch`.
-        gpus: Whether each process has a GPU.
-        alone: Whether there is only one process, whatever the config says.
-    """
+    """Translate the number of processes; return it, or None if the launcher gives it."""
     nodes = source.number("num_machines", 1)
     ranks: int | None = source.number("num_processes", None)
     if ranks is not None and ranks < 1:

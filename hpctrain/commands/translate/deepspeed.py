@@ -69,11 +69,6 @@ def load(file: Path) -> dict[str, Any]:
 def translate(content: dict[str, Any], file: str, ranks: int | None = None) -> Translation:
     """Translate a config of DeepSpeed.
 
-    Args:
-        content: The content of the file.
-        file: Its name, for errors.
-        ranks: The number of ranks, if it is known.
-
     Raises:
         ConfigError: A key is unknown, or a value is not allowed.
     """

@@ -40,13 +40,7 @@ class Source:
         return name in self._values or any(key.startswith(f"{name}.") for key in self._values)
 
     def take(self, name: str, default: Any = None, ours: str = "") -> Any:
-        """Return the value of a key; `default` if it is missing, null or "auto".
-
-        Args:
-            name: The dotted name.
-            default: The value that the other program takes without the key.
-            ours: The key here that a user sets in place of "auto".
-        """
+        """Return the value of a key; `default` if it is missing, null or "auto"."""
         self._known.add(name)
         value = self._values.get(name)
         if value == _AUTO and name not in self._dropped:
@@ -83,12 +77,7 @@ class Source:
         return None if value is None else allowed[value]
 
     def drop(self, name: str, reason: str = "") -> None:
-        """Record why a key that was taken has no counterpart after all, if the file has it.
-
-        Args:
-            name: The dotted name.
-            reason: Where it depends on values; otherwise the table has it.
-        """
+        """Record why a key that was taken has no counterpart after all, if the file has it."""
         self._known.add(name)
         if name in self._values:
             self._dropped[name] = reason or self._reasons[name].removeprefix(ALWAYS)

@@ -138,12 +138,7 @@ class _Meeting:
         self._group.store.set(f"{self._prefix}/failed", reason)
 
     def wait(self) -> None:
-        """Return when all ranks have called this.
-
-        Raises:
-            DistributedError: A rank has failed or is dead.
-            RuntimeError: The store is gone.
-        """
+        """Return when all ranks have called this."""
         store, arrived = self._group.store, f"{self._prefix}/arrived"
         store.add(arrived, 1)
         nap, next_check = 0.002, 0.0

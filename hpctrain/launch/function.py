@@ -129,12 +129,7 @@ class _FunctionJob(LoggedJob):
     _ranks: int
 
     def results(self) -> list[Any]:
-        """Wait for the end of the job and return the results of all ranks, in their order.
-
-        Raises:
-            LaunchError: The function has raised an exception, whose traceback is in the message; or
-                the job has ended without a result.
-        """
+        """Wait for the end of the job and return the results of all ranks, in their order."""
         self.wait()  # type: ignore[attr-defined]
         found = read_results(self._folder, self._ranks)
         # A failure of one rank makes others fail later.

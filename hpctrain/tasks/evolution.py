@@ -141,11 +141,7 @@ class Evolution(SplitTask):
         return sums
 
     def _pairs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return scaled snapshots, those that follow, and the standardised constants.
-
-        Returns:
-            float32 (pairs, channels, *grid), the same, and (pairs, constants).
-        """
+        """Return scaled snapshots, those that follow, and the standardised constants."""
         x = field(batch, self.field, "task.field").float() * self._scale
         if x.dim() == self.dims + 2:
             x = x.unsqueeze(2)

@@ -59,14 +59,7 @@ class _Measuring(SplitTask):
             metric.reset()
 
     def update(self, counted: bool) -> None:
-        """Update the metrics after a batch.
-
-        Args:
-            counted: Whether the samples of this rank count; other ranks may have the same ones.
-
-        Raises:
-            ConfigError: A metric refuses what the task gives it.
-        """
+        """Update the metrics after a batch."""
         waiting, self._waiting = self._waiting, {}
         for arguments in waiting.values():
             if not counted or not len(arguments[0]):

@@ -159,15 +159,7 @@ class Copier:
             return None if self._stopped else self._queue.popitem(last=False)[1]
 
     def _obtain(self, shard: Shard, *, ahead: bool) -> _State:
-        """Make sure that a shard is staged and held.
-
-        Args:
-            shard: The shard.
-            ahead: True for a planned shard: do not wait for another process that copies it.
-
-        Returns:
-            "busy" if another process is copying the shard; only with `ahead`.
-        """
+        """Make sure that a shard is staged and held."""
         digest, warned_at = digest_of(shard), time.monotonic()
         while True:
             with self._changed:

@@ -125,13 +125,7 @@ class _Counter:
     def lines(
         self, module: nn.Module, name: str, holders: tuple[set[str], set[str]]
     ) -> Iterator[_Line]:
-        """Yield the lines of what a module holds.
-
-        Args:
-            module: The module.
-            name: Its name; "" is the model.
-            holders: The names of the blocks, and of the modules that hold some.
-        """
+        """Yield the lines of what a module holds."""
         blocks, around = holders
         own = list(module.named_parameters(recurse=False))
         for key, parameter in own:

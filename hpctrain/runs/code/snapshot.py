@@ -241,12 +241,7 @@ class _Reader:
         self._reason = functools.cache(_reason)
 
     def read_repository(self, repo: Repo) -> None:
-        """Read the files of a working tree.
-
-        Raises:
-            ConfigError: git cannot list them.
-            StorageError: A file cannot be read.
-        """
+        """Read the files of a working tree."""
         self._read_all(repo.name, repo.root, repo.files())
         inside = [os.path.relpath(folder, repo.root) for folder in repo.used]
         self._folders += [os.path.normpath(os.path.join(repo.name, folder)) for folder in inside]

@@ -29,7 +29,7 @@ _TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
 _KEYS = (
     *("name", "title", "devices", "memory_gib", "peak_tflops", "memory_gb_per_s", "gpus_per_node"),
     *("host", "inside", "between", "power_w", "price", "matmul_efficiency", "attention_efficiency"),
-    "storage_mb_per_s",
+    *("storage_mb_per_s", "node_power_w"),
 )
 _LINK_KEYS = ("kind", "gb_per_s", "latency_us")
 _PRICE_KEYS = (*_PRICES, "date")
@@ -87,6 +87,7 @@ class Hardware:
         matmul_efficiency: The part of the peak that the largest matrix products reach.
         attention_efficiency: The part of the peak that the flash kernel reaches.
         storage_rate: Bytes per second that a node reads from the storage of the data.
+        node_power_w: The watts of a node beside its GPUs (its TDP), which energy counts, too.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Hardware:
     matmul_efficiency: float | None = None
     attention_efficiency: float | None = None
     storage_rate: float | None = None
+    node_power_w: float | None = None
     host: Link = Link()
 
     @property
@@ -211,6 +213,7 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
         matmul_efficiency=_part_of_peak("matmul_efficiency", section, where),
         attention_efficiency=_part_of_peak("attention_efficiency", section, where),
         storage_rate=None if storage is None else 1e6 * storage,
+        node_power_w=_number(f"{where}.node_power_w", section.get("node_power_w")),
     )
 
 

@@ -103,9 +103,8 @@ def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) 
     from hpctrain.runs.freeze import check
 
     config_dir, shape = options.config_dir, options.sample_shape
-    named = {text.partition("=")[0] for text in overrides}
-    if shape or named.isdisjoint(("experiment", "data", "data.path", "data.mixture")):
-        config = composed_for(overrides, config_dir, shape)  # which asks for a shape
+    if shape:
+        config = composed_for(overrides, config_dir, shape)
         from hpctrain.bench.random_data import read_from
 
         config.tracking.enabled = False
@@ -115,7 +114,11 @@ def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) 
     with composed(overrides, config_dir) as call:
         if len(call.runs) != 1:
             raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; give single values")
-        config = call.composer.typed(call.runs[0])
+        try:
+            config = call.composer.typed(call.runs[0])
+        except ConfigError as error:
+            random = "; --sample-shape takes random samples" if "missing" in str(error) else ""
+            raise ConfigError(f"{error}{random}") from error
     config.tracking.enabled = False
     check(config, ranks.world_size)
     return config

@@ -342,11 +342,14 @@ def outcome(run: RunDir, metric: str) -> float | None:
     """Return the metric of a run that has ended.
 
     Raises:
-        LaunchError: The run has not finished.
+        LaunchError: The run has not finished, and was not stopped by monitor.idle_action=stop.
     """
     record = run.read()
     state = record.get("state", "lost")
-    if state != "finished":
+    by = (stop_request.read(run.path) or {}).get("by", "")
+    if state == "interrupted" and by.startswith(stop_request.IDLE):
+        log.warning("%s: stopped by %s", run.name, by)
+    elif state != "finished":
         attempt = (record.get("attempts") or [{}])[-1]
         reason = one_line(str(attempt.get("error", "")))
         raise FailedError(

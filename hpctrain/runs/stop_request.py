@@ -17,6 +17,9 @@ from typing import Any
 
 from hpctrain.disk import read_json, write_atomically
 
+IDLE = "the monitor"
+"""Who asks if the devices are idle and `monitor.idle_action` is stop, as the user has wished."""
+
 
 def stop_file(run: Path) -> Path:
     """Return the path of the stop request in the run directory `run`."""

@@ -171,6 +171,8 @@ def test_energy_cost_and_notes_of_gpus(tmp_path: Path) -> None:
     # 1,800 kJ counted, and 100 W for 61 samples of a minute.
     assert shown["kwh"] == pytest.approx((1.8e6 + 100 * 61 * 60) / 3.6e6)
     assert shown["idle_gpu_hours"] == pytest.approx(61 / 60)
+    with_nodes = gpu_run(tmp_path / "nodes", hardware={"name": "h100_sxm", "node_power_w": 500})
+    assert account(with_nodes).kwh == pytest.approx(shown["kwh"] + 0.5)  # a node for an hour
     assert shown["per"]["step"]["cost"] == pytest.approx(6 / 1000)
     assert shown["notes"][0].startswith("GPU memory 22% used: `train.global_batch_size=1024` has ")
     assert shown["notes"][0].endswith("; or a quarter of the GPUs")
@@ -249,6 +251,37 @@ def test_each_note_names_the_override(
     run = write_run(tmp_path / "run", [attempt(0, 1000, world_size=ranks)], events, config=config)
     (text,) = notes(account(run))
     assert note in text
+
+
+def test_two_notes_do_not_contradict_each_other(tmp_path: Path) -> None:
+    """Checkpoints more often and less often are not advised at once."""
+    run = write_run(
+        tmp_path / "run",
+        [attempt(0, 100), attempt(100, 300, first_step=10)],
+        [
+            spent(1, 100, 20, compute=80, checkpoint=20),
+            spent(2, 300, 60, compute=160, checkpoint=40),
+        ],
+        config={"checkpoint": {"every_steps": 50}},
+    )
+    (note,) = (text for text in notes(account(run)) if "every_steps" in text)
+    assert "went into checkpoints" in note
+
+
+def test_requests_leave_what_a_gpu_needs_and_the_time_to_save(tmp_path: Path) -> None:
+    values = {"cpu_utilization_percentage": 5.0, "system_memory_usage_megabytes": 4_000.0}
+    launch = {"mem_gb": 64, "cpus_per_task": 16, "time_min": 60, "warn_s": 120}
+    run = write_run(
+        tmp_path / "run",
+        [attempt(0, 60, launcher="slurm")],
+        [spent(1, 60, 10, compute=60)],
+        config={"launch": launch | {"gpus_per_node": 4, "tasks_per_node": 4}},
+        sensors={"n1": [{"time": BEGIN, "metrics": values}]},
+    )
+    text = "\n".join(notes(account(run)))
+    assert "`launch.mem_gb=32`" in text
+    assert "`launch.cpus_per_task=2`" in text
+    assert "`launch.time_min=5`" in text
 
 
 def test_what_a_job_asked_for_and_did_not_need(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Estimate:
             activations are unknown and the rest alone would fit.
         time: Of a step; None if a figure that it needs is unknown.
         steps: Of the budget; None without one.
-        watts: Of a GPU; None if unknown.
+        watts: Of all GPUs and nodes; None if unknown.
         price: The one that counts; None if unknown.
         spot: Where capacity may be taken away; None if unknown, or if the price is the user's own.
         tokens: Of a sample.
@@ -98,7 +98,7 @@ class Estimate:
             "exposed_comm_s": time and time.exposed_comm_s,
             "hours": self.hours,
             "gpu_hours": hours,
-            "kwh": None if hours is None or self.watts is None else hours * self.watts / 1000,
+            "kwh": self.hours and self.watts and self.hours * self.watts / 1000,
             "cost": self.cost(self.price),
             "spot_cost": self.cost(self.spot),
             "currency": self.price and self.price.currency,
@@ -182,11 +182,18 @@ class Estimator:
             _fits(memory, hardware.memory_bytes if hardware else None),
             time,
             self.steps,
-            hardware.power_w if hardware else None,
+            _watts(layout, hardware),
             price,
             hardware.spot if hardware else None,
             self.facts.tokens,
         )
+
+
+def _watts(layout: Layout, hardware: Hardware | None) -> float | None:
+    if hardware is None or (hardware.power_w is None and hardware.node_power_w is None):
+        return None
+    of_nodes = layout.nodes * (hardware.node_power_w or 0.0)
+    return layout.ranks * (hardware.power_w or 0.0) + of_nodes
 
 
 def _fits(memory: RankMemory, limit: int | None) -> bool | None:

@@ -74,17 +74,18 @@ def _best(sweep: Sweep) -> RenderableType:
 
 
 def _notes(accounts: Sequence[RunAccount]) -> list[RenderableType]:
-    """Return each note once, with the number of runs that it is about."""
-    counts: dict[str, int] = {}
+    """Return each note once, with the run that it is about, or with the number of runs."""
+    about: dict[str, list[str]] = {}
     for account in accounts:
         for note in notes(account):
             if "no ground for advice" not in note:
-                counts[note] = counts.get(note, 0) + 1
-    if not counts:
+                about.setdefault(note, []).append(account.name)
+    if not about:
         return []
     lines: list[RenderableType] = [Text(), Text("Notes", style="bold")]
-    for note, count in sorted(counts.items(), key=lambda item: -item[1])[:_NOTES]:
-        lines.append(Text(f"  * {count} run{'s' * (count > 1)}: {Cell(note).plain}"))
+    for note, names in sorted(about.items(), key=lambda item: -len(item[1]))[:_NOTES]:
+        who = f"{len(names)} runs" if len(names) > 1 else Cell(names[0]).plain
+        lines.append(Text(f"  * {who}: {Cell(note).plain}"))
     return lines
 
 

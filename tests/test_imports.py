@@ -56,11 +56,6 @@ ALLOWED = {
         "launch.slurm.script models.dry_run models.experts models.lora models.quantized monitor "
         "parallel runs shards tasks trackers tracking training"
     ),
-    "bench": (
-        "config data distributed doctor.measures faults.stop hardware job "
-        "plan.inspecting plan.plan_command runs shards.sample_schema shards.format shards.types "
-        "tracking.tracker training"
-    ),
     "commands": (
         "checkpoint.manifest config job.afterwards.text_generation launch runs tracking.left "
         "tracking.meta tracking.recorded"
@@ -78,6 +73,11 @@ ALLOWED = {
     "plan": (
         "config data doctor.history forecast hardware job.building launch models.dry_run "
         "models.experts models.lora models.plan parallel runs shards tasks"
+    ),
+    "bench": (
+        "config data distributed doctor.measures faults.stop hardware job "
+        "plan.inspecting plan.plan_command runs shards.sample_schema shards.format shards.types "
+        "tracking.tracker training"
     ),
 }
 # The modules at the top: these may import no more than this. `*` is everything.

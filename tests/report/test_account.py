@@ -14,6 +14,7 @@ from hpctrain.report.account.allocations import Allocation
 from hpctrain.report.account.facts_json import as_json
 from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.views import run_charts
+from hpctrain.report.views.sweep_view import _notes
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed
 from tests.report.accounts import BEGIN, account, attempt, metrics, spent, write_run
@@ -251,6 +252,17 @@ def test_each_note_names_the_override(
     run = write_run(tmp_path / "run", [attempt(0, 1000, world_size=ranks)], events, config=config)
     (text,) = notes(account(run))
     assert note in text
+
+
+def test_a_note_about_one_run_of_a_sweep_has_its_name(tmp_path: Path) -> None:
+    slow = [spent(1, 1000, 10, compute=600, data_wait=400)]
+    runs = [write_run(tmp_path / f"run{n}", [attempt(0, 1000)], slow) for n in range(3)]
+    many, one = (
+        [str(line) for line in _notes([account(run) for run in group])][-1]
+        for group in (runs[:2], runs[2:])
+    )
+    assert many.startswith("  * 2 runs: 40% of the time the ranks waited for data")
+    assert one.startswith("  * run2: 40% of the time")
 
 
 def test_two_notes_do_not_contradict_each_other(tmp_path: Path) -> None:

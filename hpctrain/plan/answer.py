@@ -55,12 +55,12 @@ class Asked:
         nodes: The numbers of nodes to look at; None leaves them open.
         shape: The value of `--sample-shape`; None takes the data set's.
         budget: The value of `--budget`.
-        limits: The values of `--deadline` and `--max-cost`.
         named: Whether the command line names a layout.
         layers: Whether the table of layers is wanted.
         runs: Measured runs whose times take the place of the assumed efficiencies.
         measure: Whether layouts will be measured: those of one number of ranks are ranked then,
             also beside a named one, and on hardware that is unknown.
+        limits: The values of `--deadline` and `--max-cost`.
     """
 
     config: Config
@@ -68,11 +68,11 @@ class Asked:
     nodes: list[int] | None
     shape: str | None
     budget: str | None
-    limits: Limits
     named: bool
     layers: bool
     runs: Sequence[MeasuredRun] = ()
     measure: bool = False
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)

@@ -68,11 +68,11 @@ def main(argv: list[str]) -> int:
         nodes,
         given.sample_shape,
         given.budget,
-        limits,
         named=any(_names_layout(text) for text in given.overrides),
         layers=given.layers,
         runs=runs,
         measure=given.measure,
+        limits=limits,
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure

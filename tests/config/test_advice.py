@@ -158,6 +158,7 @@ OTHER = {
         "checkpoint",
         "checkpointing",
         "cluster",
+        "commands",
         "command",
         "count",
         "graph",

@@ -220,13 +220,7 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
 def of_device(
     device_title: str, memory_bytes: int | None = None, folders: Iterable[Path | str] = ()
 ) -> Hardware | None:
-    """Return the hardware of a device; None if no file has exactly this name and memory.
-
-    Args:
-        device_title: What `torch.cuda.get_device_name()` returns.
-        memory_bytes: The memory that the device reports; None does not compare it.
-        folders: As for `known`.
-    """
+    """Return the hardware of a device; None if no file has exactly this name and memory."""
     folders = list(folders)
     for name in known(folders):
         hardware = load(name, folders)

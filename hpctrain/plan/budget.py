@@ -69,11 +69,6 @@ class Limits:
     def check(self, budget: Budget, price: str | None) -> None:
         """Check that they can be compared with something.
 
-        Args:
-            budget: That of the run.
-            price: The currency of the hardware's price, "" without a price; None if there are
-                several kinds of hardware, of which those without a price exceed a cost.
-
         Raises:
             ConfigError: The length of the run or the price is unknown, or has another currency.
         """
@@ -116,12 +111,6 @@ def number(value: float | None) -> str:
 
 def budget_of(text: str | None, config: Config, tokens: int, samples: int | None) -> Budget:
     """Return the budget of a run.
-
-    Args:
-        text: The value of `--budget`; None takes the shorter of train.max_steps and max_epochs.
-        config: The config.
-        tokens: The tokens of a sample; 0 if it has none.
-        samples: The samples of an epoch; None if there is no data set.
 
     Raises:
         ConfigError: It has no unit, or a unit that this run does not have.

@@ -104,18 +104,7 @@ def memory_of(
     accumulate: int = 1,
     trained: ModelSizes | None = None,
 ) -> Memory:
-    """Return the bytes of each rank by formula.
-
-    Args:
-        sizes: The part of the model that a rank has by tp, pp and ep.
-        degrees: The ranks.
-        parallel: The section of the config.
-        precision: The section of the config.
-        optimizer: The section of the config; an unknown optimizer counts as Adam.
-        accumulate: The number of micro-batches in a rank's share of a batch.
-        trained: The same for the parameters that are trained; frozen ones have neither gradients
-            nor optimizer state. None: all are trained.
-    """
+    """Return the bytes of each rank by formula."""
     both = sizes, trained or sizes
     if shards(degrees, parallel) == 1 and not parallel.fsdp.offload:
         divided = degrees.ranks > degrees.dp_replicate or parallel.ep > 1

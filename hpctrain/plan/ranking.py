@@ -79,13 +79,7 @@ def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> 
 
 
 def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list[tuple[int, int]]:
-    """Return the numbers of nodes and ranks to look at.
-
-    Args:
-        hardware: The hardware.
-        nodes: What the user has asked for; None looks at parts of a node and some nodes.
-        per_node: The ranks of a node; 0 takes the GPUs of a usual node.
-    """
+    """Return the numbers of nodes and ranks to look at."""
     whole = per_node or hardware.gpus_per_node or 1
     if nodes is not None:
         return [(n, whole) for n in nodes]

@@ -164,7 +164,17 @@ OTHER = {
         "graph",
         "layer",
     ),
-    *("learning", "memory", "module", "momentum", "override", "param", "partition", "pipeline"),
+    *(
+        "learning",
+        "memory",
+        "module",
+        "momentum",
+        "override",
+        "param",
+        "params",
+        "partition",
+        "pipeline",
+    ),
     *("ratio", "trace", "warnings", "weights", "write"),
 }
 

@@ -97,11 +97,6 @@ class Calibration:
 def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
     """Return the hardware on which the runs were measured.
 
-    Args:
-        config: That of the plan.
-        hardware: What the plan names; None takes that of the runs.
-        runs: The runs.
-
     Raises:
         ConfigError: A run has another model, format or hardware than the plan.
     """

@@ -66,6 +66,10 @@ _STATES = (
         lowers="memory",
     ),
 )
+_ONE_ROW = (
+    _Cure("train.activation_checkpointing=full", "computes activations again", lowers="memory"),
+    *_STATES,
+)
 _CURES = {
     "communication": (
         _Cure(
@@ -113,9 +117,9 @@ _CURES = {
             "finds the size that fits",
             lambda config, degrees: config.parallel.device != "cpu",
         ),
-        _Cure("train.activation_checkpointing=full", "computes activations again", lowers="memory"),
-        *_STATES,
+        *_ONE_ROW,
     ),
+    "one row": _ONE_ROW,
     "states": _STATES,
     "room": (
         _Cure("train.accumulate={fewer}", "makes the micro-batches larger", lowers="step_s"),

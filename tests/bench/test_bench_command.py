@@ -75,8 +75,15 @@ def test_random_samples_stand_for_a_data_set(
     assert list(found["parts"]) == ["compute"]
     assert found["parts"]["compute"]["samples_per_s"] > 0
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_random_samples_that_the_model_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "single")
     with pytest.raises(ConfigError, match="a sample of image 3x8x8"):
-        main(["model=convnet", *words, "--sample-shape=3x8x8"])
+        main(["model=convnet", f"output_dir={tmp_path}", "--sample-shape=3x8x8"])
 
 
 def test_what_is_slower_than_before() -> None:

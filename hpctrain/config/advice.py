@@ -155,11 +155,7 @@ _CURES = {
 def cures(kind: str, config: Config, ranks: int, power: int = 2) -> str:
     """Return what could be changed, as the end of a sentence; "" if nothing is known.
 
-    Args:
-        kind: A name in `_CURES`.
-        config: That of the run.
-        ranks: Its ranks.
-        power: How many times larger a micro-batch may be.
+    `kind` is a name of `_CURES`, and a micro-batch may become `power` times larger.
     """
     try:
         degrees = Degrees.of(config.parallel, ranks)

@@ -33,7 +33,7 @@ from hpctrain.plan.inspecting.model_facts import (
     layers_of,
 )
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
-from hpctrain.plan.layouts import of_command_line
+from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.measured.calibration import Calibration, calibrated, hardware_of, layout_of
 from hpctrain.plan.more_nodes import scaling
@@ -77,19 +77,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What `plan` prints.
-
-    Attributes:
-        facts: Of the model.
-        layers: Its table; empty unless it was asked for.
-        named: The estimate for the layout of the command line, or None.
-        ranking: The other layouts.
-        hardware: The hardware of the config.
-        loader: What the loader has to read.
-        kinds: The smallest number of GPUs of each kind.
-        limits: What the run may take.
-        assumptions: What the estimates rest on.
-    """
+    """What `plan` prints; `kinds` has the smallest number of GPUs of each kind."""
 
     facts: ModelFacts
     layers: list[Layer]
@@ -106,17 +94,12 @@ class _Answer:
         """All estimates; that of the command line is the first, and occurs once."""
         if self.named is None:
             return self.ranking.best
-        one = self.named.layout
-        same = (one.ranks, one.kind, one.batch, one.config.train.activation_checkpointing)
-        others = (
-            each
-            for each in self.ranking.best
-            if same
-            != (
-                *(each.layout.ranks, each.layout.kind, each.layout.batch),
-                each.layout.config.train.activation_checkpointing,
-            )
-        )
+
+        def known(one: Layout) -> tuple[object, ...]:
+            return one.ranks, one.kind, one.batch, one.config.train.activation_checkpointing
+
+        named = known(self.named.layout)
+        others = (each for each in self.ranking.best if known(each.layout) != named)
         return [self.named, *others]
 
     @property

@@ -160,11 +160,6 @@ def _parser() -> argparse.ArgumentParser:
 def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
     """Return the config; what a plan does not need has a value that stands for it.
 
-    Args:
-        overrides: As for a training.
-        config_dir: As `--config-dir`.
-        shape: As `--sample-shape`.
-
     Raises:
         ConfigError: An override is wrong, or there is neither a data set nor a shape.
     """

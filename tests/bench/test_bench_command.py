@@ -64,6 +64,7 @@ def test_what_limits_where_parameters_are_sharded_and_what_is_unequal() -> None:
     assert "fluctuate (compute): one of twenty takes 1.8 times the median" in unsteady
 
 
+@pytest.mark.slow
 def test_random_samples_stand_for_a_data_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +78,6 @@ def test_random_samples_stand_for_a_data_set(
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-@pytest.mark.slow
 def test_random_samples_that_the_model_does_not_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import re
 import select
 import sys
 import traceback
@@ -161,6 +162,8 @@ def _dispatch(argv: list[str]) -> int:
         "sync": _sync,
         **{name: partial(_command, module) for name, module in COMMANDS.items()},
     }
+    if "LOCAL_RANK" in os.environ:  # torch.distributed.launch says it on the command line, too
+        argv = [text for text in argv if not re.fullmatch(r"--local[-_]rank=\d+", text)]
     first = argv[0] if argv else "--help"
     without_help = ("freeze", "run", "call")  # the other commands print their own help
     if {"--help", "-h"} & {first, *argv} and (first not in commands or first in without_help):

@@ -28,7 +28,7 @@ _TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
 _KEYS = (
     *("name", "title", "devices", "memory_gib", "peak_tflops", "memory_gb_per_s", "gpus_per_node"),
     *("host", "inside", "between", "power_w", "price", "matmul_efficiency", "attention_efficiency"),
-    "storage_mb_per_s",
+    *("storage_mb_per_s", "node_power_w"),
 )
 _TEXTS = {
     **dict.fromkeys(("name", "title", "price.date"), "str"),
@@ -91,6 +91,7 @@ class Hardware:
         matmul_efficiency: The part of the peak that the largest matrix products reach.
         attention_efficiency: The part of the peak that the flash kernel reaches.
         storage_rate: Bytes per second that a node reads from the storage of the data.
+        node_power_w: The watts of a node beside its GPUs (its TDP), which energy counts, too.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Hardware:
     matmul_efficiency: float | None = None
     attention_efficiency: float | None = None
     storage_rate: float | None = None
+    node_power_w: float | None = None
     host: Link = Link()
 
     @property
@@ -114,12 +116,13 @@ class Hardware:
         """The price that counts: a user's own, or else on demand, or else spot."""
         return next((self.prices[kind] for kind in _PRICES if kind in self.prices), None)
 
-    def peak(self, compute: str) -> float | None:
-        """Return the dense peak in FLOP/s of a format, or None if it is unknown.
+    @property
+    def spot(self) -> Price | None:
+        """The price of capacity that may be taken away; None beside a user's own price."""
+        return None if "own" in self.prices else self.prices.get("spot")
 
-        Args:
-            compute: A value of `precision.compute`.
-        """
+    def peak(self, compute: str) -> float | None:
+        """Return the dense peak in FLOP/s of a format, or None if it is unknown."""
         return self.peak_flops.get(compute)
 
     @property
@@ -146,20 +149,12 @@ def _conf_folder() -> Path:
 
 
 def known(folders: Iterable[Path | str] = ()) -> list[str]:
-    """Return the names of all hardware files, in alphabetical order.
-
-    Args:
-        folders: Folders of configs, as for --config-dir, whose folder `hardware` counts too.
-    """
+    """Return the names of all hardware files, in alphabetical order."""
     return sorted({path.stem for path in _files(folders)})
 
 
 def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
     """Read the file of a machine.
-
-    Args:
-        name: The name of the file without `.yaml`.
-        folders: As for `known`; the first that has the file wins.
 
     Raises:
         ConfigError: There is no such file, or it is wrong.
@@ -180,10 +175,6 @@ def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
 
 def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
     """Return the hardware of the section `hardware` of a config.
-
-    Args:
-        section: The keys of a file of `conf/hardware`.
-        where: The name of the section or the file, for errors.
 
     Raises:
         ConfigError: A key is unknown or has a bad value.
@@ -223,19 +214,14 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
         matmul_efficiency=_part_of_peak("matmul_efficiency", section, where),
         attention_efficiency=_part_of_peak("attention_efficiency", section, where),
         storage_rate=None if storage is None else 1e6 * storage,
+        node_power_w=_number(f"{where}.node_power_w", section.get("node_power_w")),
     )
 
 
 def of_device(
     device_title: str, memory_bytes: int | None = None, folders: Iterable[Path | str] = ()
 ) -> Hardware | None:
-    """Return the hardware of a device; None if no file has exactly this name and memory.
-
-    Args:
-        device_title: What `torch.cuda.get_device_name()` returns.
-        memory_bytes: The memory that the device reports; None does not compare it.
-        folders: As for `known`.
-    """
+    """Return the hardware of a device; None if no file has exactly this name and memory."""
     folders = list(folders)
     for name in known(folders):
         hardware = load(name, folders)

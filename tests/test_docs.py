@@ -39,7 +39,9 @@ from hpctrain.config.keys import select
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
+from hpctrain.config.validate import validate
 from hpctrain.doctor.settings import settings
+from hpctrain.plan.plan_command import composed_for
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
@@ -304,6 +306,9 @@ def accept(words: list[str], run: Path) -> None:
             assert "no run directory" in call(hpctrain, "plan", *rest, code=2)
         case ["python", "-m", "hpctrain", "plan", *rest]:
             call(hpctrain, "plan", *rest)
+        case ["python", "-m", "hpctrain", "bench", *rest] if "--sample-shape" in rest:
+            shape = rest[rest.index("--sample-shape") + 1]  # tests/bench measures
+            validate(composed_for([word for word in rest if "=" in word], None, shape), 1)
         case ["python", "-m", "hpctrain", "bench", *rest]:
             checked([word for word in rest if "=" in word], 1)  # tests/bench measures
         case ["python", "-m", "hpctrain", "plot", *rest]:

@@ -61,10 +61,6 @@ ALLOWED = {
         "launch.slurm.script models.dry_run models.experts models.lora models.quantized monitor "
         "parallel runs shards tasks trackers tracking training"
     ),
-    "bench": (
-        "config data distributed doctor.measures faults.stop forecast hardware job runs "
-        "shards.types tracking.tracker training"
-    ),
     "commands": (
         "checkpoint.manifest config job.afterwards.text_generation launch runs tracking.left "
         "tracking.meta tracking.recorded tracking.samples"
@@ -72,9 +68,8 @@ ALLOWED = {
     "top": "commands.select config.frozen runs tracking.samples",
     "plot": "commands.select tracking.columns tracking.journal tracking.samples",
     "report": (
-        "commands.observations commands.select commands.state config.frozen "
-        "config.rules.batch_sizes config.rules.metrics hardware launch.slurm.queue runs "
-        "tracking.journal tracking.recorded tracking.samples"
+        "commands.observations commands.select commands.state config hardware "
+        "launch.slurm.queue runs tracking.journal tracking.recorded tracking.samples"
     ),
     "trained": (
         "checkpoint commands.select config data distributed job models parallel "
@@ -83,6 +78,11 @@ ALLOWED = {
     "plan": (
         "config data doctor.history forecast hardware job.building launch models.dry_run "
         "models.experts models.lora models.plan parallel runs shards tasks"
+    ),
+    "bench": (
+        "config data distributed doctor.measures faults.stop forecast hardware job "
+        "plan.inspecting plan.plan_command runs shards.sample_schema shards.format shards.types "
+        "tracking.tracker training"
     ),
 }
 # The modules at the top: these may import no more than this. `*` is everything.

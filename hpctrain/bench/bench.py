@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hpctrain.config.advice import cures
 from hpctrain.console import Console, Table
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, NodeError
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     before = Figures.load(options.against) if options.against else None
     ranks = RankInfo.from_env()
     parts = _parts(options, ranks)
-    config = _config(overrides, options.config_dir, ranks)
+    config = _config(overrides, options, ranks)
     found = _measured(config, ranks, parts, options)
     if not ranks.is_main:
         return 0
@@ -68,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         )
     parser.add_argument("--steps", type=int, default=50, help="steps that are measured (50)")
     parser.add_argument("--warm-up", type=int, default=5, help="steps before these (5)")
+    parser.add_argument(
+        "--sample-shape", help="random samples in place of a data set: 8193 or 3x224x224"
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="compare with the figures of --save"
@@ -85,19 +89,37 @@ def _parts(options: argparse.Namespace, ranks: RankInfo) -> list[str]:
         raise ConfigError(
             "--comm-only: one rank sends nothing; start several (torchrun --nproc-per-node 2, srun)"
         )
+    if options.only == "data" and options.sample_shape:
+        raise ConfigError("--data-only with --sample-shape: random samples say nothing of a loader")
     if options.only:
         return [options.only]
-    return ["data", "compute", *(["communication"] if ranks.world_size > 1 else []), "whole"]
+    sent = ["communication"] if ranks.world_size > 1 else []
+    return ["compute", *sent] if options.sample_shape else ["data", "compute", *sent, "whole"]
 
 
-def _config(overrides: list[str], config_dir: str | None, ranks: RankInfo) -> Config:
+def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) -> Config:
     from hpctrain.config.composing.compose_call import composed
+    from hpctrain.config.validate import validate
+    from hpctrain.plan.plan_command import composed_for
     from hpctrain.runs.freeze import check
 
+    config_dir, shape = options.config_dir, options.sample_shape
+    if shape:
+        config = composed_for(overrides, config_dir, shape)
+        from hpctrain.bench.random_data import read_from
+
+        config.tracking.enabled = False
+        read_from(config, shape, _folder(config, ranks) / "data")
+        validate(config, ranks.world_size)
+        return config
     with composed(overrides, config_dir) as call:
         if len(call.runs) != 1:
             raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; give single values")
-        config = call.composer.typed(call.runs[0])
+        try:
+            config = call.composer.typed(call.runs[0])
+        except ConfigError as error:
+            random = "; --sample-shape takes random samples" if "missing" in str(error) else ""
+            raise ConfigError(f"{error}{random}") from error
     config.tracking.enabled = False
     check(config, ranks.world_size)
     return config
@@ -110,13 +132,13 @@ def _measured(
     import torch
 
     from hpctrain.bench.parts import Bench
+    from hpctrain.bench.random_data import write
     from hpctrain.distributed.group import process_group
     from hpctrain.distributed.variables import export
     from hpctrain.hardware import of_device
 
     export(config, one_node=ranks.one_node)
-    # All ranks know this name without communication.
-    folder = Path(config.output_dir) / f"bench-{ranks.job_id or 'here'}-{ranks.master_port}"
+    folder = _folder(config, ranks)
     if ranks.is_main:
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "logs").mkdir(parents=True)
@@ -131,6 +153,9 @@ def _measured(
             on_gpu = device.type == "cuda"
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
             config.train.batch_size_ramp = []  # the steps after the ramp are measured
+            if options.sample_shape and ranks.is_main:
+                write(config, options.sample_shape, folder / "data")
+            torch.distributed.barrier()
             bench = Bench(
                 config,
                 ranks,
@@ -144,10 +169,21 @@ def _measured(
     finally:
         if ranks.is_main:
             shutil.rmtree(folder, ignore_errors=True)
+    cured = ("data", "communication", "room")
     facts = Facts(
-        time.time(), socket.gethostname(), str(torch.__version__), tuple(ranks.hosts), bench.rank_s
+        time.time(),
+        socket.gethostname(),
+        str(torch.__version__),
+        tuple(ranks.hosts),
+        bench.rank_s,
+        {kind: cures(kind, config, ranks.world_size) for kind in cured},
     )
     return Figures(_setup(config, ranks, title), found, facts)
+
+
+def _folder(config: Config, ranks: RankInfo) -> Path:
+    """Return the folder, whose name all ranks know without communication."""
+    return Path(config.output_dir) / f"bench-{ranks.job_id or 'here'}-{ranks.master_port}"
 
 
 def _setup(config: Config, ranks: RankInfo, device: str) -> dict[str, Any]:
@@ -174,10 +210,11 @@ def _report(found: Figures, before: Figures | None, options: argparse.Namespace)
         found.check_comparable(before, options.against)
         slower = found.slower(before, options.tolerance)
     if options.json:
-        print(json.dumps(msgspec.to_builtins(found) | {"limit": found.limit(), "slower": slower}))
+        said = {"limit": found.limit(), "notes": found.notes(), "slower": slower}
+        print(json.dumps(msgspec.to_builtins(found) | said))
     else:
         _print(found, before)
-        for line in filter(None, [found.limit(), *slower]):
+        for line in filter(None, [found.limit(), *found.notes(), *slower]):
             print(line)
         if before is not None and not slower:
             print(f"not slower than {options.against}, within {options.tolerance:g}%")
@@ -199,7 +236,3 @@ def _print(found: Figures, before: Figures | None) -> None:
             cells.append("" if old is None else f"{old.samples_per_s:,.0f}")
         table.add_row(*cells)
     Console().print(table)
-    if seconds := found.facts.rank_s:
-        slowest = max(range(len(seconds)), key=seconds.__getitem__)
-        ratio = seconds[slowest] / min(seconds)
-        print(f"each rank alone: rank {slowest} is the slowest, {ratio:.2f} times the fastest")

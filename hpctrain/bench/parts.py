@@ -2,7 +2,7 @@
 
 data            the loader alone: batches are read, made and sent to the device, and dropped
 compute         steps on one batch that stays on the device; with several ranks, they send gradients
-communication   the gradients alone: as many bytes as a step sends, summed over all ranks
+communication   as many bytes as the data-parallel ranks send in a step, by the same operations
 whole           steps as in the training, with the loader
 
 Beside them, each rank alone: forward and backward of a micro-batch, of which it sends nothing. The
@@ -42,6 +42,7 @@ from hpctrain.training.trainer import Trainer
 
 Batches = Generator[Batch, None, None]
 _DRAIN_S = 10.0
+_SMALL = 2 << 30  # bytes of a model that each rank can have beside its part
 _BUCKET = 25 << 20  # bytes; torch sends gradients in buckets of this size
 
 
@@ -69,6 +70,7 @@ class Bench:
     steps: int
     hardware: Hardware | None = None
     rank_s: tuple[float, ...] = ()
+    _bytes: int = 0
 
     def measured(self, parts: list[str]) -> dict[str, Part]:
         """Return the figures of these parts, the same on all ranks."""
@@ -79,6 +81,8 @@ class Bench:
             try:
                 for part in parts:
                     found[part] = getattr(self, part)(trainer, batches)
+                model = trainer.train_step.model.module
+                self._bytes = sum(p.numel() * p.element_size() for p in model.parameters())
                 if "compute" in parts and self._whole_models:
                     self.rank_s = self._alone(trainer, batches)
             finally:
@@ -130,7 +134,7 @@ class Bench:
         return self._of_steps(seconds, trainer, batch)
 
     def communication(self, trainer: Trainer, batches: Batches) -> Part:
-        """Measure sums over all ranks of as many bytes as the gradients of the model have."""
+        """Measure what the data-parallel ranks send in a step: gradients, or also parameters."""
         wanted = [
             each for each in trainer.train_step.model.module.parameters() if each.requires_grad
         ]
@@ -141,19 +145,32 @@ class Bench:
             count, size // count // dtype.itemsize, dtype=dtype, device=self.device
         )
 
+        parallel, degrees = self.config.parallel, trainer.train_step.model.mesh.degrees
+        pieces = BatchSizes.of(self.config, degrees).accumulate
+        gathers = (2 * pieces if parallel.zero == 3 else 1) if degrees.dp_shard > 1 else 0
+        scatters = pieces if parallel.zero > 1 and parallel.sync != "last" else 1
+        # A sum is a scatter and a gather, and a scatter sends as many bytes as a gather.
+        times, ranks = gathers + scatters if gathers else 2, self.ranks.world_size
+        own = torch.zeros_like(buckets[0, : buckets.shape[1] // ranks])
+        parts = [bucket[: len(own) * ranks].chunk(ranks) for bucket in buckets]
+
         def send() -> None:
-            for bucket in buckets:
-                dist.all_reduce(bucket)
+            for bucket, chunks in zip(buckets, parts, strict=True):
+                if not gathers:
+                    dist.all_reduce(bucket)
+                    continue
+                for _ in range(times):
+                    dist.all_gather([*chunks], own)
 
         seconds = self._seconds(send)
-        return Part.of(seconds, self._samples, step_bytes=float(size))
+        return Part.of(seconds, self._samples, step_bytes=times / 2 * size)
 
     @property
     def _whole_models(self) -> bool:
         """Whether there are several ranks that can each compute the samples of a batch alone."""
         parallel = self.config.parallel
         degrees = Degrees.of(parallel, self.ranks.world_size)
-        undivided = degrees.dp_shard == 1 or parallel.zero == 1
+        undivided = degrees.dp_shard == 1 or parallel.zero == 1 or self._bytes < _SMALL
         return degrees.ranks == degrees.dp > 1 and undivided and self.config.data.collate != "pack"
 
     def _alone(self, trainer: Trainer, batches: Batches) -> tuple[float, ...]:

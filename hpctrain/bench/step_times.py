@@ -19,15 +19,7 @@ from hpctrain.doctor.measures.all_reduce import synchronise
 def measured(
     work: Callable[[], object], device: torch.device, warm_up: int, steps: int
 ) -> list[float]:
-    """Return the seconds of each step.
-
-    Args:
-        work: Makes one step.
-        device: Its device.
-        warm_up: Steps that are made before, and are not measured: they compile, allocate and
-            connect.
-        steps: How many steps are measured.
-    """
+    """Return the seconds of each step."""
     for _ in range(warm_up):
         work()
     synchronise(device)

@@ -139,7 +139,7 @@ def assign(seen: Sequence[Seen]) -> list[int]:
         having = [rank for rank, one in enumerate(seen) if one.gpus]
         raise ConfigError(
             f"torch sees no GPU on {_named(without, seen)}, but it does on {_named(having, seen)}: "
-            "exclude the node (site.sbatch.exclude), or parallel.device=cpu trains on CPUs only"
+            "exclude the node (+site.sbatch.exclude=NODE), or train on CPUs (parallel.device=cpu)"
         )
     indices, owners = [0] * len(seen), dict[str, int]()
     alike: dict[frozenset[str], list[int]] = {}

@@ -144,7 +144,7 @@ def _differs(name: str, value: object, usual: object) -> Finding:
     verdict: Verdict = "fail" if name in ("name", "driver", "memory_bytes", "nvlinks") else "warn"
     cure = (
         "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
-        "(site.sbatch.exclude): the slowest GPU sets the pace."
+        "(+site.sbatch.exclude=HOST): the slowest GPU sets the pace."
     )
     if name == "nvlinks":
         cure = "Ask the administrators to drain the node: a link is down (`nvidia-smi nvlink -s`)."

@@ -15,6 +15,9 @@ from hpctrain.record import Finite, Record, Time, read
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 _MUCH = 0.3  # communication that takes this part of a step by itself
+_MOST = 0.5  # of a step that is neither forward nor backward
+_UNEQUAL = 1.1  # a rank that is so much slower than another holds it up
+_UNSTEADY = 1.3  # the 95th percentile of the steps against their median
 
 Speed = Annotated[float, msgspec.Meta(gt=0, le=1.7e308)]
 
@@ -78,6 +81,7 @@ class Facts(Record, frozen=True):
 
     Attributes:
         rank_s: Seconds of a step of each rank by itself; empty if they were not measured.
+        cures: What helps against each limit.
     """
 
     time: Time = 0.0
@@ -85,6 +89,7 @@ class Facts(Record, frozen=True):
     torch: str = ""
     hosts: tuple[str, ...] = ()
     rank_s: tuple[Speed, ...] = ()
+    cures: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Figures(Record, frozen=True):
@@ -135,12 +140,7 @@ class Figures(Record, frozen=True):
             raise ConfigError(f"--against {path}: another benchmark: {'; '.join(differ)}")
 
     def slower(self, before: Figures, tolerance: float) -> list[str]:
-        """Return a sentence for each part that is slower than before.
-
-        Args:
-            before: The earlier benchmark.
-            tolerance: Percent that do not count.
-        """
+        """Return a sentence for each part that is slower than before."""
         found = []
         for name, part in self.parts.items():
             if (old := before.parts.get(name)) is None:
@@ -156,20 +156,62 @@ class Figures(Record, frozen=True):
     def limit(self) -> str:
         """Return what limits the training, in one sentence; "" if too little was measured."""
         data, compute = self.parts.get("data"), self.parts.get("compute")
-        sent = self.parts.get("communication")
         if compute is None:
             return ""
         if data is not None and data.samples_per_s < _CLOSE * compute.samples_per_s:
             ratio = data.samples_per_s / compute.samples_per_s
-            return (
-                f"The loader limits: it brings {ratio:.2f} times what the steps take. Try "
-                "data.threads, data.workers, data.stage=node, or a smaller image size."
+            text = f"The loader limits: it brings {ratio:.2f} times what the steps take."
+            return self._cured(text, "data")
+        sent, alone = self.parts.get("communication"), self._alone_ms()
+        if sent is not None and alone and alone < (1 - _MOST) * compute.p50_ms:
+            text = (
+                f"Communication limits: a step takes {compute.p50_ms:.0f} ms, and its forward and "
+                f"backward passes alone {alone:.0f} ms."
             )
+            return self._cured(text, "communication")
         if sent is not None and sent.p50_ms > _MUCH * compute.p50_ms:
-            share = sent.p50_ms / compute.p50_ms
-            return (
-                f"Communication may limit: by itself it takes {share:.0%} of a step, of which the "
-                "backward pass covers a part. Try train.micro_batch_size with a larger global "
-                "batch, or gradient compression (parallel.ddp)."
+            text = (
+                f"Communication may limit: by itself it takes {sent.p50_ms / compute.p50_ms:.0%} "
+                "of a step, of which the backward pass covers a part."
             )
-        return "Computing limits: the loader and the links have room."
+            return self._cured(text, "communication")
+        names = {"data": "the loader", "communication": "the links"}
+        room = " and ".join(text for name, text in names.items() if name in self.parts)
+        return f"Computing limits: there is room in {room}." if room else "Computing limits."
+
+    def notes(self) -> list[str]:
+        """Return what is unequal or unsteady, each in one sentence."""
+        seconds, hosts = self.facts.rank_s or (1.0,), self.facts.hosts
+        slowest = max(range(len(seconds)), key=seconds.__getitem__)
+        ratio, found = seconds[slowest] / min(seconds), []
+        if ratio > _UNEQUAL:
+            place = slowest * len(hosts) // len(seconds) if hosts else 0
+            host = f" ({hosts[place]})" if hosts else ""
+            found.append(
+                f"The ranks are unequal: rank {slowest}{host} takes {ratio:.2f} times as long as "
+                "the fastest, and in each step the others wait for it. `python -m hpctrain doctor` "
+                "looks for the cause; with nodes of different speed, `parallel.weights` gives each "
+                "its share."
+            )
+        steps = {name: self.parts[name] for name in ("compute", "whole") if name in self.parts}
+        unsteady = {name: part.p95_ms / part.p50_ms for name, part in steps.items()}
+        if unsteady and (most := max(unsteady.values())) > _UNSTEADY:
+            name = max(unsteady, key=unsteady.__getitem__)
+            found.append(
+                f"The steps fluctuate ({name}): one of twenty takes {most:.1f} times the median or "
+                "more. Other programs, heat, or too few cores (`launch.cpus_per_task`) do that, so "
+                "repeat it with more --steps before you compare."
+            )
+        return found
+
+    def _alone_ms(self) -> float | None:
+        """Return the time in which the slowest rank computes its share of a step alone."""
+        seconds = self.facts.rank_s
+        if not seconds:
+            return None
+        samples = int(self.setup["train.global_batch_size"]) / len(seconds)
+        return 1000 * samples * float(max(seconds))
+
+    def _cured(self, text: str, kind: str) -> str:
+        cures = self.facts.cures.get(kind)
+        return f"{text[:-1]}: {cures}." if cures else text

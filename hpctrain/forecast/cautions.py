@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -18,8 +19,6 @@ from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.forecast.parameter_count import parameter_count
 from hpctrain.hardware import Hardware, of_section
 
-_CORES_PER_GPU = 2
-_HOST_GB_PER_GPU = 8
 # The largest batch, as a multiple of the base, for which the papers of the rules show results.
 _STATED = {
     "linear": (32, "Goyal et al. 2017: 256 to 8,192 images"),
@@ -29,11 +28,7 @@ _GIB = 2**30
 
 
 def of_sweep(configs: Iterable[Config]) -> list[str]:
-    """Return the warnings of all runs, each once, with the number of runs if not all have it.
-
-    Args:
-        configs: The configs, which are valid.
-    """
+    """Return the warnings of all runs, each once, with the number of runs if not all have it."""
     kinds: dict[str, list[str]] = {}
     found: Counter[str] = Counter()
     count = 0
@@ -47,11 +42,7 @@ def of_sweep(configs: Iterable[Config]) -> list[str]:
 
 
 def cautions(config: Config) -> Iterator[str]:
-    """Yield the warnings of one run.
-
-    Args:
-        config: It is valid.
-    """
+    """Yield the warnings of one run."""
     try:
         hardware = of_section(config.hardware) if config.hardware else None
         degrees = Degrees.of(config.parallel, config.asked_world_sizes.start)
@@ -77,17 +68,17 @@ def _what_decides(config: Config) -> str:
 def _host(config: Config) -> Iterator[str]:
     launch = config.launch
     gpus = launch.gpus_per_node
-    if gpus and launch.cpus_per_task * launch.tasks_per_node < _CORES_PER_GPU * gpus:
-        least = -(-_CORES_PER_GPU * gpus // launch.tasks_per_node)
+    if gpus and launch.cpus_per_task * launch.tasks_per_node < CORES_PER_GPU * gpus:
+        least = -(-CORES_PER_GPU * gpus // launch.tasks_per_node)
         yield (
-            f"launch.cpus_per_task={launch.cpus_per_task}: fewer than {_CORES_PER_GPU} cores per "
+            f"launch.cpus_per_task={launch.cpus_per_task}: fewer than {CORES_PER_GPU} cores per "
             "GPU, so that loading data and starting kernels take turns; use "
             f"launch.cpus_per_task={least} or more"
         )
-    if gpus and launch.mem_gb is not None and launch.mem_gb < _HOST_GB_PER_GPU * gpus:
+    if gpus and launch.mem_gb is not None and launch.mem_gb < HOST_GB_PER_GPU * gpus:
         yield (
-            f"launch.mem_gb={launch.mem_gb:g}: less than {_HOST_GB_PER_GPU} GB of host memory per "
-            f"GPU, which torch, NCCL and the loader need; use {_HOST_GB_PER_GPU * gpus} or more"
+            f"launch.mem_gb={launch.mem_gb:g}: less than {HOST_GB_PER_GPU} GB of host memory per "
+            f"GPU, which torch, NCCL and the loader need; use {HOST_GB_PER_GPU * gpus} or more"
         )
 
 
@@ -148,8 +139,9 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[st
             f"does not fit: {count:,} parameters and the state of "
             f"{config.optimizer._target_.rpartition('.')[2]} alone take "
             f"{needed / _GIB:.1f} GiB on each rank (divided by {ranks}), and "
-            f"hardware={hardware.name} has {hardware.memory_bytes / _GIB:.1f} GiB; divide "
-            "more (parallel=zero3, more nodes): `python -m hpctrain plan` shows layouts that fit"
+            f"hardware={hardware.name} has {hardware.memory_bytes / _GIB:.1f} GiB: "
+            f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
+            "`python -m hpctrain plan` shows layouts that fit"
         )
 
 

@@ -19,11 +19,7 @@ _STATES = {
 
 
 def optimizer_states(optimizer: OptimizerConfig) -> int:
-    """Return how many tensors of the size of the parameters an optimizer keeps.
-
-    Args:
-        optimizer: The section of the config; an unknown optimizer counts as Adam, 2.
-    """
+    """Return how many tensors of the size of the parameters an optimizer keeps."""
     name, options = optimizer._target_.rpartition(".")[2], optimizer.options
     if name == "SGD":
         return int(bool(options.get("momentum")))

@@ -15,11 +15,7 @@ _MLP = ("hpctrain.models.MLP", "hpctrain.models.mlp.MLP")
 
 
 def parameter_count(model: Mapping[str, Any]) -> int | None:
-    """Return the number of parameters, each counted once; None if the config does not tell it.
-
-    Args:
-        model: The section of the config.
-    """
+    """Return the number of parameters, each counted once; None if the config does not tell it."""
     target = model.get("_target_")
     try:
         if target in TRANSFORMER:

@@ -38,11 +38,7 @@ class _Duration:
 
 
 def expected(config: Config) -> _Duration | None:
-    """Return the time of a run; None without a measured run that is like it, or without an end.
-
-    Args:
-        config: With an absolute `output_dir`.
-    """
+    """Return the time of a run; None without a measured run that is like it, or without an end."""
     run = like_run(config)
     steps = None if run is None else _steps(config, run)
     return None if run is None or steps is None else _duration(config, run, steps)
@@ -71,11 +67,7 @@ def pin(config: Config) -> None:
 
 
 def note(config: Config) -> str:
-    """Return what `launch.time_min=auto` has taken, for a reader.
-
-    Args:
-        config: After `pin`.
-    """
+    """Return what `launch.time_min=auto` has taken, for a reader."""
     duration = expected(config)
     if duration is None:
         return ""

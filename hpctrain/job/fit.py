@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from hpctrain.config.advice import cures
 from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed import long_work
@@ -149,7 +150,10 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
             trainer.checkpointer.readers.finish()
         return outcome
     except torch.OutOfMemoryError:
-        _lower_micro_batch(run, ranks, trainer.train_step.micro_batches)
+        sizes = trainer.train_step.micro_batches
+        if sizes is None or sizes.smaller is None:
+            log.error("out of memory: %s", cures("one row", config, ranks.world_size))
+        _lower_micro_batch(run, ranks, sizes)
         raise
     except MisfitError as error:
         code = trained_code.changes(config, run)

@@ -326,11 +326,15 @@ def outcome(run: RunDir, metric: str) -> float | None:
     """Return the metric of a run that has ended.
 
     Raises:
-        LaunchError: The run has not finished.
+        LaunchError: The run has not finished, and was not stopped by monitor.idle_action=stop.
     """
     record = run.read()
     state = record.state or "lost"
-    if state != "finished":
+    request = stop_request.read(run.path)
+    by = request.by if request else ""
+    if state == "interrupted" and by.startswith(stop_request.IDLE):
+        log.warning("%s: stopped by %s", run.name, by)
+    elif state != "finished":
         reason = one_line(record.attempt.error)
         raise FailedError(
             f"{run.name} is {state}, not finished: see {run.logs}{reason and f' ({reason})'}"

@@ -119,7 +119,7 @@ class _Monitor:
         log.warning("%s", text)
         write_atomically(samples.folder(self._run) / f"{self._node}.idle", text + "\n")
         if options.idle_action == "stop":
-            stop_request.write(self._run, f"the monitor ({text}; monitor.idle_action=stop)")
+            stop_request.write(self._run, f"{stop_request.IDLE} ({text}; monitor.idle_action=stop)")
 
 
 def _ends_within(seconds: float) -> bool:

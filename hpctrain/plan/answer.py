@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,7 @@ from hpctrain.job.building.make import make
 from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan import printing
-from hpctrain.plan.budget import Budget, budget_of
+from hpctrain.plan.budget import Budget, Limits, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
@@ -32,7 +33,7 @@ from hpctrain.plan.inspecting.model_facts import (
     layers_of,
 )
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
-from hpctrain.plan.layouts import of_command_line
+from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.measured.calibration import Calibration, calibrated, hardware_of, layout_of
 from hpctrain.plan.more_nodes import scaling
@@ -59,6 +60,7 @@ class Asked:
         runs: Measured runs whose times take the place of the assumed efficiencies.
         measure: Whether layouts will be measured: those of one number of ranks are ranked then,
             also beside a named one, and on hardware that is unknown.
+        limits: The values of `--deadline` and `--max-cost`.
     """
 
     config: Config
@@ -70,22 +72,12 @@ class Asked:
     layers: bool
     runs: Sequence[MeasuredRun] = ()
     measure: bool = False
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What `plan` prints.
-
-    Attributes:
-        facts: Of the model.
-        layers: Its table; empty unless it was asked for.
-        named: The estimate for the layout of the command line, or None.
-        ranking: The other layouts.
-        hardware: The hardware of the config.
-        loader: What the loader has to read.
-        kinds: The smallest number of GPUs of each kind.
-        assumptions: What the estimates rest on.
-    """
+    """What `plan` prints; `kinds` has the smallest number of GPUs of each kind."""
 
     facts: ModelFacts
     layers: list[Layer]
@@ -94,6 +86,7 @@ class _Answer:
     hardware: Hardware | None
     loader: LoaderRate
     kinds: list[tuple[Hardware, Estimate | None]] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
     assumptions: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -101,24 +94,19 @@ class _Answer:
         """All estimates; that of the command line is the first, and occurs once."""
         if self.named is None:
             return self.ranking.best
-        one = self.named.layout
-        same = (one.ranks, one.kind, one.batch, one.config.train.activation_checkpointing)
-        others = (
-            each
-            for each in self.ranking.best
-            if same
-            != (
-                *(each.layout.ranks, each.layout.kind, each.layout.batch),
-                each.layout.config.train.activation_checkpointing,
-            )
-        )
+
+        def known(one: Layout) -> tuple[object, ...]:
+            return one.ranks, one.kind, one.batch, one.config.train.activation_checkpointing
+
+        named = known(self.named.layout)
+        others = (each for each in self.ranking.best if known(each.layout) != named)
         return [self.named, *others]
 
     @property
     def fits(self) -> bool | None:
-        """Whether the layout of the command line fits, or else any other; None if unknown."""
+        """Whether the layout of the command line, or else any other, is possible; None: unknown."""
         if self.named is not None:
-            return self.named.fits
+            return False if self.limits.exceeded(*self.named.bill) else self.named.fits
         found = {estimate.fits for estimate in self.ranking.best}
         return True if True in found else None if None in found else False
 
@@ -146,25 +134,21 @@ class _Answer:
         }
 
     def show(self, console: Console, command: str) -> None:
-        """Print the tables.
-
-        Args:
-            console: Where.
-            command: The beginning of a command that submits the run.
-        """
+        """Print the tables."""
         printing.print_model(console, self.facts)
         if self.layers:
             printing.print_layers(console, self.layers)
         if self.named is not None:
-            printing.print_memory(console, self.named, self.hardware)
+            most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
+            printing.print_memory(console, self.named, self.hardware, most)
+            if self.hardware and (exceeded := self.limits.exceeded(*self.named.bill)):
+                console.print(f"it {exceeded}", soft_wrap=True)
         if self.layouts and self.hardware:
-            console.print(f"\nestimates on {self.hardware.title}")
-            printing.print_layouts(console, self.layouts, command)
+            printing.print_layouts(console, self.layouts, self.hardware, command)
             printing.print_scaling(console, scaling(self.ranking.best))
             console.print(f"\n{self.loader.text(self.layouts[0])}")
         printing.print_excluded(console, self.ranking.excluded)
         if self.kinds:
-            console.print("\nthe smallest number of GPUs that fits, of each kind")
             printing.print_hardware(console, self.kinds)
         console.print("\nassumptions")
         for name, text in self.assumptions.items():
@@ -173,10 +157,6 @@ class _Answer:
 
 def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     """Return the plan.
-
-    Args:
-        asked: What the command line asks for.
-        others: The kinds of GPUs to compare.
 
     Raises:
         ConfigError: The model, the task and the sample do not fit, or the layout of the command
@@ -196,7 +176,9 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     samples = None if shape else samples_of_epoch(config)
     budget = budget_of(asked.budget, config, facts.tokens, samples)
     assert estimator.activations["none"]  # a sample that does not fit is an error before all else
-    estimator.steps = budget.steps
+    estimator.steps, estimator.limits = budget.steps, asked.limits
+    price = hardware.price_per_hour if hardware else None
+    asked.limits.check(budget, None if hardware is None else price.currency if price else "")
     if asked.runs and hardware is not None:
         estimator.calibration = _calibration(asked.runs, hardware)
     named = None
@@ -223,7 +205,7 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     if estimator.calibration is not None:
         assumed |= estimator.calibration.assumptions
     loader = loader_rate(config, hardware, has_data=shape is None)
-    return _Answer(facts, layers, named, ranking, hardware, loader, kinds, assumed)
+    return _Answer(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed)
 
 
 def _estimator(

@@ -1,4 +1,8 @@
-"""How long a run is: `--budget 300e9tokens`, or what the config says."""
+"""How long a run is, and what it may take.
+
+--budget 300e9tokens, or what the config says ── Budget
+--deadline 24h, --max-cost 500USD ────────────── Limits ── which layouts are good enough
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
 _UNITS = ("tokens", "samples", "steps", "epochs")
+_HOURS = {"min": 1 / 60, "h": 1.0, "d": 24.0}
+_NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*"
 
 
 @dataclass(frozen=True)
@@ -27,14 +33,84 @@ class Budget:
     text: str
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a run may take.
+
+    Attributes:
+        hours: On the clock; None is no limit.
+        cost: In the currency of the prices; None is no limit.
+        currency: That of `cost`; "" takes any.
+    """
+
+    hours: float | None = None
+    cost: float | None = None
+    currency: str = ""
+
+    @classmethod
+    def of(cls, deadline: str | None, max_cost: str | None) -> Limits:
+        """Return the limits of a command line.
+
+        Raises:
+            ConfigError: One is not a positive number with its unit.
+        """
+        hours = re.fullmatch(rf"{_NUMBER}({'|'.join(_HOURS)})\s*", deadline or "1h")
+        cost = re.fullmatch(rf"{_NUMBER}([A-Z]{{3}})?\s*", max_cost or "1")
+        if not hours or not float(hours[1]):
+            raise ConfigError(f"--deadline={deadline}: it must be a time such as 90min, 24h or 3d")
+        if not cost or not float(cost[1]):
+            raise ConfigError(f"--max-cost={max_cost}: it must be an amount such as 500 or 500USD")
+        return cls(
+            None if deadline is None else float(hours[1]) * _HOURS[hours[2]],
+            None if max_cost is None else float(cost[1]),
+            cost[2] or "",
+        )
+
+    def check(self, budget: Budget, price: str | None) -> None:
+        """Check that they can be compared with something.
+
+        Raises:
+            ConfigError: The length of the run or the price is unknown, or has another currency.
+        """
+        if self == Limits():
+            return
+        if budget.steps is None:
+            raise ConfigError("--deadline and --max-cost need the length of the run: add --budget")
+        if self.cost is not None and price is not None and price != (self.currency or price or "-"):
+            why = f"the price is in {price}" if price else "the hardware has no price"
+            raise ConfigError(f"--max-cost: {why}; hardware.price.own='1.20 EUR' sets yours")
+
+    def excess(self, hours: float | None, cost: float | None, currency: str) -> float:
+        """Return how many times a run takes what it may; inf if that is unknown."""
+        parts = [0.0]
+        if self.hours is not None:
+            parts.append(math.inf if hours is None else hours / self.hours)
+        if self.cost is not None:
+            other = cost is None or self.currency not in ("", currency)
+            parts.append(math.inf if cost is None or other else cost / self.cost)
+        return max(parts)
+
+    def exceeded(self, hours: float | None, cost: float | None, currency: str) -> str:
+        """Return what a run takes of what it may, for a reader; "" if it is not more."""
+        if self.excess(hours, cost, currency) <= 1:
+            return ""
+        found = []
+        if self.hours is not None:
+            found.append(f"{number(hours)} hours (--deadline {number(self.hours)})")
+        if self.cost is not None:
+            found.append(f"{number(cost)} {currency} (--max-cost {number(self.cost)})")
+        return f"takes {' and '.join(found)}"
+
+
+def number(value: float | None) -> str:
+    """Return a figure of a plan for a reader, with two digits that count, or more."""
+    if value is None:
+        return "unknown"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
+
+
 def budget_of(text: str | None, config: Config, tokens: int, samples: int | None) -> Budget:
     """Return the budget of a run.
-
-    Args:
-        text: The value of `--budget`; None takes the shorter of train.max_steps and max_epochs.
-        config: The config.
-        tokens: The tokens of a sample; 0 if it has none.
-        samples: The samples of an epoch; None if there is no data set.
 
     Raises:
         ConfigError: It has no unit, or a unit that this run does not have.

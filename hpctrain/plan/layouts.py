@@ -104,14 +104,6 @@ def layouts(
 
     Those of one list differ in micro-batches and activation checkpointing; the last one needs the
     least memory.
-
-    Args:
-        config: The config.
-        nodes: The nodes.
-        per_node: The ranks of a node.
-        modes: The modes of activation checkpointing, from the one that needs most memory.
-        excluded: Gets what is not possible, with the reason.
-        divisible: What can be divided; None means neither experts nor positions.
     """
     ranks, divisible = nodes * per_node, divisible or Divisible()
     excluded |= _left_out(nodes, divisible)

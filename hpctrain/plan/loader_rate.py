@@ -70,11 +70,6 @@ class LoaderRate:
 def loader_rate(config: Config, hardware: Hardware | None, *, has_data: bool) -> LoaderRate:
     """Return what is known of reading the data.
 
-    Args:
-        config: The config.
-        hardware: The hardware, whose `storage_mb_per_s` counts before what was measured.
-        has_data: Whether there is a data set.
-
     Raises:
         DataError: There is no such data set.
     """

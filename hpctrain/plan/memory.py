@@ -74,10 +74,6 @@ class Memory:
         """Return the largest sum of a step in bytes, with those of all activations.
 
         Activations are there in full when the backward pass begins, and all gradients when it ends.
-
-        Args:
-            activations: Bytes of what the forward passes keep, with the logits and the loss.
-            working: Bytes that the backward pass of one block needs, with what the block keeps.
         """
         return max(
             self.peak,
@@ -108,18 +104,7 @@ def memory_of(
     accumulate: int = 1,
     trained: ModelSizes | None = None,
 ) -> Memory:
-    """Return the bytes of each rank by formula.
-
-    Args:
-        sizes: The part of the model that a rank has by tp, pp and ep.
-        degrees: The ranks.
-        parallel: The section of the config.
-        precision: The section of the config.
-        optimizer: The section of the config; an unknown optimizer counts as Adam.
-        accumulate: The number of micro-batches in a rank's share of a batch.
-        trained: The same for the parameters that are trained; frozen ones have neither gradients
-            nor optimizer state. None: all are trained.
-    """
+    """Return the bytes of each rank by formula."""
     both = sizes, trained or sizes
     if shards(degrees, parallel) == 1 and not parallel.fsdp.offload:
         divided = degrees.ranks > degrees.dp_replicate or parallel.ep > 1
@@ -133,10 +118,6 @@ def shards(degrees: Degrees, parallel: ParallelConfig) -> int:
 
     The ranks of context parallel divide parameters with those of dp_shard. Without dp_shard they
     are replicas.
-
-    Args:
-        degrees: The ranks.
-        parallel: The section of the config; with offload, cp divides parameters in any case.
     """
     if degrees.dp_shard == 1 and not parallel.fsdp.offload:
         return 1

@@ -41,13 +41,7 @@ class ModelSizes:
 
     @classmethod
     def counted(cls, block: int, blocks: int, rest: int) -> ModelSizes:
-        """Return the sizes of a model of equal blocks.
-
-        Args:
-            block: Number of elements of a block's parameters.
-            blocks: Number of blocks.
-            rest: Number of elements outside of the blocks.
-        """
+        """Return the sizes of a model of equal blocks."""
         return cls((((block,),),) * blocks, ((rest,),))
 
     @classmethod
@@ -65,15 +59,6 @@ class ModelSizes:
         """Return the sizes of a model; one on the meta device is enough.
 
         A parameter that several modules share counts once, in the first block that has it.
-
-        Args:
-            model: A torch module; the stage of one rank if a pipeline divides the layers.
-            blocks: Its blocks, from `find_blocks`.
-            plan: The names of modules and their styles of tensor parallel.
-            tp: The ranks that divide each layer; the sizes are those of the part of one rank.
-            experts: The name of the modules that hold experts, from the model's plan.
-            ep: The ranks that divide the experts.
-            trained: Count only the parameters that are trained.
         """
         seen = {id(p) for p in model.parameters() if trained and not p.requires_grad}
         divided: dict[int, tuple[int, int]] = {}  # the axis, and the ranks that divide it

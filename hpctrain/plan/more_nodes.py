@@ -33,11 +33,7 @@ class Scaled:
 
 
 def scaling(estimates: Iterable[Estimate]) -> list[Scaled]:
-    """Return a row for each number of whole nodes, from the smallest; at least two, or none.
-
-    Args:
-        estimates: Layouts that fit. Those of less than a node are left out if there are others.
-    """
+    """Return a row for each number of whole nodes, from the smallest; at least two, or none."""
     fastest: dict[int, Estimate] = {}
     widest: dict[int, int] = {}
     for estimate in estimates:

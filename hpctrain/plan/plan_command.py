@@ -22,6 +22,7 @@ from hpctrain.forecast import node_weights, time_limit
 from hpctrain.forecast.cautions import cautions
 from hpctrain.forecast.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
+from hpctrain.plan.budget import Limits
 from hpctrain.plan.measured import refusals
 from hpctrain.secrets import referenced
 
@@ -30,9 +31,6 @@ _DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
 
 def main(argv: list[str]) -> int:
     """Print the plan of a run.
-
-    Args:
-        argv: The arguments after `plan`.
 
     Returns:
         The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown. With `--measure`: 0 if
@@ -50,8 +48,9 @@ def main(argv: list[str]) -> int:
             load(text.partition("=")[2], folders)  # its error says how to add a machine
     if given.measure:
         refusals.check(given.overrides, given.sample_shape)
-    config = _composed(given.overrides, given.config_dir, given.sample_shape)
+    config = composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
+    limits = Limits.of(given.deadline, given.max_cost)
     runs = [_measured(run) for run in given.from_run]
 
     gc.disable()  # importing torch makes many objects and drops few
@@ -74,6 +73,7 @@ def main(argv: list[str]) -> int:
         layers=given.layers,
         runs=runs,
         measure=given.measure,
+        limits=limits,
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
@@ -131,6 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", help="numbers of nodes to look at: 1,2,4")
     parser.add_argument("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
     parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
+    parser.add_argument("--deadline", help="leave out what takes longer: 90min, 24h or 3d")
+    parser.add_argument("--max-cost", help="leave out what costs more: 500 or 500USD")
     parser.add_argument("--layers", action="store_true", help="show the table of layers")
     parser.add_argument(
         "--from-run",
@@ -156,8 +158,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _composed(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
-    """Return the config; what a plan does not need has a value that stands for it."""
+def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
+    """Return the config; what a plan does not need has a value that stands for it.
+
+    Raises:
+        ConfigError: An override is wrong, or there is neither a data set nor a shape.
+    """
     names = {text.partition("=")[0].lstrip("+") for text in overrides}
     without = [text for text in overrides if text not in ("data=null", "data.path=null")]
     if shape is None and (len(without) < len(overrides) or not names & _DATA):
@@ -193,7 +199,7 @@ def _numbers(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.isdecimal() and 1 <= int(part) <= 100_000 for part in parts):
         raise ConfigError(f"--nodes={text}: it must be numbers of nodes, such as 4 or 1,2,4")
-    return [int(part) for part in parts]
+    return sorted({int(part) for part in parts})
 
 
 def _names_layout(override: str) -> bool:

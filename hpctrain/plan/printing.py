@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.console import Console, Table
-from hpctrain.hardware import Hardware
+from hpctrain.hardware import Hardware, Price
+from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
 from hpctrain.plan.more_nodes import Scaled
-from hpctrain.plan.predicting.estimate import Estimate
-
-_GIB = 2**30
+from hpctrain.plan.predicting.estimate import Estimate, readable
 
 
 def print_model(console: Console, facts: ModelFacts) -> None:
@@ -45,17 +44,25 @@ def print_layers(console: Console, layers: list[Layer]) -> None:
     console.print(table)
 
 
-def print_memory(console: Console, estimate: Estimate, hardware: Hardware | None) -> None:
-    """Print the memory of a layout by part."""
+def print_memory(
+    console: Console, estimate: Estimate, hardware: Hardware | None, most: float
+) -> None:
+    """Print the memory of a layout by part; `most` is that of the largest GPU that is known."""
     layout = estimate.layout
     batch = layout.batch
+    if hardware is None and layout.ranks == 1 and estimate.memory.total > most:
+        console.print(
+            f"\none GPU alone would need {readable(estimate.memory.total)}, more than any has; "
+            "hardware=NAME shows layouts that fit",
+        )
+        return
     console.print(
         f"\n{layout.kind} on {layout.ranks} rank{'s' * (layout.ranks > 1)}: global batch "
         f"{batch.global_size} = dp {batch.shares} x accumulate {batch.accumulate} x {batch.micro}"
     )
     table = Table("memory of the rank that needs most", "")
     for name, value in vars(estimate.memory).items():
-        table.add_row(name, "unknown" if value is None else f"{value / _GIB:.3f} GiB")
+        table.add_row(name, "unknown" if value is None else readable(value))
     console.print(table)
     if estimate.memory.activations is None:
         console.print("the activations are unknown, so the total is at least this")
@@ -65,42 +72,76 @@ def print_memory(console: Console, estimate: Estimate, hardware: Hardware | None
         console.print(f"whether it fits into {hardware.title} is unknown")
         return
     verdict = "fits into" if estimate.fits else "does not fit into"
-    console.print(f"it {verdict} the {hardware.memory_bytes / _GIB:.1f} GiB of {hardware.title}")
+    console.print(f"it {verdict} the {readable(hardware.memory_bytes)} of {hardware.title}")
 
 
-def print_layouts(console: Console, estimates: list[Estimate], command: str) -> None:
-    """Print the layouts, best first, and the command of each."""
-    table = Table("layout", "ranks", "memory", "step", "tokens/s/GPU", "MFU", "hours")
+def print_layouts(
+    console: Console, estimates: list[Estimate], hardware: Hardware, command: str
+) -> None:
+    """Print the layouts, best first, and after `command` the overrides of each."""
+    prices = [
+        f"{price.amount:g} {price.currency} {price.kind.replace('_', ' ')}"
+        for price in (hardware.price_per_hour, hardware.spot)
+        if price is not None
+    ]
+    date = f", {hardware.price_per_hour.date or 'no date'}" if hardware.price_per_hour else ""
+    told = f"; a GPU-hour: {', '.join(dict.fromkeys(prices))}{date}" if prices else ""
+    console.print(f"\nestimates on {hardware.title}{told}")
+    columns: dict[str, Callable[[Estimate], str]] = {
+        "layout": _name,
+        "ranks": lambda one: str(one.layout.ranks),
+        "memory": _memory,
+        "step": lambda one: _or_unknown(one.time and one.time.step_s, "{:.3f} s"),
+        "tok/s/GPU": lambda one: _or_unknown(one.tokens_per_s_per_gpu, "{:,.0f}"),
+        "MFU": lambda one: _or_unknown(one.time and one.time.mfu, "{:.1%}"),
+        "hours": lambda one: number(one.hours),
+        "cost": lambda one: number(one.cost(one.price)),
+        "spot": lambda one: number(one.cost(one.spot)),
+    }
+    texts = {name: [cell(one) for one in estimates] for name, cell in columns.items()}
+    shown = {name: column for name, column in texts.items() if {*column} != {"unknown"}}
+    _print_table(console, shown)
+    ranks: set[int] = set()
     for estimate in estimates:
-        entry = estimate.as_json()
-        hours = entry["gpu_hours"]
-        table.add_row(
-            estimate.layout.kind,
-            str(entry["ranks"]),
-            _memory(estimate),
-            _or_unknown(entry["step_s"], "{:.3f} s"),
-            _or_unknown(entry["tokens_per_s_per_gpu"], "{:,.0f}"),
-            _or_unknown(entry["mfu"], "{:.1%}"),
-            _or_unknown(hours and hours / entry["ranks"], "{:,.1f}"),
-        )
-    console.print(table)
-    shown: set[int] = set()
-    for estimate in estimates:
-        ranks = estimate.layout.ranks
-        if ranks in shown:  # the first of each number of ranks is the fastest
+        if estimate.layout.ranks in ranks:  # the first of each number of ranks is the fastest
             continue
-        shown.add(ranks)
-        console.print(f"\n{estimate.layout.kind}, {ranks}: {estimate.reason}")
-        console.print(f"  {command} {' '.join(estimate.layout.overrides)}", soft_wrap=True)
+        ranks.add(estimate.layout.ranks)
+        name = f"{_name(estimate)}, {estimate.layout.ranks}: {estimate.reason}"
+        console.print(f"\n{name}{_bill(estimate)}")
+        console.print(f"  {command} {' '.join(estimate.layout.overrides)}")
+
+
+def _name(estimate: Estimate) -> str:
+    """Return the kind of a layout; two of one kind are on the same ranks only if one was given."""
+    return estimate.layout.kind + ", as given" * estimate.layout.named
+
+
+def _print_table(console: Console, columns: Mapping[str, list[str]]) -> None:
+    table = Table(*columns, right=range(1, len(columns)))
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    console.print(table)
+
+
+def _bill(estimate: Estimate) -> str:
+    """Return what the budget takes on this layout; "" without a budget."""
+    entry = estimate.as_json()
+    if estimate.hours is None:
+        return ""
+    parts = [f"{number(estimate.hours)} hours", f"{number(entry['gpu_hours'])} GPU-hours"]
+    parts += [f"{number(entry['kwh'])} kWh"] if entry["kwh"] is not None else []
+    parts += [_money(estimate, estimate.price)] if estimate.price else []
+    parts += [f"spot {_money(estimate, estimate.spot)}"] if estimate.spot else []
+    return f". It takes {', '.join(parts)}"
+
+
+def _money(estimate: Estimate, price: Price | None, *, unit: bool = True) -> str:
+    currency = f" {price.currency}" if price and unit else ""
+    return f"{number(estimate.cost(price))}{currency}"
 
 
 def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
-    """Print what is not possible, each layout once, on the most ranks; one line for a reason.
-
-    Args:
-        console: Where.
-        excluded: The reason by `LAYOUT on N ranks`.
-    """
+    """Print what is not possible, each layout once, on the most ranks; one line for a reason."""
     last = {name.partition(" ")[0]: name for name in excluded}
     names: dict[str, list[str]] = {}
     for name in last.values():
@@ -115,43 +156,56 @@ def print_scaling(console: Console, rows: list[Scaled]) -> None:
     if not rows:
         return
     console.print("\nscaling with the same global batch, the fastest layout of each")
-    table = Table("nodes", "ranks", "layout", "step", "tokens/s/GPU", "efficiency")
-    for row in rows:
-        entry = row.as_json()
-        table.add_row(
-            str(entry["nodes"]),
-            str(entry["ranks"]),
-            row.estimate.layout.kind,
-            _or_unknown(entry["step_s"], "{:.3f} s"),
-            _or_unknown(entry["tokens_per_s_per_gpu"], "{:,.0f}"),
-            f"{row.efficiency:.1%}",
+    entries = [row.as_json() for row in rows]
+    columns = {
+        "nodes": [str(entry["nodes"]) for entry in entries],
+        "ranks": [str(entry["ranks"]) for entry in entries],
+        "layout": [row.estimate.layout.kind for row in rows],
+        "step": [_or_unknown(entry["step_s"], "{:.3f} s") for entry in entries],
+        "hours": [number(row.estimate.hours) for row in rows],
+        "cost": [number(row.estimate.cost(row.estimate.price)) for row in rows],
+        "efficiency": [f"{row.efficiency:.1%}" for row in rows],
+    }
+    _print_table(console, {n: cells for n, cells in columns.items() if {*cells} != {"unknown"}})
+    best = max(rows, key=lambda row: row.efficiency)
+    if best.efficiency > 1.005:
+        console.print(
+            f"more than 100%: {_how(best.estimate)} has room on {best.estimate.layout.ranks} GPUs, "
+            f"and {_how(rows[0].estimate)} is the fastest that has room in the first row",
         )
-    console.print(table)
+
+
+def _how(estimate: Estimate) -> str:
+    layout, train = estimate.layout, estimate.layout.config.train
+    pieces = f"{layout.batch.accumulate} micro-batch{'es' * (layout.batch.accumulate > 1)}"
+    return f"{layout.kind} ({pieces}, activation checkpointing {train.activation_checkpointing})"
 
 
 def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]]) -> None:
-    """Print on how many GPUs of each kind the run fits, and what it takes there."""
-    table = Table("hardware", "GPUs", "layout", "GPU-hours", "kWh", "cost", "price")
-    for hardware, estimate in rows:
-        if estimate is None:
-            table.add_row(hardware.name, "-", "does not fit", "", "", "", "")
-            continue
-        entry, price = estimate.as_json(), hardware.price_per_hour
-        table.add_row(
-            hardware.name,
-            str(estimate.layout.ranks),
-            estimate.layout.kind,
-            _or_unknown(entry["gpu_hours"], "{:,.1f}"),
-            _or_unknown(entry["kwh"], "{:,.0f}"),
-            _or_unknown(entry["cost"], "{:,.0f} " + (price.currency if price else "")),
-            f"{price.amount:g} {price.currency}/h, {price.date}" if price else "unknown",
+    """Print on how many GPUs of each kind the run is possible, and what it takes there."""
+    units = {one.price.currency for _, one in rows if one and one.price}
+    unit = f", in {units.pop()}" if len(units) == 1 else ""
+    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
+    columns: dict[str, list[str]] = {"hardware": [hardware.name for hardware, _ in rows]}
+    cells = [
+        ("-", "not possible", "", "", "", "", "", "")
+        if one is None
+        else (
+            *(str(one.layout.ranks), one.layout.kind, number(one.hours), number(one.gpu_hours)),
+            number(one.as_json()["kwh"]),
+            *(_money(one, price, unit=not unit) for price in (one.price, one.spot)),
+            one.price.date if one.price else "",
         )
-    console.print(table)
+        for _, one in rows
+    ]
+    names = ("GPUs", "layout", "hours", "GPU-hours", "kWh", "cost", "spot", "prices of")
+    columns |= {name: [cell[place] for cell in cells] for place, name in enumerate(names)}
+    _print_table(console, columns)
 
 
 def _memory(estimate: Estimate) -> str:
     least = ">" if estimate.memory.activations is None else ""
-    return f"{least}{estimate.memory.total / _GIB:.1f} GiB"
+    return f"{least}{readable(estimate.memory.total)}"
 
 
 def _or_unknown(value: Any, form: str) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import Hardware
 from hpctrain.plan.layouts import Layout, layouts
-from hpctrain.plan.predicting.estimate import Estimate, Estimator, speed
+from hpctrain.plan.predicting.estimate import Estimate, Estimator, readable, speed
 
 _MOST_NODES = 4096
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -24,24 +23,20 @@ class Ranking:
     Attributes:
         best: One estimate for each way to divide the model, of those that fit, best first.
         excluded: What does not work, with the reason.
+        over: Those that fit, but take more than they may.
     """
 
     best: list[Estimate]
     excluded: dict[str, str]
+    over: list[Estimate] = field(default_factory=list)
 
 
 def rank(
     config: Config, estimator: Estimator, hardware: Hardware, sizes: Iterable[tuple[int, int]]
 ) -> Ranking:
-    """Return the layouts for given numbers of nodes.
-
-    Args:
-        config: The config.
-        estimator: Predicts one layout.
-        hardware: The hardware.
-        sizes: Numbers of nodes and of ranks of a node.
-    """
+    """Return the layouts for given numbers of nodes."""
     found: list[Estimate] = []
+    over: list[Estimate] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
         groups = layouts(config, nodes, per_node, estimator.modes, excluded, estimator.divisible)
@@ -54,17 +49,20 @@ def rank(
                 continue
             possible = [estimate for estimate in estimates if estimate.fits is not False]
             if possible:
-                found.append(min(possible, key=speed))
+                fastest = min(possible, key=speed)
+                if reason := estimator.limits.exceeded(*fastest.bill):
+                    excluded[name] = reason
+                (over if reason else found).append(fastest)
                 continue
             limit = hardware.memory_bytes or 0
             full = group[-1].config.train.activation_checkpointing == "full"
             excluded[name] = (
-                f"needs {estimates[-1].memory.total / _GIB:.1f} GiB of {limit / _GIB:.1f} GiB per "
-                f"GPU, also with {'full activation checkpointing and ' * full}the smallest "
+                f"needs {readable(estimates[-1].memory.total)} of {readable(limit)} per GPU, also "
+                f"with {'full activation checkpointing and ' * full}the smallest "
                 "micro-batch"
             )
     found.sort(key=lambda e: (e.layout.ranks, speed(e)))
-    return Ranking([replace(e, reason=_reason(e)) for e in found], excluded)
+    return Ranking([replace(e, reason=_reason(e)) for e in found], excluded, over)
 
 
 def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> list[Estimate]:
@@ -81,13 +79,7 @@ def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> 
 
 
 def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list[tuple[int, int]]:
-    """Return the numbers of nodes and ranks to look at.
-
-    Args:
-        hardware: The hardware.
-        nodes: What the user has asked for; None looks at parts of a node and some nodes.
-        per_node: The ranks of a node; 0 takes the GPUs of a usual node.
-    """
+    """Return the numbers of nodes and ranks to look at."""
     whole = per_node or hardware.gpus_per_node or 1
     if nodes is not None:
         return [(n, whole) for n in nodes]
@@ -98,15 +90,8 @@ def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list
 def smallest(
     config: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0
 ) -> Estimate | None:
-    """Return the best layout on the smallest number of GPUs that fits, or None.
-
-    Args:
-        config: The config.
-        estimator: Predicts one layout.
-        hardware: The hardware.
-        per_node: The ranks of a node; 0 takes the GPUs of a usual node.
-    """
-    whole = per_node or hardware.gpus_per_node or 1
+    """Return the best layout on the smallest number of GPUs that is enough, or None."""
+    whole, nearest = per_node or hardware.gpus_per_node or 1, math.inf
     sizes = sizes_of(hardware, None, per_node)[:-2]
     nodes = 2
     while nodes <= _MOST_NODES:
@@ -118,8 +103,14 @@ def smallest(
             break
         if estimator.least(config, ranks) > (hardware.memory_bytes or math.inf):
             continue
-        if best := rank(config, estimator, hardware, [size]).best:
-            return min(best, key=speed)
+        found = rank(config, estimator, hardware, [size])
+        if found.best:
+            return min(found.best, key=speed)
+        if found.over:  # more GPUs may be faster, until they are not
+            excess = min(estimator.limits.excess(*each.bill) for each in found.over)
+            if excess >= nearest:
+                break
+            nearest = excess
     return None
 
 

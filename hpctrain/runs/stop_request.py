@@ -26,6 +26,10 @@ class StopRequest(record.Record, frozen=True):
     time: record.Time
 
 
+IDLE = "the monitor"
+"""Who asks if the devices are idle and `monitor.idle_action` is stop, as the user has wished."""
+
+
 def stop_file(run: Path) -> Path:
     """Return the path of the stop request in the run directory `run`."""
     return run / "stop"

@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
+from hpctrain.secrets import without_credentials
 from hpctrain.tracking.refusal import RefusedError, deleted
 
 _TIMEOUT = 3.0
@@ -49,7 +50,14 @@ def experiment_id(uri: str, experiment: str) -> str | None:
 
 def _refused(uri: str, status: int, body: dict[str, Any]) -> Exception:
     message = body.get("message", "not an MLflow server's answer")
-    if status in (401, 403):
+    host = urllib.parse.urlsplit(uri).hostname or ""
+    proxy = urllib.request.getproxies().get(uri.partition(":")[0])
+    if proxy and status in (403, 407) and not body and not urllib.request.proxy_bypass(host):
+        where = without_credentials(proxy)
+        message = f"so says the proxy {where}: `export no_proxy={host}` goes past it"
+    elif status == 403 and not body:
+        message = "something before the server forbids it, such as a gateway or a firewall"
+    elif status in (401, 403):
         message = (
             f"it refuses {_given()}; "
             "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "

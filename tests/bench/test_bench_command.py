@@ -43,6 +43,47 @@ def test_what_limits() -> None:
     assert "Computing limits" in figures(data=part(1000), compute=part(200)).limit()
     sent = part(1000, 5.0)
     assert "50% of a step" in figures(compute=part(200), communication=sent).limit()
+    assert figures(compute=part(200)).limit() == "Computing limits."  # no loader was measured
+
+
+def test_what_limits_where_parameters_are_sharded_and_what_is_unequal() -> None:
+    """A step of zero3 takes 184 ms, and computing alone 33 ms: that is no limit of computing."""
+    setup = {"ranks": 2, "train.global_batch_size": 64}
+    facts = {"rank_s": [0.033 / 32, 0.02 / 32], "hosts": ["n1", "n2"]}
+    facts["cures"] = {"communication": "`parallel.zero=1` gathers less"}
+    parts = {"compute": part(300, 184.0), "communication": part(900, 20.0)}
+    found = Figures(setup, parts, facts)
+    assert found.limit() == (
+        "Communication limits: a step takes 184 ms, and its forward and backward passes alone "
+        "33 ms: `parallel.zero=1` gathers less."
+    )
+    (unequal,) = found.notes()
+    assert unequal.startswith("The ranks are unequal: rank 0 (n1) takes 1.65 times as long as")
+    parts = {"compute": Part(300, 100.0, 180.0), "data": Part(300, 1.0, 9.0)}
+    (unsteady,) = Figures(setup, parts, {"rank_s": [0.1, 0.1]}).notes()
+    assert "fluctuate (compute): one of twenty takes 1.8 times the median" in unsteady
+
+
+@pytest.mark.slow
+def test_random_samples_stand_for_a_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "single")
+    words = [f"output_dir={tmp_path}/runs", "--steps=5", "--warm-up=1", "--json"]
+    small = ["model=lm_small", "model.layers=1", "model.dim=32", "train.global_batch_size=2"]
+    assert main([*small, *words, "--sample-shape=17"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["parts"]) == ["compute"]
+    assert found["parts"]["compute"]["samples_per_s"] > 0
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_random_samples_that_the_model_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_LAUNCHER", "single")
+    with pytest.raises(ConfigError, match="a sample of image 3x8x8"):
+        main(["model=convnet", f"output_dir={tmp_path}", "--sample-shape=3x8x8"])
 
 
 def test_what_is_slower_than_before() -> None:
@@ -114,7 +155,8 @@ def test_a_benchmark(
         (["--tolerance=-1"], "at least 0"),
         (["--stesp=2"], "no option of bench"),
         (["seed=1,2"], "2 runs"),
-        ([], "missing"),
+        ([], "data.path is missing.*; --sample-shape takes random samples"),
+        (["--data-only", "--sample-shape=9"], "random samples say nothing of a loader"),
         (["optimizer.lrr=1"], "optimizer.lr"),
     ],
 )

@@ -266,6 +266,28 @@ def test_what_the_trainer_fills_in(composed: Composed) -> None:
             },
             {"scheduler": "cosine", "scheduler.final_ratio": 1e-4, "train.max_steps": 500},
         ),
+        (
+            {
+                "scheduler": {
+                    "type": "OneCycle",
+                    "params": {
+                        "cycle_min_lr": 1e-4,
+                        "cycle_max_lr": 1e-3,
+                        "cycle_first_step_size": 100,
+                        "cycle_second_step_size": 300,
+                    },
+                }
+            },
+            {
+                "scheduler": "one_cycle",
+                "optimizer.lr": 1e-3,
+                "train.max_steps": 400,
+                "scheduler.rise_fraction": 0.25,
+                "scheduler.initial_ratio": 0.1,
+            },
+        ),
+        ({"flops_profiler": {"enabled": True, "profile_step": 5}}, {"train.profile": "5-5"}),
+        ({"fp32_allreduce": True}, {"precision.reduce": "fp32"}),
         ({"steps_per_print": 50}, {"train.log_every": 50}),
         (
             {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4},
@@ -302,7 +324,17 @@ def test_single_keys(content: dict[str, Any], expected: dict[str, Any], composed
             "there is no such key",
         ),
         ({"optimizer": {"type": "Lamb"}}, "optimizer.type=Lamb", "torch has no LAMB"),
-        ({"scheduler": {"type": "OneCycle"}}, "scheduler.type=OneCycle", "constant, linear"),
+        (
+            {"scheduler": {"type": "LRRangeTest"}},
+            "scheduler.type=LRRangeTest",
+            "one_cycle, plateau",
+        ),
+        (
+            {"wall_clock_breakdown": True},
+            "wall_clock_breakdown=true",
+            "train.profile=10-15 records",
+        ),
+        ({"wandb": {"enabled": True}}, "wandb", "tracking.also=[{_target_: hpctrain.trackers.Wei"),
         ({"fp16": {"enabled": True, "loss_scale": 128}}, "fp16.loss_scale=128", "begins at"),
         ({"elasticity": {"enabled": True, "max_gpus": 8}}, "elasticity", "any number of ranks"),
         ({"wandb": {"enabled": False, "team": "x"}}, "wandb", "it is off"),

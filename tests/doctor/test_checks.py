@@ -164,6 +164,8 @@ def test_limits() -> None:
         "warn",
         "pass",
     ]
+    assert "`ulimit -n 1024` to site.setup" in limits.open_files(256, 4096).cure
+    assert "higher hard limit, which is 300 here" in limits.open_files(256, 300).cure
     assert limits.locked_memory(8 * mib, has_infiniband=False).verdict == "pass"
     assert limits.locked_memory(8 * mib, has_infiniband=True).verdict == "fail"
     assert limits.locked_memory(-1, has_infiniband=True).verdict == "pass"

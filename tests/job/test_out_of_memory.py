@@ -36,6 +36,13 @@ def test_one_process_lowers_it_and_goes_on(train: Train, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_what_helps_is_named_when_a_single_row_does_not_fit(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(TASK.replace("> 16", "> 0"))
+    done = train(*COMMON, PYTHONPATH=str(tmp_path), code=1)
+    assert "out of memory: `train.activation_checkpointing=full` computes activat" in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["train.micro_batch_size=32", "train.accumulate=1"])
 def test_a_sharded_run_goes_on_when_it_is_started_again(
     train: Train, tmp_path: Path, size: str

@@ -1,6 +1,15 @@
 """Tests of the window in which a device must do something."""
 
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import LaunchError
+from hpctrain.launch.jobs import outcome
 from hpctrain.monitor.idle import Idle
+from hpctrain.runs import stop_request
+from hpctrain.runs.run_dir import RunDir
+from tests.report.accounts import write_run
 
 
 def busy(*values: float) -> dict[str, float]:
@@ -34,3 +43,16 @@ def test_cores_are_watched_where_there_is_no_gpu() -> None:
     sample = {"cpu_utilization_percentage": 1.0}
     assert [idle.add(sample) for _ in range(3)][-1] == ["the cores"]
     assert Idle(5.0, 3).add(sample | busy(90)) == []
+
+
+def test_a_stop_that_was_wished_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`launch.wait=true` raises for a run that somebody has cancelled, but not for an idle one."""
+    run = RunDir(write_run(tmp_path / "run", [], state="interrupted"))
+    stop_request.write(run.path, f"{stop_request.IDLE} (n1: gpu_0 below 5% for 30 minutes)")
+    assert outcome(run, "val/loss") is None
+    assert "run: stopped by the monitor (n1: gpu_0 below" in caplog.text
+    stop_request.write(run.path, "somebody")
+    with pytest.raises(LaunchError, match="run is interrupted, not finished"):
+        outcome(run, "val/loss")

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from hpctrain.parallel.wrappers.ddp import _REFUSALS
 from tests.parallel.parity import (
     BEFORE,
     STEPS,
@@ -145,8 +149,24 @@ def test_a_stage_with_nothing_to_train_is_saved_and_loaded(
 def test_ddp_names_the_key_for_parameters_without_a_gradient() -> None:
     with pytest.raises(RanksError) as told:
         run_ranks(train, 2, cell("no_grad", "inside", 2))
-    said = "ConfigError: parallel.ddp.find_unused_parameters=false: parameters that are trained had"
+    said = "ConfigError: parallel.ddp: parameters that are trained had"
     assert str(told.value).count(said) == 2
+
+
+def reentrant() -> str:
+    layer = nn.Linear(2, 2)
+    inputs = torch.ones(1, 2, requires_grad=True)
+    twice = [checkpoint(layer, inputs, use_reentrant=True) for _ in range(2)]
+    module = nn.parallel.DistributedDataParallel(nn.Sequential(layer))
+    with pytest.raises(RuntimeError) as told:
+        (module(inputs) * 0 + twice[0] + twice[1]).sum().backward()
+    return str(told.value)
+
+
+def test_ddp_names_the_key_where_torch_names_its_function() -> None:
+    for text in run_ranks(reentrant, 2):
+        assert sum(start in text for start in _REFUSALS) == 1
+    assert all("parallel.ddp.static_graph=true" in text for text in [*_REFUSALS.values()][1:])
 
 
 def test_all_ranks_refuse_a_model_without_anything_to_train() -> None:

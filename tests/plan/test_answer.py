@@ -1,7 +1,9 @@
 """Tests of `plan`: the answer as a whole, and what it says where something is wrong."""
 
 import json
+import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch import nn
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.console import Console
 from hpctrain.doctor import history
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.hardware import load
@@ -22,12 +25,18 @@ from hpctrain.plan.layouts import Layout
 from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
+from hpctrain.plan.more_nodes import scaling
 from hpctrain.plan.plan_command import main
+from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
+from hpctrain.plan.predicting.rank_memory import RankMemory
+from hpctrain.plan.predicting.timing import StepTime
+from hpctrain.plan.printing import print_scaling
 from hpctrain.plan.ranking import WHY
 from hpctrain.tasks import LanguageModel
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]
+BILL = {"hours", "gpu_hours", "kwh", "cost", "spot_cost", "currency"}
 MEMORY = {"parameters", "gradients", "optimizer", "gathered", "activations", "logits", "buffers"}
 
 
@@ -51,7 +60,7 @@ def test_the_layout_of_the_command_line(
     first, *others = found["layouts"]
     times = {"step_s", "samples_per_s", "tokens_per_s_per_gpu", "mfu", "bubble", "comm_s"}
     words = {"overrides", "ranks", "nodes", "fits", "memory", "reason", "exposed_comm_s"}
-    assert first.keys() == times | words | {"gpu_hours", "kwh", "cost"}
+    assert first.keys() == times | words | BILL
     assert (first["ranks"], first["nodes"], first["fits"]) == (8, 1, True)
     assert first["memory"].keys() == MEMORY | {"allowance", "total"}
     assert first["memory"]["parameters"] == 1_328_256 * 4 // 8
@@ -61,6 +70,8 @@ def test_the_layout_of_the_command_line(
     assert first["gpu_hours"] == pytest.approx(steps * first["step_s"] * 8 / 3600)
     assert first["kwh"] == pytest.approx(first["gpu_hours"] * 0.7)
     assert first["cost"] == pytest.approx(first["gpu_hours"] * 3)
+    assert first["spot_cost"] == pytest.approx(first["gpu_hours"] * 2.91)
+    assert (first["currency"], first["hours"]) == ("USD", first["gpu_hours"] / 8)
     assert others[0]["overrides"][:2] == ["launch.nodes=1", "launch.tasks_per_node=8"]
     assert all(entry["reason"] for entry in others)
     for entry in others:  # the ready command line is the layout
@@ -70,6 +81,59 @@ def test_the_layout_of_the_command_line(
         divided = ("tensor parallel", "context parallel")
         assert entry["reason"].startswith(WHY.get(kind, divided)), kind
     assert [entry["step_s"] for entry in others] == sorted(entry["step_s"] for entry in others)
+
+
+def test_what_a_run_may_cost_and_take(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has the cost, on demand and spot; what is over a limit is left out, and named."""
+    words = [*LM, "parallel=zero3", "launch.tasks_per_node=8", "--budget", "1e12tokens"]
+    words += ["--nodes", "1", "hardware=h100_sxm"]
+    assert main([*words, "--max-cost", "900 USD"]) == 0
+    text = capsys.readouterr().out
+    assert "; a GPU-hour: 3 USD on demand, 2.91 USD spot, 2026-05\n" in text
+    table = text[text.index("layout ") :].splitlines()
+    table = table[: table.index("")]
+    heads = ["layout", "ranks", "memory", "step", "tok/s/GPU", "MFU", "hours", "cost", "spot"]
+    assert table[0].split() == heads
+    assert table[1].startswith("zero3, as given ")  # two rows of one name would not be told apart
+    assert len({row.split("  ")[0] for row in table[1:]}) == len(table) - 1 > 2
+    assert all(float(row.split()[-2]) <= 900 for row in table[1:])
+    assert max(map(len, table)) <= 80
+    assert re.search(r"excluded: zero3\+tp2 on 8 ranks: takes 9\d\d USD \(--max-cost 900\)", text)
+    assert re.search(r"zero3, as given, 8: .* It takes .* kWh, 8\d\d USD, spot 8\d\d USD\n", text)
+
+
+@pytest.mark.slow
+def test_every_kind_of_gpu_meets_the_deadline_or_is_not_possible(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["model=llama3_8b", "--sample-shape", "8193", "precision=bf16", "--budget", "1e9tokens"]
+    assert main([*words, "train.global_batch_size=128", "--deadline", "6h"]) == 0
+    text = capsys.readouterr().out
+    assert "one GPU alone would need 8.3 TiB, more than any has" in text
+    table = text[text.index("of each kind, in USD") :].splitlines()[1:12]
+    assert all("not possible" in line or float(line.split()[3]) <= 6 for line in table[1:])
+    assert max(map(len, table)) <= 80
+    assert not re.search(r"\d{5,}(\.\d+)? .iB", text)
+    named = ["hardware=h100_sxm", "parallel=zero3", "launch.tasks_per_node=8"]
+    assert main([*words, *named, "train.global_batch_size=128", "--deadline", "1h"]) == 8
+    assert "it takes 4.2 hours (--deadline 1)" in capsys.readouterr().out
+
+
+def test_more_than_all_has_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """On more nodes each GPU holds less, so that a faster layout has room."""
+    config, layouts = Config(), []
+    for nodes, kind, step in ((1, 3, 4.0), (2, 1, 1.0)):
+        changed = deepcopy(config)
+        changed.parallel.dp_replicate, changed.parallel.dp_shard = 1, -1
+        changed.parallel.zero, changed.launch.tasks_per_node = kind, 8
+        time = StepTime(step, step, 0, 0, 0, 0, 0.5)
+        memory = RankMemory(0, 0, 0, 0, 0, 0, 0, 0, 1)
+        layout = Layout(changed, nodes, ())
+        layouts.append(Estimate(layout, memory, True, time, None, None, None, None, 0))
+    print_scaling(Console(width=200), scaling(layouts))
+    text = capsys.readouterr().out
+    assert "200.0%" in text
+    assert "more than 100%: zero1 (1 micro-batch, activation checkpointing none) has room" in text
 
 
 def test_what_does_not_fit_is_exit_code_8(capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,6 +298,10 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
         (["model=lm_small"], "data: without a data set --sample-shape stands for it"),
         ([*LM, "--nodes", "two"], "--nodes=two: it must be numbers of nodes"),
         ([*LM, "--budget", "300e9"], "--budget=300e9: it must be a number with a unit"),
+        ([*LM, "--deadline", "soon"], "--deadline=soon: it must be a time such as 90min"),
+        ([*LM, "--max-cost", "0"], "--max-cost=0: it must be an amount such as 500 or 500USD"),
+        ([*LM, "--max-cost", "9EUR", "--budget", "9steps", "hardware=l40s"], "price is in USD"),
+        ([*LM, "--max-cost", "9", "--budget", "9steps", "hardware=gb300"], "has no price"),
         ([*LM, "--budget", "3epochs"], "the length of an epoch is unknown"),
         ([*LM, "hardware=v100"], "known are a100_40, a100_80"),
         ([*LM, "parallel.tp=3", "launch.tasks_per_node=3"], "parallel.tp=3 does not divide"),

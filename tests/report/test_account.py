@@ -14,6 +14,7 @@ from hpctrain.report.account.allocations import Allocation
 from hpctrain.report.account.facts_json import as_json
 from hpctrain.report.account.slow_hosts import slow_hosts
 from hpctrain.report.views import run_charts
+from hpctrain.report.views.sweep_view import _notes
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed
 from tests.report.accounts import BEGIN, account, attempt, metrics, spent, write_run
@@ -171,10 +172,11 @@ def test_energy_cost_and_notes_of_gpus(tmp_path: Path) -> None:
     # 1,800 kJ counted, and 100 W for 61 samples of a minute.
     assert shown["kwh"] == pytest.approx((1.8e6 + 100 * 61 * 60) / 3.6e6)
     assert shown["idle_gpu_hours"] == pytest.approx(61 / 60)
+    with_nodes = gpu_run(tmp_path / "nodes", hardware={"name": "h100_sxm", "node_power_w": 500})
+    assert account(with_nodes).kwh == pytest.approx(shown["kwh"] + 0.5)  # a node for an hour
     assert shown["per"]["step"]["cost"] == pytest.approx(6 / 1000)
-    assert shown["notes"][0] == (
-        "GPU memory 22% used: `train.micro_batch_size=256`, or a quarter of the GPUs"
-    ) or shown["notes"][0].startswith("GPU memory 22% used: a larger `train.global_batch_size`")
+    assert shown["notes"][0].startswith("GPU memory 22% used: `train.global_batch_size=1024` has ")
+    assert shown["notes"][0].endswith("; or a quarter of the GPUs")
     assert any("GPU-hours were idle: `monitor.idle_action=stop`" in each for each in shown["notes"])
 
 
@@ -198,20 +200,47 @@ def test_the_host_that_the_others_wait_for(tmp_path: Path) -> None:
     assert shown == {"n2": (15 / 18, 1.0), "n1": (3 / 18, 0.0), "n3": (0, 0.0)}
     (note,) = (text for text in notes(found) if "slowest rank" in text)
     assert note.startswith("n2 had the slowest rank in 83% of the reports: ")
-    assert "`site.sbatch.exclude=n2`" in note
+    assert "`+site.sbatch.exclude=n2`" in note
     assert [each["host"] for each in as_json(found)["slow_hosts"]] == ["n2", "n1", "n3"]
     assert [each.title for each in run_charts.run_charts(found)] == ["slow hosts"]
     alone = write_run(tmp_path / "alone", [attempt(0, 100)], reports)
     assert slow_hosts(account(alone)) == []
 
 
+DDP = {"dp_replicate": -1, "dp_shard": 1}
+ZERO3 = {"dp_replicate": 1, "dp_shard": -1, "zero": 3}
+
+
 @pytest.mark.parametrize(
     ("parts", "config", "note"),
     [
         ({"data_wait": 300}, {"data": {"threads": 2}}, "`data.threads=4`"),
+        (
+            {"data_wait": 300},
+            {"data": {"transforms": [{"_target_": "a.b"}]}, "launch": {"cpus_per_task": 3}},
+            "data: `data.workers=3` lets processes apply `data.transforms`",
+        ),
         ({"checkpoint": 100}, {"checkpoint": {"every_steps": 50}}, "`checkpoint.every_steps=250`"),
         ({"evaluation": 400}, {"train": {"eval_every": 10}}, "`train.eval_every=20`"),
-        ({"compile": 200}, {}, "`train.compile=off`"),
+        ({"compile": 200}, {}, "torch.compile: `train.compile=off`"),
+        # The global batch is fixed, so more micro-batches send as much (ddp), or more (zero3).
+        (
+            {"communication": 400},
+            {"parallel": DDP, "train": {"global_batch_size": 64}},
+            "ranks: `precision.reduce=bf16` sends half of the bytes of gradients; or "
+            "`train.global_batch_size=128` makes fewer steps",
+        ),
+        (
+            {"communication": 400},
+            {"parallel": ZERO3, "train": {"global_batch_size": 64, "accumulate": 4}},
+            "ranks: `train.accumulate=2` sends less often, where larger micro-batches have room; "
+            "or `parallel.zero=1` gathers parameters once a step",
+        ),
+        (
+            {"communication": 400},
+            {"parallel": ZERO3, "launch": {"nodes": 2, "tasks_per_node": 2}},
+            "ranks: `parallel.dp_replicate=-1` `parallel.dp_shard=2` gathers parameters inside",
+        ),
     ],
 )
 def test_each_note_names_the_override(
@@ -219,7 +248,8 @@ def test_each_note_names_the_override(
 ) -> None:
     rest = 1000 - sum(parts.values())
     events = [spent(1, 1000, 10, compute=rest, **parts)]
-    run = write_run(tmp_path / "run", [attempt(0, 1000)], events, config=config)
+    ranks = 4 if "communication" in parts else 1
+    run = write_run(tmp_path / "run", [attempt(0, 1000, world_size=ranks)], events, config=config)
     (text,) = notes(account(run))
     assert note in text
 
@@ -240,6 +270,48 @@ def test_waits_for_a_slow_rank_are_lost_and_no_larger_batch_is_advised(tmp_path:
     assert "a larger `train.global_batch_size`" in said
 
 
+def test_a_note_about_one_run_of_a_sweep_has_its_name(tmp_path: Path) -> None:
+    slow = [spent(1, 1000, 10, compute=600, data_wait=400)]
+    runs = [write_run(tmp_path / f"run{n}", [attempt(0, 1000)], slow) for n in range(3)]
+    many, one = (
+        [str(line) for line in _notes([account(run) for run in group])][-1]
+        for group in (runs[:2], runs[2:])
+    )
+    assert many.startswith("  * 2 runs: 40% of the time the ranks waited for data")
+    assert one.startswith("  * run2: 40% of the time")
+
+
+def test_two_notes_do_not_contradict_each_other(tmp_path: Path) -> None:
+    """Checkpoints more often and less often are not advised at once."""
+    run = write_run(
+        tmp_path / "run",
+        [attempt(0, 100), attempt(100, 300, first_step=10)],
+        [
+            spent(1, 100, 20, compute=80, checkpoint=20),
+            spent(2, 300, 60, compute=160, checkpoint=40),
+        ],
+        config={"checkpoint": {"every_steps": 50}},
+    )
+    (note,) = (text for text in notes(account(run)) if "every_steps" in text)
+    assert "went into checkpoints" in note
+
+
+def test_requests_leave_what_a_gpu_needs_and_the_time_to_save(tmp_path: Path) -> None:
+    values = {"cpu_utilization_percentage": 5.0, "system_memory_usage_megabytes": 4_000.0}
+    launch = {"mem_gb": 64, "cpus_per_task": 16, "time_min": 60, "warn_s": 120}
+    run = write_run(
+        tmp_path / "run",
+        [attempt(0, 60, launcher="slurm")],
+        [spent(1, 60, 10, compute=60)],
+        config={"launch": launch | {"gpus_per_node": 4, "tasks_per_node": 4}},
+        sensors={"n1": [{"time": BEGIN, "metrics": values}]},
+    )
+    text = "\n".join(notes(account(run)))
+    assert "`launch.mem_gb=32`" in text
+    assert "`launch.cpus_per_task=2`" in text
+    assert "`launch.time_min=5`" in text
+
+
 def test_what_a_job_asked_for_and_did_not_need(tmp_path: Path) -> None:
     values = {"cpu_utilization_percentage": 20.0, "system_memory_usage_megabytes": 4_000.0}
     run = write_run(
@@ -252,7 +324,7 @@ def test_what_a_job_asked_for_and_did_not_need(tmp_path: Path) -> None:
     text = "\n".join(notes(account(run)))
     assert "4.0 GB of 64 GB of memory used: `launch.mem_gb=5`" in text
     assert "20% of the cores used: `launch.cpus_per_task=4`" in text
-    assert "20 of 600 minutes used: `launch.time_min=25`" in text
+    assert "20 of 600 minutes used: `launch.time_min=26`" in text
 
 
 def test_the_terminal_shows_bars_and_attempts(

@@ -196,6 +196,21 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
         initialise(uri, "exp", required=True)
 
 
+def test_a_proxy_that_forbids_is_no_missing_password(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TokenProxy(target=9, status=403) as proxy:
+        assert initialise(proxy.uri, "exp") is False
+        assert "HTTP 403: something before the server forbids it" in caplog.text
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", proxy.uri.replace("//", "//me:secret@"))
+        assert initialise("http://tracking.example:5000", "exp") is False
+        cure = f"so says the proxy {proxy.uri}: `export no_proxy=tracking.example` goes past it"
+        assert cure in caplog.text
+        assert "PASSWORD" not in caplog.text
+
+
 def test_a_wrong_token_and_a_deleted_experiment_are_errors_only_if_the_store_is_required(
     database: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

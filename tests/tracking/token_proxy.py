@@ -14,13 +14,14 @@ class TokenProxy(ThreadingHTTPServer):
 
     Args:
         target: The port of the server behind it on this machine.
+        status: The answer to a request without the token.
     """
 
     daemon_threads = True
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, status: int = 401) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.target = target
+        self.target, self.status = target, status
         self.refused = 0
         self.uri = f"http://127.0.0.1:{self.server_port}"
 
@@ -43,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self.server.refused += 1
-            self._answer(401, "text/html", b"<h1>401 Authorization Required</h1>")
+            self._answer(self.server.status, "text/html", b"<h1>Not this way</h1>")
             return
         passed = {name: self.headers[name] for name in _PASSED if name in self.headers}
         behind = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=60)

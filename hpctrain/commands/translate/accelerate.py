@@ -63,8 +63,10 @@ _REASONS = {
     "a whole",
     "deepspeed_config.zero3_init_flag": ALWAYS + "models are built where they are divided",
     "deepspeed_config.zero3_save_16bit_model": "checkpoints are sharded, and any layout loads them",
-    "deepspeed_config.offload_optimizer_nvme_path": ALWAYS + "nothing is offloaded to NVMe",
-    "deepspeed_config.offload_param_nvme_path": ALWAYS + "nothing is offloaded to NVMe",
+    "deepspeed_config.offload_optimizer_nvme_path": ALWAYS
+    + "parallel.fsdp.offload uses the host, not NVMe",
+    "deepspeed_config.offload_param_nvme_path": ALWAYS
+    + "parallel.fsdp.offload uses the host, not NVMe",
     "parallelism_config.parallelism_config_cp_comm_strategy": ALWAYS + "keys and values are "
     "all-gathered",
     "parallelism_config.parallelism_config_cp_backend": ALWAYS + "it is hpctrain's own",
@@ -109,10 +111,6 @@ def load(file: Path) -> dict[str, Any]:
 
 def translate(content: dict[str, Any], file: Path) -> Translation:
     """Translate a config of Accelerate.
-
-    Args:
-        content: The content of the file.
-        file: Its path; a DeepSpeed config that it names may be beside it.
 
     Raises:
         ConfigError: A key is unknown, or a value is not allowed.

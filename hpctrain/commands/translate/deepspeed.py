@@ -22,6 +22,8 @@ from hpctrain.commands.translate.deepspeed_keys import (
 from hpctrain.commands.translate.foreign_config import Source
 from hpctrain.commands.translate.translation import Translation, parser, read, show
 from hpctrain.config.rules import targets
+from hpctrain.config.schema import Config
+from hpctrain.config.schema.key import keys
 from hpctrain.disk import parse_json
 from hpctrain.errors import ConfigError
 
@@ -67,11 +69,6 @@ def load(file: Path) -> dict[str, Any]:
 def translate(content: dict[str, Any], file: str, ranks: int | None = None) -> Translation:
     """Translate a config of DeepSpeed.
 
-    Args:
-        content: The content of the file.
-        file: Its name, for errors.
-        ranks: The number of ranks, if it is known.
-
     Raises:
         ConfigError: A key is unknown, or a value is not allowed.
     """
@@ -93,7 +90,12 @@ def translate(content: dict[str, Any], file: str, ranks: int | None = None) -> T
     if steps is not None and 1 <= steps <= _RARE:
         made.values["train.log_every"] = int(steps)
     elif steps is not None:
-        source.drop("steps_per_print", "metrics would not be tracked either (train.log_every)")
+        source.drop("steps_per_print")
+    if source.take("flops_profiler.enabled"):
+        step = int(source.number("flops_profiler.profile_step", 1))
+        made.values["train.profile"] = f"{step}-{step}"
+    if source.take("fp32_allreduce"):
+        made.values["precision.reduce"] = "fp32"
     tp = source.number("tensor_parallel.autotp_size", None, "parallel.tp")
     if tp is not None and tp > 1:
         made.values["parallel.tp"] = tp
@@ -131,8 +133,8 @@ def _zero(source: Source, made: Translation) -> None:
     hpz, mics = "zero_optimization.zero_hpz_partition_size", "zero_optimization.mics_shard_size"
     secondary, shard = source.number(hpz, 1), source.number(mics, -1)
     if stage != 3:
-        source.drop(hpz, "it belongs to stage 3")
-        source.drop(mics, "it belongs to stage 3")
+        source.drop(hpz)
+        source.drop(mics)
         return
     if secondary > 1:
         made.values["parallel.fsdp.reshard_after_forward"] = secondary
@@ -144,14 +146,6 @@ def _offload(source: Source, section: str) -> str:
     """Return the device of an offload section: none, cpu or nvme."""
     source.take(section)  # null is no section
     device: str = source.choice(f"{section}.device", _DEVICES, "none")
-    for name in ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init"):
-        source.drop(f"{section}.{name}", "nothing is offloaded to NVMe")
-    for name in ("pipeline", "pipeline_read", "pipeline_write"):
-        source.drop(f"{section}.{name}", "nothing is offloaded to NVMe")
-    source.drop(f"{section}.pin_memory", "offloaded parameters are in pinned memory")
-    source.drop(f"{section}.ratio", "all parameters are offloaded, or none")
-    source.drop(f"{section}.super_offload", "torch's optimizer updates all parameters on the CPU")
-    source.drop(f"{section}.cpuadam_cores_perc", "launch.cpus_per_task gives a rank its cores")
     return device
 
 
@@ -166,7 +160,6 @@ def _precision(source: Source, made: Translation) -> None:
     autocast = source.choice("torch_autocast.dtype", _FORMATS)
     if source.take("torch_autocast.enabled"):
         enabled = [autocast or "bf16"]
-    source.drop("torch_autocast.lower_precision_safe_modules", "torch's autocast chooses")
     automatic = any(source.is_auto(f"{kind}.enabled") for kind in ("fp16", "bf16"))
     if enabled == ["fp16"]:
         made.values["precision.compute"] = "fp16"
@@ -177,31 +170,18 @@ def _precision(source: Source, made: Translation) -> None:
     _loss_scale(source)
     if source.take("bf16.bf16_master_weights_and_grads"):
         made.values["precision.params"] = "bf16"
-    source.drop("bf16.bf16_optimizer_states", "they have the format of the parameters")
-    source.drop("bf16.immediate_grad_update", "FSDP2 reduces a gradient as soon as it is there")
-    source.drop("bf16.check_grad_overflow", "a norm that is not finite shows in train/grad_norm")
     if reduce := source.choice("communication_data_type", _FORMATS):
         made.values["precision.reduce"] = reduce
     grads = source.choice("data_types.grad_accum_dtype", _FORMATS)
     if grads is not None and grads != made.values.get("precision.params", "fp32"):
-        source.drop("data_types.grad_accum_dtype", "gradients have the format of precision.params")
-    for name in ("param_dtype", "buffer_dtype"):
-        source.drop(f"data_types.{name}", "precision.params is the format of the parameters")
+        source.drop("data_types.grad_accum_dtype")
 
 
 def _loss_scale(source: Source) -> None:
     ours = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 2000}
     for name, value in ours.items():
         if source.take(f"fp16.{name}", value) != value:
-            source.drop(
-                f"fp16.{name}",
-                "the loss scale begins at 2^16, and doubles after 2000 steps without an overflow",
-            )
-    for name in ("hysteresis", "consecutive_hysteresis", "min_loss_scale"):
-        source.drop(f"fp16.{name}", "each overflow halves the loss scale")
-    source.drop("fp16.auto_cast", "autocast converts the inputs of each operation")
-    source.drop("fp16.fused_mode", "torch's optimizers choose")
-    source.drop("fp16.fp16_master_weights_and_grads", "fp16 parameters would lose small updates")
+            source.drop(f"fp16.{name}")
 
 
 def _batch(source: Source, made: Translation, ranks: int | None) -> None:
@@ -247,10 +227,7 @@ def _optimizer(source: Source, made: Translation) -> None:
     clip = source.number("gradient_clipping", clip, "train.clip_norm")
     if not source.is_auto("gradient_clipping"):
         made.values["train.clip_norm"] = clip or None  # DeepSpeed clips nothing by default
-    source.drop("optimizer.legacy_fusion", "torch's optimizers choose")
     adam_w = source.take(f"{params}adam_w_mode", True)
-    source.drop(f"{params}torch_adam", "the optimizer is torch's")
-    source.drop(f"{params}bias_correction", "torch's optimizers always correct the bias")
     if kind is None:
         return
     if lr is not None:
@@ -274,9 +251,16 @@ def _optimizer(source: Source, made: Translation) -> None:
         made.values["optimizer.options"] = options
 
 
+_SCHEDULERS = {
+    "WarmupLR": "constant",
+    "WarmupDecayLR": "linear",
+    "WarmupCosineLR": "cosine",
+    "OneCycle": "one_cycle",
+}
+
+
 def _scheduler(source: Source, made: Translation) -> None:
     kind = source.take("scheduler.type")
-    kinds = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
     params = "scheduler.params."
     steps = source.number(f"{params}warmup_num_steps", None, "scheduler.warmup_steps")
     peak = source.number(f"{params}warmup_max_lr", None, "optimizer.lr")
@@ -284,17 +268,20 @@ def _scheduler(source: Source, made: Translation) -> None:
     final = source.number(f"{params}cos_min_ratio", 1e-4, "scheduler.final_ratio")
     shape = source.take(f"{params}warmup_type", "log")
     lowest = [source.number(f"{params}warmup_{name}", 0) for name in ("min_lr", "min_ratio")]
-    source.drop(f"{params}last_batch_iteration", "a checkpoint knows its step")
     if kind is None:
         if "optimizer" in source:
             made.choices["scheduler"] = "constant"  # without one DeepSpeed changes nothing
         return
-    if kind not in kinds:
-        source.drop("scheduler.type", "scheduler.kind is constant, linear or cosine")
+    if kind not in _SCHEDULERS:
+        (known,) = (each for each in keys(Config) if each.name == "scheduler.kind")
+        source.drop("scheduler.type", f"scheduler.kind has {known.rule.allowed}")
         for name in OTHER_SCHEDULERS:
             source.drop(f"{params}{name}", "it belongs to that scheduler")
         return
-    made.choices["scheduler"] = kinds[kind]
+    made.choices["scheduler"] = _SCHEDULERS[kind]
+    if kind == "OneCycle":
+        _one_cycle(source, made)
+        return
     if steps is not None or f"{params}warmup_num_steps" not in source:
         made.values["scheduler.warmup_steps"] = 1000 if steps is None else int(steps)
     if kind == "WarmupDecayLR" and f"{params}warmup_max_lr" not in source:
@@ -306,9 +293,25 @@ def _scheduler(source: Source, made: Translation) -> None:
     if total is not None:
         made.values["train.max_steps"] = int(total)
     if shape != "linear":
-        source.drop(f"{params}warmup_type", "the warm-up is linear")
+        source.drop(f"{params}warmup_type")
         if f"{params}warmup_type" not in source:
-            made.left[f"{params}warmup_type=log (by default)"] = "the warm-up is linear"
+            made.left[f"{params}warmup_type=log (by default)"] = REASONS[f"{params}warmup_type"]
     for name, value in zip(("min_lr", "min_ratio"), lowest, strict=True):
         if value:
-            source.drop(f"{params}warmup_{name}", "the warm-up begins near 0")
+            source.drop(f"{params}warmup_{name}")
+
+
+def _one_cycle(source: Source, made: Translation) -> None:
+    """Translate a cycle, whose rate rises and falls along cosines here, and ends the run."""
+    params = "scheduler.params."
+    low, high = (source.number(f"{params}cycle_{name}_lr", None) for name in ("min", "max"))
+    rise = source.number(f"{params}cycle_first_step_size", 2000)
+    fall = source.number(f"{params}cycle_second_step_size", rise)
+    made.values |= {"train.max_steps": int(rise + fall), "scheduler.warmup_steps": 0}
+    made.values["scheduler.rise_fraction"] = rise / (rise + fall)
+    if high is not None:
+        made.values["optimizer.lr"] = high
+    if low is not None and high:
+        made.values |= dict.fromkeys(
+            ("scheduler.initial_ratio", "scheduler.final_ratio"), low / high
+        )

@@ -3,8 +3,21 @@
 from hpctrain.commands.translate.foreign_config import ALWAYS
 
 _BLOCKS = ALWAYS + "FSDP2 gathers and reduces block by block (parallel.blocks), whatever their size"
-_TRACKING = "metrics go to MLflow (tracking.*)"
-_PROFILE = "there is no profiler yet"
+_OFFLOAD = {
+    **dict.fromkeys(
+        (
+            *("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init"),
+            *("pipeline", "pipeline_read", "pipeline_write"),
+        ),
+        ALWAYS + "parallel.fsdp.offload uses the host, not NVMe",
+    ),
+    "pin_memory": ALWAYS + "offloaded parameters are in pinned memory",
+    "ratio": ALWAYS + "all parameters are offloaded, or none",
+    "super_offload": ALWAYS + "torch's optimizer updates all parameters on the CPU",
+    "cpuadam_cores_perc": ALWAYS + "launch.cpus_per_task gives a rank its cores",
+}
+_ALSO = "beside MLflow, tracking.also=[{_target_: hpctrain.trackers.%s}] gets the metrics"
+_TIMES = "perf/* are in the metrics, `report` sums them up, and train.profile=10-15 records a trace"
 _ZERO = {
     "allgather_partitions": ALWAYS + "parameters are always all-gathered",
     "allgather_bucket_size": _BLOCKS,
@@ -38,7 +51,7 @@ _ZERO = {
     "zero_quantized_nontrainable_weights": "weights are not quantized for communication",
     "zero_quantized_gradients": "only DDP compresses gradients (train.compression.kind=int8); "
     "precision.reduce=bf16 halves them",
-    "zeropp_loco_param": "gradients are not quantized",
+    "zeropp_loco_param": "train.compression.kind=int8 has no memory of errors",
     "mics_hierarchical_params_gather": "NCCL chooses how it gathers",
     "memory_efficient_linear": ALWAYS + "torch's own linear layers are used",
     "pipeline_loading_checkpoint": "each rank reads only its own part of a checkpoint",
@@ -55,10 +68,46 @@ REASONS = {
         f"zero_optimization.{name.removeprefix('stage3_')}": reason
         for name, reason in _ZERO.items()
     },
-    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet", "monitor_config"), _TRACKING),
+    **{
+        f"zero_optimization.offload_{part}.{name}": reason
+        for part in ("param", "optimizer")
+        for name, reason in _OFFLOAD.items()
+    },
+    "tensorboard": _ALSO % "TensorBoard",
+    "wandb": _ALSO % "WeightsAndBiases",
+    **dict.fromkeys(("csv_monitor", "comet", "monitor_config"), _ALSO % "OtherTracker"),
+    **dict.fromkeys(("wall_clock_breakdown", "memory_breakdown", "timers"), _TIMES),
+    "flops_profiler": "train.profile records a trace, and perf/mfu counts the FLOPs of the model",
+    "torch_autocast.lower_precision_safe_modules": ALWAYS + "torch's autocast chooses",
+    "bf16.bf16_optimizer_states": ALWAYS + "they have the format of precision.params",
+    "bf16.immediate_grad_update": ALWAYS + "FSDP2 reduces a gradient as soon as it is there",
+    "bf16.check_grad_overflow": ALWAYS + "train.nonfinite says what a norm that is not finite does",
+    "data_types.param_dtype": ALWAYS + "precision.params is the format of the parameters",
+    "data_types.buffer_dtype": ALWAYS + "precision.params is the format of the parameters",
+    "data_types.grad_accum_dtype": "gradients have the format of precision.params",
     **dict.fromkeys(
-        ("wall_clock_breakdown", "memory_breakdown", "flops_profiler", "timers"), _PROFILE
+        ("fp16.loss_scale", "fp16.initial_scale_power", "fp16.loss_scale_window"),
+        "the loss scale begins at 2^16, and doubles after 2000 steps without an overflow",
     ),
+    **dict.fromkeys(
+        ("fp16.hysteresis", "fp16.consecutive_hysteresis", "fp16.min_loss_scale"),
+        ALWAYS + "each overflow halves the loss scale",
+    ),
+    "fp16.auto_cast": ALWAYS + "autocast converts the inputs of each operation",
+    "fp16.fused_mode": ALWAYS + "torch's optimizers choose (optimizer.options.fused)",
+    "fp16.fp16_master_weights_and_grads": ALWAYS + "fp16 parameters would lose small updates",
+    "optimizer.legacy_fusion": ALWAYS + "torch's optimizers choose (optimizer.options.fused)",
+    "optimizer.params.torch_adam": ALWAYS + "the optimizer is torch's",
+    "optimizer.params.bias_correction": ALWAYS + "torch's optimizers always correct the bias",
+    "scheduler.params.last_batch_iteration": ALWAYS + "a checkpoint knows its step",
+    "scheduler.params.warmup_type": "the warm-up is linear",
+    "scheduler.params.warmup_min_lr": "the warm-up begins near 0",
+    "scheduler.params.warmup_min_ratio": "the warm-up begins near 0",
+    **dict.fromkeys(
+        ("zero_optimization.zero_hpz_partition_size", "zero_optimization.mics_shard_size"),
+        "it belongs to stage 3",
+    ),
+    "steps_per_print": "metrics would not be tracked either (train.log_every)",
     "comms_logger": "network.debug=INFO shows what NCCL does",
     "log_level": ALWAYS + "there is one level of messages",
     "dump_state": "`python -m hpctrain keys --all` and the frozen config show every value",
@@ -67,7 +116,6 @@ REASONS = {
     "gradient_allreduce_op": ALWAYS + "gradients are divided by the global number of samples",
     "sparse_gradients": "gradients are dense",
     "disable_allgather": "parameters are always all-gathered",
-    "fp32_allreduce": "precision.reduce=fp32 reduces gradients in fp32",
     "managed_gradient_accumulation": ALWAYS + "train.accumulate is always managed",
     "seq_parallel_communication_data_type": ALWAYS + "it belongs to DeepSpeed-Ulysses",
     "seq_parallel_comm_data_type": ALWAYS + "it belongs to DeepSpeed-Ulysses",
@@ -84,7 +132,7 @@ REASONS = {
     "nebula": "checkpoints go to the run directory",
     "datastates": "checkpoints go to the run directory",
     "elasticity": "any number of ranks may resume a run; the global batch size stays",
-    "autotuning": "use a sweep: -m train.accumulate=1,2,4",
+    "autotuning": "plan --measure tries layouts, and train.micro_batch_size=auto sizes",
     "compile": "train.compile=blocks or model uses torch.compile",
     "graph_harvesting": "CUDA graphs are not recorded",
     "hybrid_engine": "it serves RLHF",
@@ -96,17 +144,17 @@ REASONS = {
     ),
     **dict.fromkeys(
         ("compression_training", "quantize_training", "weight_quantization"),
-        "models are not compressed",
+        "what is trained is not compressed; train.lora.quantize=nf4 holds frozen weights in 4 bits",
     ),
     **dict.fromkeys(
         (
             "activation_checkpointing.partition_activations",
             "activation_checkpointing.contiguous_memory_optimization",
             "activation_checkpointing.synchronize_checkpoint_boundary",
-            "activation_checkpointing.profile",
         ),
         "torch's checkpointing has no such option",
     ),
+    "activation_checkpointing.profile": "train.profile records the times and the memory",
     "activation_checkpointing.cpu_checkpointing": "activations are computed again, not offloaded",
     "activation_checkpointing.number_checkpoints": ALWAYS
     + "train.activation_checkpointing_every chooses the blocks",
@@ -135,8 +183,7 @@ OTHER_OPTIMIZERS = (
 )
 OTHER_SCHEDULERS = (
     *("lr_range_test_min_lr", "lr_range_test_step_size", "lr_range_test_step_rate"),
-    *("lr_range_test_staircase", "cycle_min_lr", "cycle_max_lr", "decay_lr_rate"),
-    *("cycle_first_step_size", "cycle_second_step_size", "cycle_first_stair_count"),
+    *("lr_range_test_staircase", "decay_lr_rate", "cycle_first_stair_count"),
     *("cycle_second_stair_count", "decay_step_size", "cycle_momentum", "cycle_min_mom"),
     *("cycle_max_mom", "decay_mom_rate"),
 )

@@ -40,13 +40,7 @@ class Source:
         return name in self._values or any(key.startswith(f"{name}.") for key in self._values)
 
     def take(self, name: str, default: Any = None, ours: str = "") -> Any:
-        """Return the value of a key; `default` if it is missing, null or "auto".
-
-        Args:
-            name: The dotted name.
-            default: The value that the other program takes without the key.
-            ours: The key here that a user sets in place of "auto".
-        """
+        """Return the value of a key; `default` if it is missing, null or "auto"."""
         self._known.add(name)
         value = self._values.get(name)
         if value == _AUTO and name not in self._dropped:
@@ -82,11 +76,11 @@ class Source:
             raise ConfigError(f"{self.file}: {name}={shown(given)}: allowed are {listed}")
         return None if value is None else allowed[value]
 
-    def drop(self, name: str, reason: str) -> None:
+    def drop(self, name: str, reason: str = "") -> None:
         """Record why a key that was taken has no counterpart after all, if the file has it."""
         self._known.add(name)
         if name in self._values:
-            self._dropped[name] = reason
+            self._dropped[name] = reason or self._reasons[name].removeprefix(ALWAYS)
 
     def left(self) -> dict[str, str]:
         """Return `KEY=VALUE` of what has no counterpart, each with the reason.

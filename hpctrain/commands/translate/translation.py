@@ -83,12 +83,7 @@ def _as_override(value: Any) -> str:
 
 
 def parser(command: str, program: str) -> argparse.ArgumentParser:
-    """Return the parser of a translating command.
-
-    Args:
-        command: Its name.
-        program: The program whose configs it reads.
-    """
+    """Return the parser of a translating command."""
     made = argparse.ArgumentParser(
         prog=f"python -m hpctrain {command}",
         description=f"Translate a config of {program} into a file for conf/experiment. The "

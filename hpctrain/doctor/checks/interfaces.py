@@ -91,6 +91,6 @@ def port(host: str, number: int, only_here: bool) -> Finding:
     try:
         listen(host, number, only_here).close()
     except DistributedError as error:
-        cure = "Set MASTER_PORT to a free port (site.env.MASTER_PORT), or end what listens there."
+        cure = "Take a free port (+site.env.MASTER_PORT=PORT), or end what listens there."
         return Finding(check, "fail", str(error), "free", cure)
     return good(check, f"{number} is free")

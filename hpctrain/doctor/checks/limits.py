@@ -45,7 +45,6 @@ def shared_memory(size: int, free: int) -> Finding:
 def open_files(soft: int, hard: int) -> Finding:
     """Judge `ulimit -n`."""
     count = float("inf") if soft == resource.RLIM_INFINITY else soft
-    most = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
     return bounded(
         "open files (ulimit -n)",
         count,
@@ -53,7 +52,9 @@ def open_files(soft: int, hard: int) -> Finding:
         fail_below=_FAIL_FILES,
         warn_below=_WARN_FILES,
         expected=f"at least {_WARN_FILES:,}",
-        cure=f"Add `ulimit -n {_WARN_FILES}` to site.setup (at most {most} here).",
+        cure=f"Add `ulimit -n {_WARN_FILES}` to site.setup."
+        if hard == resource.RLIM_INFINITY or hard >= _WARN_FILES
+        else f"Ask the administrators for a higher hard limit, which is {hard:,} here.",
     )
 
 

@@ -114,7 +114,7 @@ class _Stepped:
         if changed:
             cure = ""
             if "momentum" in changed and hasattr(self._scheduler, "cycle_momentum"):
-                cure = ": give scheduler.options.cycle_momentum=false"
+                cure = ": give ++scheduler.options.cycle_momentum=false"
             raise ConfigError(
                 f"scheduler._target_={self._target}: it also changes {changed[0]} of the "
                 f"optimizer, and a schedule here is a factor of the learning rate alone{cure}"

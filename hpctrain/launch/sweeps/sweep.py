@@ -13,11 +13,12 @@ import os
 import shlex
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from hpctrain import secrets
+from hpctrain.config.network_variables import variables
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError, TrackingError
@@ -123,6 +124,7 @@ class Sweep:
             self._say_notes(cluster and self._answers)
             show(self.entries)
             print("\n".join(scripts), end="")
+            print("".join(dict.fromkeys(_variables(self.entries))), end="")
             self._discard()
             return [None] * len(self.entries)
         say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
@@ -429,6 +431,13 @@ def _stores(entries: list[Entry]) -> dict[tuple[str, str], None]:
         for entry in entries
         if entry.config.tracking.enabled and entry.config.tracking.upload
     )
+
+
+def _variables(entries: list[Entry]) -> Iterator[str]:
+    """Yield a line for each variable that the ranks set by themselves, before they import torch."""
+    for config in (entry.config for entry in entries):
+        for name, (value, key) in variables(config.network, config.train).items():
+            yield f"# {key}: each rank sets {name}={value}, unless it is exported\n"
 
 
 def _outcome(entry: Entry) -> float | Exception | None:

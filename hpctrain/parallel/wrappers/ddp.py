@@ -66,19 +66,17 @@ class DDPModel(ParallelModel):
         """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
         Raises:
-            ConfigError: A parameter that is trained had no gradient in the step before.
+            ConfigError: A parameter that is trained had no gradient in the step before, or more
+                than one.
         """
         try:
             return super().forward_backward(task, batch)
         except RuntimeError as error:
-            if "Expected to have finished reduction" not in str(error):
+            known = (text for start, text in _REFUSALS.items() if start in str(error))
+            if (text := next(known, None)) is None:
                 raise
-            raise ConfigError(
-                "parallel.ddp.find_unused_parameters=false: parameters that are trained had no "
-                "gradient in the step before, because the model did not use them, or computed them "
-                "under torch.no_grad(). Use parallel.ddp.find_unused_parameters=true, or freeze "
-                "them by optimizer.groups"
-            ) from error
+            fixed = "parallel.ddp.static_graph=false and " if self._ddp.static_graph else ""
+            raise ConfigError(text.format(fixed=fixed)) from error
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state of the compression."""
@@ -91,6 +89,19 @@ class DDPModel(ParallelModel):
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self._every else self._ddp.no_sync()
+
+
+# What torch says in 900 characters, and without our keys.
+_REFUSALS = {
+    "Expected to have finished reduction": "parallel.ddp: parameters that are trained had no "
+    "gradient in the step before, because the model did not use them, or computed them under "
+    "torch.no_grad(). Use {fixed}parallel.ddp.find_unused_parameters=true, or freeze them by "
+    "optimizer.groups",
+    "Expected to mark a variable ready only once": "parallel.ddp: parameters had several gradients "
+    "in one backward pass, as with torch.utils.checkpoint and use_reentrant=True. Use "
+    "use_reentrant=False there; or, if all steps use the same parameters, "
+    "parallel.ddp.static_graph=true with train.accumulate=1",
+}
 
 
 def _average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -87,11 +87,7 @@ class ModelFacts:
 
 
 def build_of(config: Config) -> Build:
-    """Return a function that makes the model as it is trained, with adapters and what is frozen.
-
-    Args:
-        config: `model`, `train.lora` and `optimizer.groups` are read.
-    """
+    """Return a function that makes the model as it is trained, with adapters and what is frozen."""
 
     def build() -> nn.Module:
         model: nn.Module = make("model", config.model)
@@ -133,11 +129,6 @@ def build_on_meta(config: Config) -> nn.Module:
 def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
     """Return the facts of a model.
 
-    Args:
-        model: On the meta device.
-        task: The task.
-        sample: One sample.
-
     Raises:
         ConfigError: The task and the sample do not fit.
     """
@@ -166,13 +157,7 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
 
 
 def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
-    """Return the table of layers, in the order of the model.
-
-    Args:
-        model: On the meta device.
-        task: The task.
-        sample: One sample.
-    """
+    """Return the table of layers, in the order of the model."""
     from torch.utils.flop_counter import FlopCounterMode
 
     names = {module: name for name, module in model.named_modules()}
@@ -212,10 +197,6 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
 
 def explained(call: Callable[[], Any], what: str) -> Any:
     """Return what a call returns; its error becomes one that names the line that fails.
-
-    Args:
-        call: Runs the model or the task without memory.
-        what: What it does, for the error.
 
     Raises:
         ConfigError: The call has raised an exception.

@@ -24,9 +24,6 @@ _EXAMPLES = "8193 (tokens of a window) or 3x224x224"
 def parse_shape(text: str) -> tuple[int, ...]:
     """Return the numbers of `--sample-shape`.
 
-    Args:
-        text: Such as 8193 or 3x224x224.
-
     Raises:
         ConfigError: It has another form.
     """
@@ -70,9 +67,6 @@ def of_shape(config: Config, task: Any, shape: tuple[int, ...]) -> Batch:
 def of_data(config: Config) -> Batch:
     """Return a sample as the index of the data set describes it.
 
-    Args:
-        config: The config.
-
     Raises:
         ConfigError: A field has another length in each sample.
         DataError: There is no such data set.
@@ -102,9 +96,6 @@ def of_data(config: Config) -> Batch:
 
 def samples_of_epoch(config: Config) -> int:
     """Return the number of samples of an epoch.
-
-    Args:
-        config: The config.
 
     Raises:
         DataError: There is no such data set.

@@ -51,11 +51,7 @@ class Calibration:
     errors: tuple[float, ...]
 
     def time(self, predicted: StepTime) -> StepTime | None:
-        """Return the calibrated time; None if it needs communication that no run has measured.
-
-        Args:
-            predicted: By the assumed efficiencies.
-        """
+        """Return the calibrated time; None if it needs communication that no run has measured."""
         if predicted.comm_s and self.communication is None:
             return None
         compute, rest, exposed = _parts(predicted)
@@ -73,11 +69,7 @@ class Calibration:
         )
 
     def bytes(self, predicted: RankMemory) -> RankMemory:
-        """Return the calibrated memory.
-
-        Args:
-            predicted: By the formulas.
-        """
+        """Return the calibrated memory."""
         if self.memory is None:
             return predicted
         tensors = int((predicted.total - predicted.allowance) * self.memory)
@@ -104,11 +96,6 @@ class Calibration:
 
 def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
     """Return the hardware on which the runs were measured.
-
-    Args:
-        config: That of the plan.
-        hardware: What the plan names; None takes that of the runs.
-        runs: The runs.
 
     Raises:
         ConfigError: A run has another model, format or hardware than the plan.
@@ -150,11 +137,7 @@ def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[Measur
 
 
 def layout_of(run: MeasuredRun) -> Layout:
-    """Return the layout of a run as `plan` would predict it, on the ranks that it really had.
-
-    Args:
-        run: The run; torchrun may have given it other ranks than its section `launch`.
-    """
+    """Return the layout of a run as `plan` would predict it, on the ranks that it really had."""
     config = copy.deepcopy(run.config)
     config.launch.nodes, config.launch.tasks_per_node = run.nodes, run.ranks // run.nodes
     return Layout(config, run.nodes, (), named=True)
@@ -163,13 +146,7 @@ def layout_of(run: MeasuredRun) -> Layout:
 def calibrated(
     runs: Sequence[MeasuredRun], predicted: Sequence[StepTime], memory: Sequence[RankMemory]
 ) -> Calibration:
-    """Return what the runs say.
-
-    Args:
-        runs: The runs.
-        predicted: The time of a step of each, by the assumed efficiencies.
-        memory: The memory of a rank of each, by the formulas.
-    """
+    """Return what the runs say."""
     parts = [_parts(time) for time in predicted]
     waits = [run.data_wait for run in runs]
     own = [run.step_s * (1 - run.data_wait - (run.communication or 0.0)) for run in runs]

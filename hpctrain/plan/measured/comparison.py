@@ -44,12 +44,7 @@ class Comparison:
         return 0 if self.fastest else LaunchError.exit_code
 
     def put_into(self, answer: dict[str, Any], estimates: Sequence[Estimate]) -> None:
-        """Add what was measured to the object that `--json` prints.
-
-        Args:
-            answer: The object; its `layouts` are in the order of the estimates.
-            estimates: The layouts of the answer.
-        """
+        """Add what was measured to the object that `--json` prints."""
         by_id = {id(one.estimate): one for one in self.ranked}
         for entry, estimate in zip(answer["layouts"], estimates, strict=True):
             one = by_id.get(id(estimate))

@@ -27,9 +27,6 @@ def chosen(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
     """Return the layouts to measure: the first three of each number of nodes and ranks.
 
     Those of one number are one list, because the jobs of an array have the same resources.
-
-    Args:
-        estimates: Best first; a layout of the command line is the first of all.
     """
     found: dict[tuple[int, int], list[Estimate]] = {}
     for estimate in estimates:
@@ -40,13 +37,7 @@ def chosen(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
 
 
 def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
-    """Return the config of the training that measures a layout.
-
-    Args:
-        estimate: The layout, and what is predicted for it.
-        folder: The folder of the run directories.
-        minutes: The time limit.
-    """
+    """Return the config of the training that measures a layout."""
     config, nothing = copy.deepcopy(estimate.layout.config), Config()
     config.output_dir, config.metric, config.scaling = str(folder), "train/loss", None
     data, train, checkpoint = config.data, config.train, config.checkpoint
@@ -71,11 +62,7 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
 
 
 def minutes(estimates: Sequence[Estimate]) -> int:
-    """Return a time limit that lets the jobs start soon; never more than that of the run.
-
-    Args:
-        estimates: The layouts of one array, whose jobs have the same limit.
-    """
+    """Return a time limit that lets the jobs start soon; never more than that of the run."""
     launch = estimates[0].layout.config.launch
     times = [estimate.time for estimate in estimates]
     slowest = max(math.inf if time is None else time.step_s for time in times)

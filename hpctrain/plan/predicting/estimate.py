@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from hpctrain.config.schema import Config
-from hpctrain.hardware import Hardware
+from hpctrain.hardware import Hardware, Price
+from hpctrain.plan.budget import Limits
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Divisible, Layout
@@ -27,8 +28,9 @@ class Estimate:
             activations are unknown and the rest alone would fit.
         time: Of a step; None if a figure that it needs is unknown.
         steps: Of the budget; None without one.
-        watts: Of a GPU; None if unknown.
-        price: Of a GPU and an hour; None if unknown.
+        watts: Of all GPUs and nodes; None if unknown.
+        price: The one that counts; None if unknown.
+        spot: Where capacity may be taken away; None if unknown, or if the price is the user's own.
         tokens: Of a sample.
         reason: Why one would choose it, for a reader.
     """
@@ -39,7 +41,8 @@ class Estimate:
     time: StepTime | None
     steps: int | None
     watts: float | None
-    price: float | None
+    price: Price | None
+    spot: Price | None
     tokens: int
     reason: str = ""
 
@@ -49,6 +52,22 @@ class Estimate:
         if self.time is None or self.steps is None:
             return None
         return self.steps * self.time.step_s * self.layout.ranks / 3600
+
+    @property
+    def hours(self) -> float | None:
+        """The hours of the budget on the clock."""
+        return None if self.gpu_hours is None else self.gpu_hours / self.layout.ranks
+
+    @property
+    def bill(self) -> tuple[float | None, float | None, str]:
+        """Hours, cost and its currency, as `Limits` compares them."""
+        return self.hours, self.cost(self.price), self.price.currency if self.price else ""
+
+    def cost(self, price: Price | None) -> float | None:
+        """Return what the budget costs at a price."""
+        if self.gpu_hours is None or price is None:
+            return None
+        return self.gpu_hours * price.amount
 
     @property
     def samples_per_s(self) -> float | None:
@@ -77,9 +96,12 @@ class Estimate:
             "bubble": time and time.bubble,
             "comm_s": time and time.comm_s,
             "exposed_comm_s": time and time.exposed_comm_s,
+            "hours": self.hours,
             "gpu_hours": hours,
-            "kwh": None if hours is None or self.watts is None else hours * self.watts / 1000,
-            "cost": None if hours is None or self.price is None else hours * self.price,
+            "kwh": self.hours and self.watts and self.hours * self.watts / 1000,
+            "cost": self.cost(self.price),
+            "spot_cost": self.cost(self.spot),
+            "currency": self.price and self.price.currency,
             "reason": self.reason,
         }
 
@@ -106,6 +128,7 @@ class Estimator:
 
     Attributes:
         calibration: What measured runs say of the times; None takes the efficiencies alone.
+        limits: What the run may take.
     """
 
     def __init__(
@@ -120,6 +143,7 @@ class Estimator:
         self.facts, self._memory, self.activations = facts, memory, activations
         self._blocks, self.steps, self.efficiencies = blocks, steps, efficiencies
         self.calibration: _Calibrates | None = None
+        self.limits = Limits()
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -158,10 +182,18 @@ class Estimator:
             _fits(memory, hardware.memory_bytes if hardware else None),
             time,
             self.steps,
-            hardware.power_w if hardware else None,
-            price.amount if price else None,
+            _watts(layout, hardware),
+            price,
+            hardware.spot if hardware else None,
             self.facts.tokens,
         )
+
+
+def _watts(layout: Layout, hardware: Hardware | None) -> float | None:
+    if hardware is None or (hardware.power_w is None and hardware.node_power_w is None):
+        return None
+    of_nodes = layout.nodes * (hardware.node_power_w or 0.0)
+    return layout.ranks * (hardware.power_w or 0.0) + of_nodes
 
 
 def _fits(memory: RankMemory, limit: int | None) -> bool | None:
@@ -173,3 +205,12 @@ def _fits(memory: RankMemory, limit: int | None) -> bool | None:
 def speed(estimate: Estimate) -> float:
     """Return the step time for sorting: what is unknown comes last."""
     return estimate.time.step_s if estimate.time else math.inf
+
+
+def readable(nbytes: float) -> str:
+    """Return bytes in the unit in which the number has at most four digits."""
+    return next(
+        f"{nbytes / 1024**power:,.1f} {'KMGTP'[power - 1]}iB"
+        for power in (2, 3, 4, 5)
+        if nbytes < 1000 * 1024**power or power == 5
+    )

@@ -17,13 +17,7 @@ _EFFICIENCY = 0.8  # of the bandwidth of a link that NCCL's large messages reach
 
 
 def gather_s(nbytes: float, ranks: int, link: Link) -> float | None:
-    """Return the seconds of an all-gather or a reduce-scatter; None if the link is unknown.
-
-    Args:
-        nbytes: Bytes of the whole, of which each rank has a part.
-        ranks: The ranks.
-        link: The slowest link between them.
-    """
+    """Return the seconds of an all-gather or a reduce-scatter; None if the link is unknown."""
     if ranks == 1 or nbytes == 0:
         return 0.0
     if link.bandwidth is None:
@@ -33,26 +27,14 @@ def gather_s(nbytes: float, ranks: int, link: Link) -> float | None:
 
 
 def send_s(nbytes: float, link: Link) -> float | None:
-    """Return the seconds in which one rank sends to another; None if the link is unknown.
-
-    Args:
-        nbytes: Bytes of the message.
-        link: The link.
-    """
+    """Return the seconds in which one rank sends to another; None if the link is unknown."""
     if link.bandwidth is None:
         return None
     return (link.latency_s or 0.0) + nbytes / (link.bandwidth * _EFFICIENCY)
 
 
 def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:
-    """Return the slowest link of a group of ranks.
-
-    Args:
-        hardware: The hardware.
-        per_node: The ranks of a node.
-        inner: The distance between neighbours of the group, in ranks.
-        ranks: The ranks of the group.
-    """
+    """Return the slowest link of a group of ranks."""
     if inner * ranks <= per_node:
         return hardware.inside
     # A ring enters each node once, and all ranks of the group in a node share the work of sending.

@@ -90,16 +90,7 @@ def step_time(
     hardware: Hardware,
     efficiencies: Efficiencies,
 ) -> StepTime | None:
-    """Return the time of a step; None if the FLOPs or a figure of the hardware are unknown.
-
-    Args:
-        layout: The layout.
-        facts: The facts of the model.
-        activations: Those of a sample without checkpointing.
-        blocks: The blocks of the model.
-        hardware: The hardware.
-        efficiencies: What is reached of its figures.
-    """
+    """Return the time of a step; None if the FLOPs or a figure of the hardware are unknown."""
     peak, config = hardware.peak(layout.config.precision.compute), layout.config
     if facts.flops is None or peak is None or hardware.memory_bandwidth is None:
         return None

@@ -123,12 +123,7 @@ def _named(name: str) -> tuple[int, ...] | None:
 
 
 def dimensions(degrees: Degrees, ranks: Sequence[int]) -> str:
-    """Return which degrees distinguish these ranks, such as `dp_shard` or `dp_shard x cp`.
-
-    Args:
-        degrees: The degrees of the mesh.
-        ranks: The ranks of a group.
-    """
+    """Return which degrees distinguish these ranks, such as `dp_shard` or `dp_shard x cp`."""
     places: list[Mapping[str, int]] = [coordinates(degrees, rank) for rank in ranks]
     crossed = [name for name in places[0] if len({place[name] for place in places}) > 1]
     return " x ".join(crossed) or "one rank"

@@ -18,12 +18,7 @@ from hpctrain.tasks.task import Sums
 
 
 def enter(rank: int, world: int) -> None:
-    """Make this process a rank of a world whose other ranks do not exist.
-
-    Args:
-        rank: The rank of this process.
-        world: The number of ranks.
-    """
+    """Make this process a rank of a world whose other ranks do not exist."""
     leave()
     debug._clear_sharding_prop_cache()  # the cache remembers the rank
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)

@@ -51,11 +51,6 @@ def part_of(
 ) -> tuple[RankPart, ParallelModel]:
     """Return what the rank of this process holds, and its model on the meta device.
 
-    Args:
-        build: Returns a new model.
-        config: The config; this process is a rank of its world (`fake_world.enter`).
-        loss_parallel: As for `parallelize`.
-
     Raises:
         ConfigError: The model cannot be divided so.
     """

@@ -21,12 +21,7 @@ _HOLDS = {
 
 
 def coordinates(degrees: Degrees, rank: int) -> dict[str, int]:
-    """Return the place of a rank, by the names of the degrees.
-
-    Args:
-        degrees: The degrees of the mesh.
-        rank: The rank.
-    """
+    """Return the place of a rank, by the names of the degrees."""
     found = {}
     for name in reversed(_ORDER):
         rank, found[name] = divmod(rank, getattr(degrees, name))
@@ -34,12 +29,7 @@ def coordinates(degrees: Degrees, rank: int) -> dict[str, int]:
 
 
 def held_by(degrees: Degrees, rank: int) -> str:
-    """Return what a rank holds, in words.
-
-    Args:
-        degrees: The degrees of the mesh.
-        rank: The rank.
-    """
+    """Return what a rank holds, in words."""
     place = coordinates(degrees, rank)
     parts = [
         text.format(place[name], getattr(degrees, name))
@@ -50,12 +40,7 @@ def held_by(degrees: Degrees, rank: int) -> str:
 
 
 def picture(degrees: Degrees, per_node: int) -> Iterator[str]:
-    """Yield the lines of a picture: a line for each node, with the place of each of its ranks.
-
-    Args:
-        degrees: The degrees of the mesh.
-        per_node: The ranks of a node.
-    """
+    """Yield the lines of a picture: a line for each node, with the place of each of its ranks."""
     names = [name for name in _ORDER if getattr(degrees, name) > 1] or ["dp_replicate"]
     yield f"ranks by {' . '.join(names)} (the last one are neighbours)"
     nodes = -(-degrees.ranks // per_node)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 
+from omegaconf import OmegaConf
+
+from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
+from hpctrain.config.frozen import typed
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.slow_hosts import slow_hosts
+from hpctrain.report.account.slow_hosts import SlowHost, slow_hosts
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
 _SMALL_MEMORY = 50.0  # percent of a GPU
 _FULL_MEMORY = 95.0
 _ROOM = 1.25  # what a request should have above the highest use
 _HALF = 0.5
+_WAITS = 0.05  # of the time, for data
+_SENDS = 0.2  # of the time, for other ranks
 
 
 def notes(account: RunAccount) -> list[str]:
@@ -45,57 +54,75 @@ def _state(account: RunAccount) -> Iterator[str]:
 def _shares(account: RunAccount) -> Iterator[str]:
     parts = account.time
     share = {name: seconds / parts["allocated"] for name, seconds in parts.items()}
-    if share["data_wait"] > 0.05:
-        threads = int(account.value("data.threads", 1) or 1)
+    if share["data_wait"] > _WAITS:
         yield (
             f"{_percent(share['data_wait'])} of the time the ranks waited for data: "
-            f"`data.threads={2 * threads}`, or `data.stage=node` if the file system is slow"
+            f"{_cures(account, 'data')}"
         )
     slow = account.facts.record.noted("slow_rank")
     yield from (f"{text}: look at what it does there, or leave its node out" for text in slow)
-    if share["communication"] > 0.2 and not slow and not share["slow_rank"]:
+    known = slow or share["slow_rank"] or _slow_host(account)
+    if share["communication"] > _SENDS and not known:
         yield (
-            f"{_percent(share['communication'])} of the time rank 0 waited for other ranks: a "
-            "larger `train.global_batch_size`, fewer `launch.nodes`, or `train.accumulate`"
+            f"{_percent(share['communication'])} of the time rank 0 waited for other ranks: "
+            f"{_cures(account, 'communication') or 'fewer ranks wait less'}"
         )
-    if share["checkpoint"] > 0.05:
-        every = int(account.value("checkpoint.every_steps", 200) or 200)
-        times = math.ceil(share["checkpoint"] / 0.02)
+    saves, lost = share["checkpoint"], share["lost"]
+    every = int(account.value("checkpoint.every_steps", 200) or 200)
+    if saves > 0.05 and saves >= lost:
         yield (
-            f"{_percent(share['checkpoint'])} of the time went into checkpoints: "
-            f"`checkpoint.every_steps={every * times}`"
+            f"{_percent(saves)} of the time went into checkpoints: "
+            f"`checkpoint.every_steps={every * math.ceil(saves / 0.02)}`"
         )
     if share["evaluation"] > 0.2:
-        every, seconds = account.value("train.eval_every"), account.value("train.eval_every_s")
-        fewer = f"`train.eval_every={2 * int(every)}`" if every else "a larger `train.eval_every`"
-        fewer = f"`train.eval_every_s={2 * float(seconds):g}`" if seconds and not every else fewer
+        steps, seconds = account.value("train.eval_every"), account.value("train.eval_every_s")
+        fewer = f"`train.eval_every={2 * int(steps)}`" if steps else "a larger `train.eval_every`"
+        fewer = f"`train.eval_every_s={2 * float(seconds):g}`" if seconds and not steps else fewer
         yield f"{_percent(share['evaluation'])} of the time went into evaluations: {fewer}"
     if share["compile"] > 0.1:
+        less = "`train.compile=off` compiles nothing"
+        if account.value("train.compile") == "model":
+            less = f"`train.compile=blocks` compiles less, {less}"
+        yield f"{_percent(share['compile'])} of the time went into torch.compile: {less}"
+    if lost > 0.03 and lost > saves:
         yield (
-            f"{_percent(share['compile'])} of the time went into torch.compile: "
-            "`train.compile=blocks` compiles less, `train.compile=off` nothing"
-        )
-    if share["lost"] > 0.03:
-        every = int(account.value("checkpoint.every_steps", 200) or 200)
-        yield (
-            f"{_percent(share['lost'])} of the time went into steps that were made again after a "
+            f"{_percent(lost)} of the time went into steps that were made again after a "
             f"restart: `checkpoint.every_steps={max(1, every // 2)}`"
         )
-    if share["restart"] > 0.1 and account.spans[-1].facts.launcher == "slurm":
+    limited = any(span.facts.reason == "SIGUSR2" for span in account.spans)
+    if share["restart"] > 0.1 and limited:
         yield (
             f"{_percent(share['restart'])} of the time went into starting again: a longer "
             "`launch.time_min` starts less often"
         )
 
 
-def _hosts(account: RunAccount) -> Iterator[str]:
+def _cures(account: RunAccount, kind: str, power: int = 2) -> str:
+    """Return what could be changed of this run; the keys that its file lacks have their default."""
+    data = {"path": "", **account.config.get("data", {})}
+    config = Config()
+    with suppress(ConfigError, AttributeError, TypeError):  # of another version
+        config = typed(OmegaConf.create({**account.config, "data": data}))
+    return cures(kind, config, _ranks(account), power)
+
+
+def _ranks(account: RunAccount) -> int:
+    return account.spans[-1].facts.world_size
+
+
+def _slow_host(account: RunAccount) -> SlowHost | None:
+    """Return the host that the others wait for, if there is one."""
     hosts = slow_hosts(account)
-    if hosts and hosts[0].slowest > max(_HALF, _ROOM / len(hosts)):
-        host = hosts[0].host
+    waits = hosts and hosts[0].slowest > max(_HALF, _ROOM / len(hosts))
+    return hosts[0] if waits else None
+
+
+def _hosts(account: RunAccount) -> Iterator[str]:
+    if (slow := _slow_host(account)) is not None:
         yield (
-            f"{host} had the slowest rank in {_percent(hosts[0].slowest)} of the reports: "
-            f"`python -m hpctrain doctor --nodes 1 +site.sbatch.nodelist={host}` looks at it, "
-            f"`site.sbatch.exclude={host}` avoids it"
+            f"{slow.host} had the slowest rank in {_percent(slow.slowest)} of the reports: "
+            f"`python -m hpctrain doctor --nodes 1 +site.sbatch.nodelist={slow.host}` looks at "
+            f"it, `+site.sbatch.exclude={slow.host}` avoids it"
         )
 
 
@@ -106,17 +133,21 @@ def _devices(account: RunAccount) -> Iterator[str]:
     used = usage.mean(usage.of_gpus("utilization_percentage").values())
     memory = usage.peak(usage.of_gpus("memory_usage_percentage").values())
     if memory is not None and memory < _SMALL_MEMORY:
-        yield f"GPU memory {memory:.0f}% used: {_larger(account, memory)}"
+        power = 2 ** int(math.log2(max(1.0, 0.9 * 100 / memory)))
+        several = account.gpus(account.spans[-1]) > 1
+        fewer = f"{'half' if memory > 25 else 'a quarter'} of the GPUs" if several else ""
+        ways = [_cures(account, "room", power), fewer or "a smaller GPU is enough"]
+        yield f"GPU memory {memory:.0f}% used: {'; or '.join(filter(None, ways))}"
     elif memory is not None and memory > _FULL_MEMORY:
         yield (
-            f"GPU memory {memory:.0f}% used: a longer sample may not fit; "
-            "`train.micro_batch_size=auto` finds the size that does"
+            f"GPU memory {memory:.0f}% used, so that a longer sample may not fit: "
+            f"{_cures(account, 'memory')}"
         )
-    if used is not None and used < _HALF * 100:
-        yield (
-            f"the GPUs were used {used:.0f}% of the time: a larger micro-batch "
-            "(`train.micro_batch_size=auto`), or fewer GPUs"
-        )
+    parts = account.time
+    waits = parts["data_wait"] > _WAITS * parts["allocated"]
+    if used is not None and used < _HALF * 100 and not waits:  # which has its own note
+        ways = [_cures(account, "room"), "fewer GPUs"]
+        yield f"the GPUs were used {used:.0f}% of the time: {'; or '.join(filter(None, ways))}"
     idle = usage.idle_gpu_hours(float(account.value("monitor.idle_percent", 5.0)))
     if idle is not None and account.gpu_hours and idle > 0.2 * account.gpu_hours:
         yield (
@@ -129,27 +160,6 @@ def _devices(account: RunAccount) -> Iterator[str]:
         yield f"GPUs of {', '.join(hot)} lowered their clock because of heat: tell the operators"
 
 
-def _larger(account: RunAccount, memory: float) -> str:
-    """Return the override of a larger micro-batch, and what else would use the memory."""
-    size = account.value("train.micro_batch_size")
-    ranks = account.spans[-1].facts.world_size
-    batch = int(account.value("train.global_batch_size", 0) or 0)
-    pieces = int(account.value("train.accumulate", 1) or 1)
-    now = int(size) if str(size).isdecimal() else batch // max(1, ranks * pieces)
-    power = 2 ** int(math.log2(max(1.0, 0.9 * 100 / memory)))
-    most = batch // ranks if batch else now * power
-    fits = min(now * power, most)
-    gpus = account.gpus(account.spans[-1])
-    fewer = f"{_fraction(memory)} of the GPUs" if gpus > 1 else "a smaller GPU"
-    if fits > now:
-        return f"`train.micro_batch_size={fits}`, or {fewer}"
-    return f"a larger `train.global_batch_size`, or {fewer}"
-
-
-def _fraction(memory: float) -> str:
-    return "half" if memory > 25 else "a quarter"
-
-
 def _requests(account: RunAccount) -> Iterator[str]:
     """Yield what the job asked Slurm for and did not need."""
     usage, launch = account.usage, account.value("launch", {})
@@ -157,26 +167,28 @@ def _requests(account: RunAccount) -> Iterator[str]:
         return
     asked, peak = launch.get("mem_gb"), usage.of_nodes("system_memory_usage_megabytes")
     used = usage.peak(peak.values())
-    if asked and used is not None and used / 1000 < _HALF * asked:
-        yield (
-            f"{used / 1000:.1f} GB of {asked:g} GB of memory used: "
-            f"`launch.mem_gb={max(1, math.ceil(_ROOM * used / 1000))}`"
-        )
+    gpus = int(launch.get("gpus_per_node") or 0)
+    least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * (used or 0) / 1000))
+    if asked and used is not None and used / 1000 < _HALF * asked and least < asked:
+        yield f"{used / 1000:.1f} GB of {asked:g} GB of memory used: `launch.mem_gb={least}`"
     cores, busy = (
         int(launch.get("cpus_per_task") or 1),
         usage.of_nodes("cpu_utilization_percentage"),
     )
     load = usage.mean(busy.values())
     if load is not None and cores > 1 and load / 100 * cores < _HALF * cores:
-        need = max(1, math.ceil(_ROOM * load / 100 * cores))
+        of_gpus = math.ceil(CORES_PER_GPU * gpus / int(launch.get("tasks_per_node") or 1))
+        need = max(1, of_gpus, math.ceil(_ROOM * load / 100 * cores))
         if need < cores:
             yield f"{load:.0f}% of the cores used: `launch.cpus_per_task={need}`"
     longest = max(span.seconds for span in account.spans) / 60
     limit = int(launch.get("time_min") or 0)
-    if account.state.name == "finished" and limit and longest < _HALF * limit:
+    warning = int(launch.get("warn_s") or 0) // 60 + 1  # a job saves so long before its limit
+    needed = max(1, math.ceil(_ROOM * longest)) + warning
+    if account.state.name == "finished" and longest < _HALF * limit and needed < limit:
         yield (
-            f"{longest:.0f} of {limit} minutes used: `launch.time_min="
-            f"{max(1, math.ceil(_ROOM * longest))}` lets Slurm start the job earlier"
+            f"{longest:.0f} of {limit} minutes used: `launch.time_min={needed}` lets Slurm start "
+            "the job earlier"
         )
 
 

@@ -50,7 +50,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "gpu_hours": account.gpu_hours,
         "idle_gpu_hours": usage.idle_gpu_hours(idle_percent),
         "core_hours": account.core_hours,
-        "kwh": usage.kwh(),
+        "kwh": account.kwh,
         "cost": None if cost is None else cost[0],
         "currency": None if cost is None else cost[1],
         "per": account.per,

@@ -182,14 +182,24 @@ class RunAccount:
         return Ramp.of(int(batch or 0), stages or []).samples(self.step)
 
     @property
+    def kwh(self) -> float | None:
+        """What the GPUs have counted, and hardware.node_power_w of the nodes; None if unknown."""
+        counted = self.usage.kwh() if self.usage.gpus else None
+        watts = self.hardware.node_power_w if self.hardware else None
+        if watts is None or (counted is None and self.usage.gpus):
+            return counted
+        node_s = sum(span.facts.nodes * span.seconds for span in self.spans)
+        return (counted or 0.0) + watts * node_s / 3.6e6
+
+    @property
     def per(self) -> dict[str, dict[str, float]]:
         """Seconds, GPU-hours, kWh and cost for a step, a sample and a point of the metric.
 
         A point is a hundredth of the metric between its first value and its best one.
         """
         costs = {"seconds": self.time["allocated"], "gpu_hours": self.gpu_hours}
-        if (energy := self.usage.kwh()) is not None:
-            costs["kwh"] = energy
+        if self.kwh is not None:
+            costs["kwh"] = self.kwh
         if self.cost is not None:
             costs["cost"] = self.cost[0]
         samples = float(self.samples)
@@ -288,15 +298,16 @@ def _left_out(account: RunAccount, why_no_queue: str) -> list[str]:
         )
     if account.history.damaged:
         found.append(f"{account.history.damaged} damaged places in the journal")
-    if account.gpu_hours and account.usage.kwh() is None:
+    if account.gpu_hours and account.kwh is None:
         found.append("energy: not every GPU tells its energy or its power")
     if account.gpu_hours and account.cost is None:
         machine = account.hardware
         if machine is None:
-            found.append("cost: the hardware is not known; hardware=NAME names it")
+            found.append("cost: the hardware is not known; hardware=NAME of the training names it")
         else:
             found.append(
-                f"cost: {machine.name} has no price; hardware.price.own='1.20 EUR' sets it"
+                f"cost: {machine.name} has no price; trainings with hardware={machine.name} "
+                "hardware.price.own='1.20 EUR' have yours"
             )
     elif account.spans and not account.gpu_hours:
         found.append("GPU-hours, energy and cost: the run has no GPUs")

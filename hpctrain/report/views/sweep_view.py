@@ -72,16 +72,18 @@ def _best(sweep: Sweep) -> RenderableType:
 
 
 def _notes(accounts: Sequence[RunAccount]) -> list[RenderableType]:
-    """Return each note once, with the number of runs that it is about."""
-    counts: dict[str, int] = {}
+    """Return each note once, with the run that it is about, or with the number of runs."""
+    about: dict[str, list[str]] = {}
     for account in accounts:
         for note in notes(account):
             if "no ground for advice" not in note:
-                counts[note] = counts.get(note, 0) + 1
-    if not counts:
+                about.setdefault(note, []).append(account.name)
+    if not about:
         return []
-    shown = sorted(counts.items(), key=lambda item: -item[1])[:_NOTES]
-    texts = (f"{count} run{'s' * (count > 1)}: {note}" for note, count in shown)
+    texts = []
+    for note, names in sorted(about.items(), key=lambda item: -len(item[1]))[:_NOTES]:
+        who = f"{len(names)} runs" if len(names) > 1 else names[0]
+        texts.append(f"{who}: {note}")
     return [Text(), Text("Notes", style="bold"), bullets(texts)]
 
 

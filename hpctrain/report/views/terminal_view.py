@@ -98,7 +98,7 @@ def figures(account: RunAccount) -> list[tuple[str, str]]:
         rows.append(("GPU-hours", f"{account.gpu_hours:.3g}{more}"))
     else:
         rows.append(("core-hours", f"{account.core_hours:.3g}"))
-    if (kwh := account.usage.kwh()) is not None:
+    if (kwh := account.kwh) is not None:
         rows.append(("energy", f"{kwh:.3g} kWh"))
     if account.cost is not None:
         rows.append(("cost", f"{account.cost[0]:.2f} {account.cost[1]}"))

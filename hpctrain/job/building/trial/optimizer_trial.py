@@ -210,7 +210,7 @@ class OptimizerTrial:
         if error:
             raise ConfigError(
                 f"{self._target} does not work where ranks divide the model ({how}): {error}; "
-                + ("give optimizer.options.fused=false, or " if "_fused_" in error else "")
+                + ("give ++optimizer.options.fused=false, or " if "_fused_" in error else "")
                 + _CURE
             )
         if number or difference > _REFUSED:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_arguments, select
+from hpctrain.commands.select import add_arguments, are_folders, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.slurm import queue
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
         )
     now = time.time()
     plan = [_step(run, judge(run, now), save=options.save) for run in runs]
-    if options.all:
+    if options.all or are_folders(options.runs):
         plan = [step for step in plan if step.state.name in UNDER_WAY]
     _carry_out(plan)
     if not options.json:

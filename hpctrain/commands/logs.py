@@ -15,7 +15,7 @@ from typing import TextIO
 from hpctrain.commands.first_error import Fault, find_fault, tail
 from hpctrain.commands.log_files import batch_log, rank_logs
 from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_arguments, select
+from hpctrain.commands.select import add_arguments, select_one
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, StorageError
@@ -45,8 +45,8 @@ def main(argv: list[str]) -> int:
         "--lines", type=int, default=30, metavar="N", help="number of lines (default: 30)"
     )
     options = parser.parse_args(argv)
-    if not options.runs:
-        raise ConfigError("logs needs a run: python -m hpctrain logs RUN (see status)")
+    if len(options.runs) != 1:
+        raise ConfigError("logs needs one run: python -m hpctrain logs RUN (see status)")
     try:
         return _show(options)
     except OSError as error:
@@ -56,13 +56,10 @@ def main(argv: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    paths = select(options.dir, options.runs)
-    if len(paths) != 1:
-        names = ", ".join(path.name for path in paths[:5])
-        raise ConfigError(f"logs shows one run at a time; these are {len(paths)}: {names}")
+    path = select_one(options.dir, options.runs[0], "logs")
     if options.follow:
-        return _follow(paths[0], options)
-    (run,) = gather(paths)
+        return _follow(path, options)
+    (run,) = gather([path])
     state = judge(run, time.time())
     fault = find_fault(run) if state.name in _FAILED and options.rank is None else None
     if options.json:

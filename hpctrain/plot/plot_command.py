@@ -11,11 +11,12 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.commands.select import select
+from hpctrain.commands.select import add_dir, select
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.plot import curves, figure_file, text_plot
 from hpctrain.plot.curves import RunCurves
+from hpctrain.tracking.journal import journal_path
 
 _FIRST = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
 _LINES = 10
@@ -33,9 +34,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="directories, names, or their starts"
     )
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
+    add_dir(parser)
     parser.add_argument("--metric", action="append", default=[], metavar="KEY", help="repeatable")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a .png or .html file")
     parser.add_argument(
@@ -50,8 +49,10 @@ def main(argv: list[str]) -> int:
         figure_file.check(options.out)
     elif options.log_x:
         raise ConfigError("--log-x needs --out: the terminal has a linear axis of steps")
-    paths = dict.fromkeys(path for name in options.runs for path in select(options.dir, [name]))
-    runs = [curves.load(path) for path in paths]
+    paths = select(options.dir, options.runs)
+    # Of many runs some have not begun; one of them stops no picture of the others.
+    tracked = [path for path in paths if journal_path(path).is_file()] or paths
+    runs = [curves.load(path) for path in tracked]
     metrics = _chosen(runs, options.metric)
     if options.out:
         logs = options.log_x, options.log_y
@@ -67,6 +68,8 @@ def main(argv: list[str]) -> int:
         ]
         width = min(console.width, 100)
         console.print(text_plot.draw(metric, found, width, _LINES, options.log_y))
+    if len(tracked) < len(paths):
+        console.print(f"{len(paths) - len(tracked)} runs have tracked nothing", style="dim")
     for run in runs:
         if run.restarts:
             steps = ", ".join(f"{step:,}" for step in run.restarts)

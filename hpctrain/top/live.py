@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.live import Live
 
-from hpctrain.commands.select import all_runs, select
+from hpctrain.commands.select import add_dir, all_runs, are_folders, select_one
 from hpctrain.console import Console
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.errors import StorageError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.top.picture import picture
 from hpctrain.top.snapshot import snapshot
@@ -34,9 +34,7 @@ def main(argv: list[str]) -> int:
         help="its directory, its name or the start of its name (default: the run that has shown "
         "progress last)",
     )
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
+    add_dir(parser)
     parser.add_argument("--once", action="store_true", help="show it once, as into a file or pipe")
     parser.add_argument("--json", action="store_true", help="print JSON once, for programs")
     parser.add_argument(
@@ -75,11 +73,10 @@ def _chosen(folder: Path, name: str | None) -> RunDir:
         ConfigError: The name means several runs, or there is no run.
         StorageError: There is no such folder.
     """
-    if name is not None:
-        found = select(folder, [name])
-        if len(found) != 1:
-            raise ConfigError(f"{name}: {len(found)} runs; top shows one")
-        return RunDir.open(found[0])
+    if name is not None and are_folders([name]):
+        folder = Path(name)
+    elif name is not None:
+        return RunDir.open(select_one(folder, name, "top"))
     runs = all_runs(folder, archived=False)
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")

@@ -20,7 +20,7 @@ from typing import Any
 
 from hpctrain.checkpoint.manifest import NAME, Manifest
 from hpctrain.checkpoint.weight_files import WeightFiles
-from hpctrain.commands.select import select
+from hpctrain.commands.select import add_dir, select_one
 from hpctrain.config.frozen import load
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
@@ -42,9 +42,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
+    add_dir(parser)
     parser.add_argument(
         "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
     )
@@ -52,10 +50,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: branch takes one run, and KEY=VALUE for what changes")
-    paths = select(options.dir, [options.run])
-    if len(paths) != 1:
-        raise ConfigError(f"{options.run}: {len(paths)} runs; branch takes one")
-    run = branch(paths[0], options.overrides, options.step, best=options.best)
+    parent = select_one(options.dir, options.run, "branch")
+    run = branch(parent, options.overrides, options.step, best=options.best)
     print(run.path, file=exact())
     return 0
 

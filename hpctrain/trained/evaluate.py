@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from hpctrain.checkpoint.manifest import step_of
-from hpctrain.commands.select import select
+from hpctrain.commands.select import add_dir, select_one
 from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
@@ -124,9 +124,7 @@ def _upload(path: Path) -> None:
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose a run's folder and a checkpoint."""
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
+    add_dir(parser)
     parser.add_argument(
         "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
     )
@@ -153,8 +151,6 @@ def _chosen_run(options: argparse.Namespace) -> Path:
     """Return the run directory that a command line names; `chosen` tells the errors."""
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: give one run, and KEY=VALUE for what changes")
-    paths = select(options.dir, [options.run])
-    if len(paths) != 1:
-        raise ConfigError(f"{options.run}: {len(paths)} runs; give one")
+    path = select_one(options.dir, options.run, "this command")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    return paths[0]
+    return path

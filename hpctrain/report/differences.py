@@ -11,6 +11,7 @@ from typing import Any
 
 from hpctrain.disk import read_json
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.runs.swept import flat
 
 # Keys that say where a run is and how it is called, not what it does.
 _PLACES = ("output_dir", "name")
@@ -83,17 +84,6 @@ def _config(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tupl
         for key in sorted({*a, *b})
         if a.get(key) != b.get(key) and key not in _PLACES
     }
-
-
-def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a config by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _data(left: RunAccount, right: RunAccount) -> list[str]:

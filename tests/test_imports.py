@@ -69,7 +69,7 @@ ALLOWED = {
     "report": (
         "commands.observations commands.select commands.state config.frozen "
         "config.rules.batch_sizes config.rules.metrics hardware launch.slurm.queue runs "
-        "tracking.journal tracking.recorded tracking.samples"
+        "tracking.journal tracking.page.links tracking.recorded tracking.samples"
     ),
     "trained": (
         "checkpoint commands.select config data distributed job models parallel "

@@ -44,7 +44,9 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
         prog="python -m hpctrain sync",
         description="Upload the params, metrics and tags of runs that are not in MLflow yet.",
     )
-    parser.add_argument("run_dir", nargs="*", type=Path, help="a run, or a folder of runs (default: runs)")
+    parser.add_argument(
+        "run_dir", nargs="*", type=Path, help="a run, or a folder of runs (default: runs)"
+    )
     parser.add_argument(
         "--check",
         action="store_true",

@@ -302,7 +302,9 @@ def test_which_runs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         select(tmp_path, ["digist-0"], several=True)
     with pytest.raises(ConfigError, match=r"digist-0: no run or sweep .* did you mean digits-0000"):
         select(tmp_path, ["digist-0"])
-    with pytest.raises(ConfigError, match="notes: a folder, but neither"):
+    with pytest.raises(
+        ConfigError, match="notes: this folder is no run and no sweep, and it holds"
+    ):
         select(tmp_path, ["notes"])
     with pytest.raises(StorageError, match=r"none_such: no folder of runs .* --dir"):
         select(Path("none_such"), [])

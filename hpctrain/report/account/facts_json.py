@@ -9,6 +9,7 @@ from typing import Any
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.slow_hosts import slow_hosts
+from hpctrain.report.account.standing import verdict, why
 
 
 def as_json(account: RunAccount) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "path": str(account.facts.path),
         "state": account.state.name,
         "reason": account.state.reason,
+        "verdict": verdict(account),
         "as_of": account.now,
         "in_progress": bool(account.spans and account.spans[-1].runs),
         "swept": account.swept,
@@ -38,7 +40,8 @@ def as_json(account: RunAccount) -> dict[str, Any]:
                 "first_step": span.first_step,
                 "reached": span.reached,
                 "state": span.facts.get("state", "running" if span.runs else "killed"),
-                "hosts": span.facts.get("hosts", []),
+                "why": why(span),
+                "hosts": account.hosts(span),
                 "world_size": span.facts.get("world_size"),
                 "job_id": span.facts.get("job_id", ""),
                 "time": {name: round(value, 3) for name, value in span.parts.items()},

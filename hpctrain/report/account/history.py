@@ -73,6 +73,7 @@ class History:
         reported: The time and the step of every record of metrics, superseded ones included.
         rewinds: Where the run went back to an earlier step.
         damaged: The places in the journal that are no records.
+        data: What is said about each data set, by its name.
     """
 
     metrics: dict[str, Series] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class History:
     reported: list[tuple[float, int]] = field(default_factory=list)
     rewinds: list[_Rewind] = field(default_factory=list)
     damaged: int = 0
+    data: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, run_dir: Path) -> History:
@@ -137,6 +139,9 @@ class _Raw:
         elif kind == "time":
             seconds = {str(part): float(value) for part, value in body["seconds"].items()}
             history.times.append(TimeRecord(float(body["time"]), int(body["step"]), seconds))
+        elif kind == "dataset":
+            counts = ", ".join(f"{int(n):,} {split}" for split, n in body["samples"].items())
+            history.data[str(body["name"])] = f"{body['source']} ({counts} samples)"
         elif kind == "superseded":
             begin, end = int(body["from"]), int(body["to"])
             self.superseded.append((begin, end))

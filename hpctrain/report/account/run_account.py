@@ -156,6 +156,18 @@ class RunAccount:
         known = [*self.history.metrics, *(self.facts.record.get("result") or {})]
         return next((name for name in names if name in known), wanted)
 
+    def final(self, metric: str) -> float:
+        """Return the last value of a metric; NaN if the run has none."""
+        result = self.facts.record.get("result") or {}
+        value = result.get(metric, self.history.series(metric).last())
+        return float(value) if isinstance(value, int | float) else math.nan
+
+    def hosts(self, span: Span) -> list[str]:
+        """Return the hosts of an attempt; of torchrun's, those on which a monitor has run."""
+        known = [str(host) for host in span.facts.get("hosts") or []]
+        measured = sorted(self.usage.nodes) if int(span.facts.get("nodes", 1)) > 1 else []
+        return known or measured or [str(span.facts.get("host", "unknown"))]
+
     @property
     def best(self) -> dict[str, Any] | None:
         """Metric, value and step of the best value; None if the name tells no direction."""

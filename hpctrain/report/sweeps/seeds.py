@@ -19,9 +19,10 @@ from statistics import fmean, stdev
 
 from scipy.special import stdtrit
 
+from hpctrain.config.rules.metrics import better
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import cause, check_metrics, final
+from hpctrain.report.sweeps.parameters import cause, check_metrics, is_number, label
 
 _LEVEL = 0.95
 _SPECIAL = re.compile(r"([&%$#_{}])")
@@ -82,12 +83,11 @@ class Setting:
     @property
     def label(self) -> str:
         """The values as a short text."""
-        parts = (f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items())
-        return " ".join(parts) or "all runs"
+        return label(self.values) or "all runs"
 
 
 def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:
-    """Put the runs of each setting together.
+    """Put the runs of each setting together, the best setting first.
 
     Args:
         accounts: The runs.
@@ -98,9 +98,9 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
         ConfigError: No run was swept over this key, or no run has a metric.
     """
     keys = {key for account in accounts for key in account.swept}
-    found = sorted(key for key in keys if key == over or key.rpartition(".")[2] == over)
+    found = [over] if over in keys else sorted(k for k in keys if k.rpartition(".")[2] == over)
     if len(found) != 1:
-        known = ", ".join(sorted(keys)) or "none, as these runs are of no sweep"
+        known = ", ".join(sorted(keys)) or "none, as these runs do not differ in their configs"
         which = "is ambiguous" if found else "was not swept"
         raise ConfigError(f"--over {over}: this key {which}; the swept keys are {known}")
     groups: dict[tuple[tuple[str, str], ...], list[RunAccount]] = defaultdict(list)
@@ -108,7 +108,32 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
         rest = {key: value for key, value in account.swept.items() if key != found[0]}
         groups[tuple(sorted(rest.items()))].append(account)
     check_metrics(accounts, metrics)
-    return [_setting(dict(values), group, metrics) for values, group in groups.items()]
+    made = [_setting(dict(values), group, metrics) for values, group in groups.items()]
+    sign = -1 if better(metrics[0]) == "higher" else 1
+    return sorted(made, key=lambda each: _place(each, sign * each.estimates[metrics[0]].mean))
+
+
+def _place(setting: Setting, score: float) -> tuple[bool, float, list[tuple[float, str]]]:
+    """Return the key by which settings are sorted; those without a result come last."""
+    texts = setting.values.values()
+    values = [(float(text), "") if is_number(text) else (math.inf, text) for text in texts]
+    return not setting.runs, score if setting.runs else 0.0, values
+
+
+def ranking(found: Sequence[Setting]) -> list[str]:
+    """Return in a sentence which setting is best, and how sure that is; none without two."""
+    if len(found) < 2 or not found[1].runs:
+        return []
+    (first, metric), second = (found[0], next(iter(found[0].estimates))), found[1]
+    best, next_best = first.estimates[metric], second.estimates[metric]
+    text = (
+        f"The best setting is {first.label}: {metric} is {best.text()} (n={best.n}). Next comes "
+        f"{second.label} with {next_best.text()} (n={next_best.n})"
+    )
+    if best.half is None or next_best.half is None:
+        return [f"{text}; one run says nothing about how sure that is."]
+    overlap = abs(best.mean - next_best.mean) <= best.half + next_best.half
+    return [f"{text}; their intervals {'overlap' if overlap else 'do not overlap'}."]
 
 
 def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> Setting:
@@ -116,10 +141,10 @@ def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[
         account
         for account in group
         if account.state.name == "finished"
-        and all(math.isfinite(final(account, metric)) for metric in metrics)
+        and all(math.isfinite(account.final(metric)) for metric in metrics)
     ]
     missing = {account.name: cause(account) for account in group if account not in done}
-    estimates = {m: estimate([final(account, m) for account in done]) for m in metrics}
+    estimates = {m: estimate([account.final(m) for account in done]) for m in metrics}
     return Setting(values, done, missing, estimates)
 
 

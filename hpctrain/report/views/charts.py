@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +23,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter, ScalarFormatter
 from numpy.typing import NDArray
 
+from hpctrain.config.rules.metrics import most
+
 _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
+_MOST_MARKED = 30  # points of a line that are marked each
+_LONGEST_LABEL = 40  # characters in a legend
 _SOLID = 4  # lines of a chart; the others are dashed
 _PER_ROW = 3  # charts of a PNG
 _STYLE = {
@@ -86,7 +90,7 @@ def svg(chart: Chart) -> str:
     """Return a chart as an SVG element whose colours are variables of CSS."""
     with matplotlib.rc_context(_style(_PAGE)):
         figure = Figure(figsize=_SIZE)  # a layout that measures texts would take half of the time
-        figure.subplots_adjust(left=0.15, right=0.97, top=0.9, bottom=0.17)
+        figure.subplots_adjust(left=0.18, right=0.97, top=0.9, bottom=0.17)
         _draw(figure.add_subplot(), chart, _PAGE)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
@@ -117,24 +121,57 @@ def write_png(charts: Sequence[Chart], title: str, file: Path) -> None:
 
 
 def line(
-    axes: Axes, x: Sequence[float], y: Sequence[float], label: str, colors: Colors, number: int
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    label: str,
+    colors: Colors,
+    number: int,
+    style: str = "",
 ) -> None:
     """Draw a line with at most so many points as are seen; the extremes of each part are kept.
 
     Args:
         axes: Where it is drawn.
         x: The places of its points.
-        y: Their values; those that are not finite are left out.
+        y: Their values; one that is not finite leaves a gap.
         label: What it is, for the legend.
         colors: The colours of the chart.
         number: Which line of the chart it is. From the fifth on, lines are dashed, too: they are
             told apart where colours are not.
+        style: How it is dashed, in place of that.
     """
     color = colors.series[number % len(colors.series)]
     xs, ys = _thinned(np.asarray(x, "float64"), np.asarray(y, "float64"))
-    marker = "o" if len(xs) <= 30 else ""
-    style = "-" if number < _SOLID else "--"
-    axes.plot(xs, ys, style, color=color, label=_plain(label), marker=marker, markersize=3)
+    known = np.concatenate(([False], np.isfinite(ys), [False]))
+    alone = known[1:-1] & ~known[:-2] & ~known[2:]  # no line reaches them
+    marked = np.flatnonzero(alone if len(xs) > _MOST_MARKED else known[1:-1]).tolist()
+    style = style or ("-" if number < _SOLID else "--")
+    name = label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 3]}..."
+    (drawn,) = axes.plot(xs, ys, style, color=color, label=_plain(name))
+    if marked:
+        drawn.set(marker="o", markevery=marked, markersize=3)
+
+
+def name_axes(axes: Axes, x: str, y: str, metric: str, values: Iterable[float]) -> None:
+    """Name both axes, and keep the one of values within what a metric can be.
+
+    Args:
+        axes: The axes, after everything is drawn.
+        x: The name of the horizontal axis, with its unit.
+        y: The name of the vertical axis, with its unit.
+        metric: The metric that it shows.
+        values: All values of it.
+    """
+    axes.set_xlabel(_plain(x))
+    axes.set_ylabel(_plain(y))
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = axes.get_ylim()
+    if finite and axes.get_yscale() == "linear":
+        low = max(low, 0.0) if min(finite) >= 0 else low
+        high = min(high, most(metric, max(finite)))
+        if low < high:
+            axes.set_ylim(low, high)
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
@@ -148,15 +185,17 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 def _thinned(
     x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    finite = np.isfinite(y)
-    x, y = x[finite], y[finite]
+    y = np.where(np.isfinite(y), y, np.nan)
     if len(x) <= _MOST_POINTS:
         return x, y
     edges = np.linspace(0, len(y), _MOST_POINTS // 2 + 1).astype(int)
     keep = []
     for begin, end in pairwise(edges.tolist()):
-        part = y[begin:end]
-        keep += sorted({begin + int(part.argmin()), begin + int(part.argmax())})
+        part, gaps = y[begin:end], np.flatnonzero(np.isnan(y[begin:end]))
+        places = {*gaps[:1].tolist()}
+        if len(gaps) < len(part):
+            places |= {int(np.nanargmin(part)), int(np.nanargmax(part))}
+        keep += sorted(begin + place for place in places)
     return x[keep], y[keep]
 
 

@@ -15,7 +15,7 @@ def scaling_charts(series: Scaling) -> list[Chart]:
         return []
     return [
         Chart("speed-up", lambda axes, colors: _speedup(series, axes, colors)),
-        Chart("efficiency, %", lambda axes, colors: _efficiency(series, axes, colors)),
+        Chart("efficiency", lambda axes, colors: _efficiency(series, axes, colors)),
     ]
 
 
@@ -30,6 +30,7 @@ def _speedup(series: Scaling, axes: Axes, colors: Colors) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xlabel("ranks")
+    axes.set_ylabel(f"times the speed of {first} rank{'s' * (first > 1)}")
 
 
 def _efficiency(series: Scaling, axes: Axes, colors: Colors) -> None:
@@ -43,3 +44,4 @@ def _efficiency(series: Scaling, axes: Axes, colors: Colors) -> None:
     axes.axhline(81, color=colors.series[4], linestyle=":", label="acceptable")
     axes.set_ylim(0, 110)
     axes.set_xlabel("ranks")
+    axes.set_ylabel("% of an ideal speed-up")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 
+from hpctrain.config.metric_registry import unit
 from hpctrain.config.rules.metrics import better
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import Sweep, final
+from hpctrain.report.sweeps.parameters import Sweep, label
 from hpctrain.report.sweeps.seeds import Setting, estimate
-from hpctrain.report.views.charts import Chart, Colors, line, name_rows
+from hpctrain.report.views.charts import Chart, Colors, line, name_axes, name_rows
 
 _MOST_KEYS, _MOST_LINES = 6, 7
 
@@ -40,9 +41,9 @@ def _curves(sweep: Sweep) -> Chart:
     def draw(axes: Axes, colors: Colors) -> None:
         for number, account in enumerate(best):
             series = account.history.series(sweep.metric)
-            label = " ".join(f"{k.rpartition('.')[2]}={v}" for k, v in account.swept.items())
-            line(axes, series.steps, series.values, label or account.name, colors, number)
-        axes.set_xlabel("step")
+            name = label(account.swept) or account.name
+            line(axes, series.steps, series.values, name, colors, number)
+        _name_axes(axes, "step", sweep.metric, best)
 
     return Chart(f"best runs: {sweep.metric}", draw)
 
@@ -65,7 +66,7 @@ def _positions(accounts: Sequence[RunAccount], key: str) -> tuple[list[float], d
 
 def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
     accounts = sweep.finished[::-1]  # the best are drawn last, above the others
-    scores = [final(account, sweep.metric) for account in accounts]
+    scores = [account.final(sweep.metric) for account in accounts]
     low, high = min(scores), max(scores)
 
     def draw(axes: Axes, colors: Colors) -> None:
@@ -110,14 +111,20 @@ def _importance(metric: str, importance: dict[str, float]) -> Chart:
 def _scatter(sweep: Sweep, key: str) -> Chart:
     def draw(axes: Axes, colors: Colors) -> None:
         positions, ticks = _positions(sweep.finished, key)
-        scores = [final(account, sweep.metric) for account in sweep.finished]
+        scores = [account.final(sweep.metric) for account in sweep.finished]
         axes.scatter(positions, scores, color=colors.series[0], s=14, alpha=0.7)
         axes.set_xticks(list(ticks), list(ticks.values()))
-        axes.set_xlabel(key)
-        direction = better(sweep.metric)
-        axes.set_ylabel(sweep.metric + (f" ({direction} is better)" if direction else ""))
+        _name_axes(axes, key, sweep.metric, sweep.finished)
 
     return Chart(f"{sweep.metric} against {key.rpartition('.')[2]}", draw)
+
+
+def _name_axes(axes: Axes, x: str, metric: str, accounts: Iterable[RunAccount]) -> None:
+    """Name the axes of a chart of a metric, and keep them within what these runs can have."""
+    values = [value for run in accounts for value in run.history.series(metric).finite()]
+    direction = better(metric)
+    more = ", ".join(filter(None, (unit(metric), f"{direction} is better" if direction else "")))
+    name_axes(axes, x, metric + (f" ({more})" if more else ""), metric, values)
 
 
 def _bands(found: Sequence[Setting], metric: str) -> Chart:
@@ -139,7 +146,7 @@ def _bands(found: Sequence[Setting], metric: str) -> Chart:
                 low = [each.mean - (each.half or 0) for each in estimates]
                 high = [each.mean + (each.half or 0) for each in estimates]
                 axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
-        axes.set_xlabel("step")
+        _name_axes(axes, "step", metric, [run for setting in shown for run in setting.runs])
 
     more = f" (the first {len(shown)} of {len(found)})" if len(found) > len(shown) else ""
     return Chart(f"{metric}: mean and 95% interval{more}", draw)

@@ -12,7 +12,7 @@ from hpctrain.commands.state import duration
 from hpctrain.console import Cell
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import Sweep, cause, final
+from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting
 
 _BEST, _FAILED, _NOTES = 10, 20, 8
@@ -65,7 +65,7 @@ def _best(sweep: Sweep) -> RenderableType:
         share = account.goodput
         table.add_row(
             Cell(f"  {account.name}"),
-            f"{final(account, sweep.metric):.5g}",
+            f"{account.final(sweep.metric):.5g}",
             *(Cell(account.swept.get(key, "")) for key in sweep.keys),
             duration(account.time["allocated"]),
             "" if share is None else f"{100 * share:.0f}%",

@@ -129,7 +129,7 @@ def _attempts(account: RunAccount) -> Table:
         table.add_column(title, justify="left" if title in ("state", "hosts") else "right")
     for span in account.spans:
         state = span.facts.get("state") or ("running" if span.runs else "killed")
-        hosts = [str(host) for host in span.facts.get("hosts", [])]
+        hosts = account.hosts(span)
         table.add_row(
             str(span.number),
             Cell(str(state)),

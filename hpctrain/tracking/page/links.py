@@ -11,20 +11,23 @@ from pathlib import Path
 
 from hpctrain.secrets import mask
 from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.page import experiment_view
 from hpctrain.tracking.store import is_server
 
 _WORKFLOW = "?workflowType=machine_learning"
 _UI = "http://127.0.0.1:5000"  # where `mlflow ui` serves a local store
 
 
-def experiment_page(uri: str, experiment_id: str) -> str:
+def experiment_page(uri: str, experiment_id: str, *, has_view: bool = False) -> str:
     """Return the address of an experiment's table of runs.
 
     Args:
         uri: The store. For a SQLite store this is the address that `mlflow ui` has.
         experiment_id: MLflow's id of the experiment.
+        has_view: Whether the experiment has the view with the main metrics.
     """
-    return f"{_root(uri)}/#/experiments/{experiment_id}/runs{_WORKFLOW}"
+    view = f"&viewStateShareKey={experiment_view.NAME}" if has_view else ""
+    return f"{_root(uri)}/#/experiments/{experiment_id}/runs{_WORKFLOW}{view}"
 
 
 def run_page(uri: str, experiment_id: str, run_id: str) -> str:
@@ -46,7 +49,7 @@ def known_pages(run_dir: Path) -> tuple[str, str] | None:
         return None
     return (
         run_page(note.uri, note.experiment_id, note.run_id),
-        experiment_page(note.uri, note.experiment_id),
+        experiment_page(note.uri, note.experiment_id, has_view=note.has_view),
     )
 
 

@@ -1,0 +1,145 @@
+"""What a run is and how it stands, in sentences: its page begins with them.
+
+verdict   The run is finished after 8,800 steps in 2 min; val/accuracy is 0.979
+facts     command, overrides, model, data, code, hosts, MLflow, logs
+why       why an attempt ended
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from hpctrain.commands.state import duration, eta_s
+from hpctrain.disk import open_regular
+from hpctrain.errors import TrackingError
+from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.account.time_parts import Span
+from hpctrain.runs.code import provenance
+from hpctrain.runs.failure import one_line
+from hpctrain.secrets import mask
+from hpctrain.tracking.page.links import known_pages
+
+_STANDS = {
+    "finished": "The run is finished",
+    "failed": "The run has failed",
+    "lost": "The run is lost",
+    "cancelled": "The run was cancelled",
+    "interrupted": "The run was stopped",
+    "running": "The run is in progress",
+    "requeued": "The run was stopped and waits in the queue to go on",
+    "queued": "The run waits in the queue",
+    "created": "The run has not begun",
+    "damaged": "The record of the run is damaged",
+}
+_LONGEST = 300  # characters of a reason; `logs` and --json have all of it
+
+
+class Fact(NamedTuple):
+    """A row about a run: a text, in which code stands between backquotes, and where it leads."""
+
+    name: str
+    text: str
+    link: str = ""
+
+
+def verdict(account: RunAccount) -> str:
+    """Return how the run stands in one sentence: its state and why, its steps, its main metric."""
+    text = _STANDS.get(account.state.name, f"The run is {account.state.name}")
+    if account.spans:
+        total = account.facts.progress.get("max_steps")
+        of = f" of {total:,}" if isinstance(total, int) and total > account.step else ""
+        text += f" after {account.step:,}{of} steps in {duration(account.time['allocated'])}"
+        text += f" and {len(account.spans)} attempts" if len(account.spans) > 1 else ""
+    if reason := one_line(account.state.reason):
+        text += f": {_short(reason)}"
+    if account.spans and account.spans[-1].runs:
+        left = eta_s(account.facts, account.now)
+        text += f"; about {duration(left)} to go" if left is not None else ""
+    value, best = account.final(account.metric), account.best
+    if not math.isnan(value):
+        text += f"; {account.metric} is {value:.4g}"
+        if best and best["metric"] == account.metric and best["value"] != value:
+            text += f", and was best at step {best['step']:,} with {best['value']:.4g}"
+    return f"{text}."
+
+
+def why(span: Span) -> str:
+    """Return why an attempt ended; "" if it runs, or has made all of its steps."""
+    if span.runs:
+        return ""
+    if span.killed:
+        known = span.scheduler not in ("", "COMPLETED", "RUNNING")
+        return f"killed: Slurm says {span.scheduler}" if known else "killed, and could not say why"
+    return _short(one_line(str(span.facts.get("error") or span.facts.get("reason") or "")))
+
+
+def command(account: RunAccount) -> str:
+    """Return the command that makes this run; "" if its overrides are not known."""
+    overrides = [mask(str(text)) for text in account.facts.record.get("overrides") or ()]
+    submits = ["-m"] * bool(account.facts.record.get("submission"))
+    words = [*submits, *overrides]
+    return f"python -m hpctrain {shlex.join(words)}" if overrides else ""
+
+
+def mlflow_pages(account: RunAccount) -> tuple[str, str] | None:
+    """Return the addresses of the run and its experiment in MLflow; None if it is not there."""
+    try:
+        return known_pages(account.facts.path)
+    except TrackingError:
+        return None
+
+
+def facts(account: RunAccount) -> Iterator[Fact]:
+    """Yield what the run is; what is not known is left out."""
+    path, record = account.facts.path, account.facts.record
+    if text := command(account):
+        yield Fact("command", f"`{text}`")
+    if overrides := record.get("overrides"):
+        yield Fact("overrides", " ".join(f"`{mask(str(each))}`" for each in overrides))
+    if text := _first_line(path / "artifacts" / "model.txt").removeprefix("model "):
+        yield Fact("model", text)
+    for name, content in account.history.data.items():
+        yield Fact(f"data {name}", content)
+    if commit := provenance.commit(path / "provenance"):
+        changed = ", with changes that are not committed" * commit.endswith("-dirty")
+        source = mask(provenance.source(path / "provenance"))
+        yield Fact("code", f"{source} at `{commit.removesuffix('-dirty')}`{changed}")
+    if account.spans:
+        first, last = account.spans[0], account.spans[-1]
+        made = dict(last.facts.get("environment") or {})
+        if made:
+            yield Fact("software", ", ".join(f"{key} {value}" for key, value in made.items()))
+        end = "now" if last.runs else _date(last.end)
+        yield Fact("time", f"{_date(first.begin)} to {end}")
+        ranks = int(last.facts.get("world_size", 1))
+        started = f"{ranks} rank{'s' * (ranks > 1)}, launcher {last.facts.get('launcher')}"
+        nodes = dict.fromkeys(host for span in account.spans for host in account.hosts(span))
+        yield Fact("hosts", f"{', '.join(nodes)} ({started})")
+        jobs = dict.fromkeys(str(span.facts.get("job_id") or "") for span in account.spans)
+        if any(jobs):
+            yield Fact("jobs", ", ".join(filter(None, jobs)))
+    if pages := mlflow_pages(account):
+        yield Fact("MLflow", pages[0], pages[0])
+    yield Fact("logs", str(path / "logs"), (path / "logs").absolute().as_uri())
+    yield Fact("", f"`python -m hpctrain logs {shlex.quote(str(path))}`")
+
+
+def _first_line(file: Path) -> str:
+    try:
+        with open_regular(file) as opened:
+            return opened.readline(_LONGEST).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _date(time: float) -> str:
+    return datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")

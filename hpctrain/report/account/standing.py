@@ -74,7 +74,7 @@ def why(span: Span) -> str:
         return ""
     if span.killed:
         known = span.scheduler not in ("", "COMPLETED", "RUNNING")
-        return f"killed: Slurm says {span.scheduler}" if known else "killed, and could not say why"
+        return "no end was recorded" + (f"; Slurm says {span.scheduler}" if known else "")
     return _short(one_line(str(span.facts.get("error") or span.facts.get("reason") or "")))
 
 

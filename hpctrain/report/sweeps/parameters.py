@@ -74,10 +74,10 @@ class Sweep:
             + f": {self.metric} is {best.final(self.metric):.5g}."
         ]
         if shares := self.importance():
-            parts = [f"`{key}` {100 * share:.0f}%" for key, share in shares.items()]
-            lines.append(f"What mattered: of the variance, {', '.join(parts)} by itself.")
-        if self.others:
-            lines.append(f"{len(self.others)} of the runs have no result.")
+            parts = [f"{100 * share:.0f}% by `{key}`" for key, share in shares.items()]
+            lines.append(f"What mattered: {', '.join(parts)} alone, of the variance.")
+        if count := len(self.others):
+            lines.append("1 run has no result." if count == 1 else f"{count} runs have no result.")
         return lines
 
     def importance(self) -> dict[str, float]:

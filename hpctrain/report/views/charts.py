@@ -28,7 +28,6 @@ from hpctrain.config.rules.metrics import most
 _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
 _MOST_MARKED = 30  # points of a line that are marked each
-_LONGEST_LABEL = 40  # characters in a legend
 _SOLID = 4  # lines of a chart; the others are dashed
 _PER_ROW = 3  # charts of a PNG
 _STYLE = {
@@ -147,8 +146,7 @@ def line(
     alone = known[1:-1] & ~known[:-2] & ~known[2:]  # no line reaches them
     marked = np.flatnonzero(alone if len(xs) > _MOST_MARKED else known[1:-1]).tolist()
     style = style or ("-" if number < _SOLID else "--")
-    name = label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 3]}..."
-    (drawn,) = axes.plot(xs, ys, style, color=color, label=_plain(name))
+    (drawn,) = axes.plot(xs, ys, style, color=color, label=_plain(label))
     if marked:
         drawn.set(marker="o", markevery=marked, markersize=3)
 

@@ -47,6 +47,7 @@ vertical-align:top}th{font-weight:600}
 dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem;margin:1rem 0}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}code{background:var(--card);padding:0 .25em;
 border-radius:3px;overflow-wrap:anywhere}
+@media(max-width:480px){dl{grid-template-columns:1fr;gap:0}dt{margin-top:.5rem}}
 @media print{:root{--text:#000;--back:#fff;--card:#fff;--grid:#ddd;--soft:#444;--s0:#0072b2;
 --s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#5b2a86;--s6:#6b6b6b}
 body{font-size:11px;max-width:none}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -97,10 +98,19 @@ def _metric(title: str, series: Mapping[str, Series], restarts: Sequence[int]) -
         every = [value for each in series.values() for value in each.finite()]
         if title in ("loss", "grad_norm") and every and min(every) > 0 < max(every):
             axes.set_yscale("log")
-        name_axes(axes, "step", unit(names[0]) or title.replace("_", " "), title, every)
+        name_axes(axes, "step", _with_unit(names[0]), title, every)
 
     names = list(series)
     return Chart(names[0] if len(names) == 1 else title, draw)
+
+
+def _with_unit(metric: str) -> str:
+    """Return the name of an axis: `step p50, ms` for `perf/step_ms_p50`."""
+    name, known = metric.rpartition("/")[2], unit(metric)
+    if "/" in known:  # the unit says it all: samples/s
+        return known
+    name = re.sub(r"_(ms|s|gib|percent)(?=_|$)", "", name) if known else name
+    return name.replace("_", " ") + (f", {known}" if known else "")
 
 
 def _sensors(title: str, sensors: Mapping[str, Sensor], account: RunAccount) -> Chart:

@@ -14,6 +14,7 @@ from hpctrain.report.sweeps.seeds import Setting, estimate
 from hpctrain.report.views.charts import Chart, Colors, line, name_axes, name_rows
 
 _MOST_KEYS, _MOST_LINES = 6, 7
+_LONGEST, _ROOM = 40, 56  # characters in a legend, and below a chart
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:
@@ -22,7 +23,8 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
         return []
     charts = [_curves(sweep)]
     importance = sweep.importance()
-    keys = [*importance, *(key for key in sweep.keys if key not in importance)][:_MOST_KEYS]
+    varied = [key for key in sweep.keys if len({a.swept.get(key) for a in sweep.finished}) > 1]
+    keys = [*importance, *(key for key in varied if key not in importance)][:_MOST_KEYS]
     if len(keys) > 1 and len(sweep.finished) > 1:
         charts.append(_parallel(sweep, keys))
     if importance:
@@ -41,7 +43,8 @@ def _curves(sweep: Sweep) -> Chart:
     def draw(axes: Axes, colors: Colors) -> None:
         for number, account in enumerate(best):
             series = account.history.series(sweep.metric)
-            name = label(account.swept) or account.name
+            told = label({key: account.swept.get(key, "") for key in sweep.keys})
+            name = told if 0 < len(told) <= _LONGEST else account.name
             line(axes, series.steps, series.values, name, colors, number)
         _name_axes(axes, "step", sweep.metric, best)
 
@@ -86,8 +89,9 @@ def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
             good = number >= len(accounts) - best
             color = colors.series[1] if good else colors.series[0]
             axes.plot(range(len(row)), row, color=color, alpha=1 if good else 0.35, linewidth=0.9)
-        names = [key.rpartition(".")[2] for key in keys]
-        axes.set_xticks(range(len(keys) + 1), [*names, sweep.metric])
+        room = _ROOM // (len(keys) + 1)
+        names = [text.rpartition(".")[2][:room] for text in (*keys, sweep.metric)]
+        axes.set_xticks(range(len(keys) + 1), names)
         axes.set_yticks([])
         axes.set_xlim(-0.1, len(keys) + 0.4)
 

@@ -65,12 +65,12 @@ ALLOWED = {
         "tracking.meta tracking.recorded"
     ),
     "top": "commands.select runs tracking.samples",
-    "plot": "commands.select tracking.columns tracking.journal tracking.samples",
     "report": (
         "commands.observations commands.select commands.state config.frozen "
         "config.rules.batch_sizes config.rules.metrics hardware launch.slurm.queue runs "
         "tracking.journal tracking.page.links tracking.recorded tracking.samples"
     ),
+    "plot": "commands.select report tracking.columns tracking.journal",
     "trained": (
         "checkpoint commands.select config data distributed job models parallel "
         "plot.table_file runs shards tasks tracking training"

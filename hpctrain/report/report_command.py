@@ -14,11 +14,10 @@ from pathlib import Path
 
 from hpctrain.commands import select
 from hpctrain.console import Cell, Console
-from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.facts_json import as_json
 from hpctrain.report.account.run_account import RunAccount, read
-from hpctrain.report.views import terminal_view
+from hpctrain.report.views import output, terminal_view
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,9 +28,9 @@ def main(argv: Sequence[str]) -> int:
         StorageError: There is no such folder.
     """
     options = _parse(argv)
-    for file in filter(None, (options.html, options.png)):
-        if not file.resolve().parent.is_dir() or file.is_dir():
-            raise ConfigError(f"{file}: no file can be written there")
+    for option in ("html", "png"):
+        if file := getattr(options, option):
+            output.check(f"--{option}", file)
     paths = select.select(options.dir, options.runs, several=True)
     if not paths:
         raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
@@ -55,9 +54,9 @@ def _write_run(account: RunAccount, options: argparse.Namespace) -> None:
 
     drawn = run_charts.run_charts(account)
     if options.html:
-        _write(options.html, html_view.run_page(account, drawn))
+        output.write(options.html, html_view.run_page(account, drawn))
     if options.png:
-        charts.write_png(drawn, account.name, options.png)
+        output.write(options.png, charts.png(drawn, account.name))
 
 
 def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> None:
@@ -88,13 +87,9 @@ def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> Non
     drawn += sweep_charts.settings_charts(found, metrics) if found else []
     drawn += sweep_charts.sweep_charts(sweep)
     if options.html:
-        _write(options.html, html_view.sweep_page(accounts, sweep, found, drawn, lines))
+        output.write(options.html, html_view.sweep_page(accounts, sweep, found, drawn, lines))
     if options.png:
-        charts.write_png(drawn, f"{len(accounts)} runs by {sweep.metric}", options.png)
-
-
-def _write(file: Path, text: str) -> None:
-    write_atomically(file, text)
+        output.write(options.png, charts.png(drawn, f"{len(accounts)} runs by {sweep.metric}"))
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -73,6 +73,7 @@ class History:
         reported: The time and the step of every record of metrics, superseded ones included.
         rewinds: Where the run went back to an earlier step.
         damaged: The places in the journal that are no records.
+        restarts: The steps at which an attempt after the first one has reported first.
         data: What is said about each data set, by its name.
     """
 
@@ -81,6 +82,7 @@ class History:
     reported: list[tuple[float, int]] = field(default_factory=list)
     rewinds: list[_Rewind] = field(default_factory=list)
     damaged: int = 0
+    restarts: list[int] = field(default_factory=list)
     data: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -124,6 +126,7 @@ class _Raw:
         self.steps: list[int] = []
         self.values: list[dict[str, Any]] = []
         self.superseded: list[tuple[int, int]] = []
+        self.attempt = 1
 
     def add(self, record: Record, history: History) -> None:
         body = record.body
@@ -136,6 +139,9 @@ class _Raw:
             self.steps.append(step)
             self.values.append(values)
             history.reported.append((time, step))
+            if int(body.get("attempt", 1)) > self.attempt:
+                self.attempt = int(body["attempt"])
+                history.restarts.append(step)
         elif kind == "time":
             seconds = {str(part): float(value) for part, value in body["seconds"].items()}
             history.times.append(TimeRecord(float(body["time"]), int(body["step"]), seconds))

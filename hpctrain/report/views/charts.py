@@ -12,8 +12,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -21,9 +19,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter, ScalarFormatter
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from hpctrain.config.rules.metrics import most
+from hpctrain.report.views.curves import thinned
 
 _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
@@ -100,12 +99,8 @@ def svg(chart: Chart) -> str:
     return drawn.replace("<svg", f'<svg role="img" aria-label="{_attribute(chart.title)}"', 1)
 
 
-def write_png(charts: Sequence[Chart], title: str, file: Path) -> None:
-    """Write all charts into one PNG.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+def png(charts: Sequence[Chart], title: str) -> bytes:
+    """Return all charts as one PNG."""
     columns = max(1, min(_PER_ROW, len(charts)))
     rows = max(1, math.ceil(len(charts) / columns))
     with matplotlib.rc_context(_style(_PICTURE)):
@@ -116,13 +111,13 @@ def write_png(charts: Sequence[Chart], title: str, file: Path) -> None:
             _draw(figure.add_subplot(rows, columns, number + 1), chart, _PICTURE)
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=150)
-    file.write_bytes(content.getvalue())
+    return content.getvalue()
 
 
 def line(
     axes: Axes,
-    x: Sequence[float],
-    y: Sequence[float],
+    x: ArrayLike,
+    y: ArrayLike,
     label: str,
     colors: Colors,
     number: int,
@@ -141,7 +136,7 @@ def line(
         style: How it is dashed, in place of that.
     """
     color = colors.series[number % len(colors.series)]
-    xs, ys = _thinned(np.asarray(x, "float64"), np.asarray(y, "float64"))
+    xs, ys = thinned(x, y, _MOST_POINTS)
     known = np.concatenate(([False], np.isfinite(ys), [False]))
     alone = known[1:-1] & ~known[:-2] & ~known[2:]  # no line reaches them
     marked = np.flatnonzero(alone if len(xs) > _MOST_MARKED else known[1:-1]).tolist()
@@ -178,23 +173,6 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(-0.6, len(names) - 0.3)
     for place, name in enumerate(names):
         axes.text(0.01, place + 0.27, _plain(name), transform=axes.get_yaxis_transform())
-
-
-def _thinned(
-    x: NDArray[np.float64], y: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    y = np.where(np.isfinite(y), y, np.nan)
-    if len(x) <= _MOST_POINTS:
-        return x, y
-    edges = np.linspace(0, len(y), _MOST_POINTS // 2 + 1).astype(int)
-    keep = []
-    for begin, end in pairwise(edges.tolist()):
-        part, gaps = y[begin:end], np.flatnonzero(np.isnan(y[begin:end]))
-        places = {*gaps[:1].tolist()}
-        if len(gaps) < len(part):
-            places |= {int(np.nanargmin(part)), int(np.nanargmax(part))}
-        keep += sorted(begin + place for place in places)
-    return x[keep], y[keep]
 
 
 def _style(colors: Colors) -> Any:  # matplotlib's type lists the names of all settings

@@ -113,6 +113,11 @@ def sweep_page(
     return _page(f"{len(accounts)} runs by {sweep.metric}", parts)
 
 
+def curves_page(title: str, charts: Sequence[Chart]) -> str:
+    """Return a page of charts alone."""
+    return _page(title, [_drawn(charts)])
+
+
 def _page(title: str, parts: Iterable[str]) -> str:
     head = _HEAD.format(title=escape(title), style=_STYLE)
     return head + f"<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"

@@ -98,13 +98,13 @@ def _metric(title: str, series: Mapping[str, Series], restarts: Sequence[int]) -
         every = [value for each in series.values() for value in each.finite()]
         if title in ("loss", "grad_norm") and every and min(every) > 0 < max(every):
             axes.set_yscale("log")
-        name_axes(axes, "step", _with_unit(names[0]), title, every)
+        name_axes(axes, "step", with_unit(names[0]), title, every)
 
     names = list(series)
     return Chart(names[0] if len(names) == 1 else title, draw)
 
 
-def _with_unit(metric: str) -> str:
+def with_unit(metric: str) -> str:
     """Return the name of an axis: `step p50, ms` for `perf/step_ms_p50`."""
     name, known = metric.rpartition("/")[2], unit(metric)
     if "/" in known:  # the unit says it all: samples/s

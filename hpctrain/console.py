@@ -7,6 +7,8 @@ console.print(table)
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -45,3 +47,16 @@ class Cell(Text):
 
     def __init__(self, content: str = "", style: str = "", **options: Any) -> None:
         super().__init__(printable(content), style, **options)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; a number that is not finite, which JSON lacks, becomes null."""
+    print(json.dumps(_finite(value)), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

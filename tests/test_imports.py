@@ -66,7 +66,7 @@ ALLOWED = {
     ),
     "top": "commands.select runs tracking.samples",
     "report": (
-        "commands.observations commands.select commands.state config.frozen "
+        "commands.observations commands.select commands.state config.frozen config.metric_registry "
         "config.rules.batch_sizes config.rules.metrics hardware launch.slurm.queue runs "
         "tracking.journal tracking.page.links tracking.recorded tracking.samples"
     ),

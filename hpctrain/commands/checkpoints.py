@@ -6,8 +6,6 @@ The manifest of a checkpoint says everything but whether its files are as they w
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +19,7 @@ from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, dam
 from hpctrain.commands.observations import Facts
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
-from hpctrain.console import Cell, Console
+from hpctrain.console import Cell, Console, print_json
 from hpctrain.errors import StorageError
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.terminal import printable
@@ -93,7 +91,7 @@ class Row:
             "kept": self.kept,
             "metric": main_metric and main_metric[0],
             # JSON has no NaN.
-            "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
+            "metrics": self.metrics,
             "problem": self.problem,
         }
 
@@ -118,7 +116,7 @@ def main(argv: list[str]) -> int:
         for row in look(Facts.read(path), verify=options.verify)
     ]
     if options.json:
-        print(json.dumps([row.facts() for row in rows]))
+        print_json([row.facts() for row in rows])
     else:
         _show(rows)
     damaged = [row for row in rows if row.problem]

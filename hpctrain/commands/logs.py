@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
     if len(options.runs) != 1:
-        raise ConfigError("logs needs one run: python -m hpctrain logs RUN (see status)")
+        raise ConfigError("logs needs a run: python -m hpctrain logs RUN (see status)")
     try:
         return _show(options)
     except OSError as error:

@@ -72,8 +72,9 @@ def main(argv: list[str]) -> int:
         ]
         width = min(console.width, 100)
         console.print(text_plot.draw(metric, found, width, _LINES, options.log_y))
-    if len(tracked) < len(paths):
-        console.print(f"{len(paths) - len(tracked)} runs have tracked nothing", style="dim")
+    if count := len(paths) - len(tracked):
+        text = "1 run has" if count == 1 else f"{count} runs have"
+        console.print(f"{text} tracked nothing", style="dim")
     for name, (history, _) in runs.items():
         if history.restarts:
             steps = ", ".join(f"{step:,}" for step in history.restarts)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from hpctrain.commands.select import add_dir, select
-from hpctrain.console import Cell, Console
+from hpctrain.console import Cell, Console, print_json
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount, read
 from hpctrain.report.differences import Differences, differences
@@ -36,19 +34,10 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError(f"{account.name} cannot be compared: {account.facts.damage}")
     found = differences(left, right)
     if options.json:
-        print(json.dumps(_plain(asdict(found) | {"runs": [left.name, right.name]})))
+        print_json(asdict(found) | {"runs": [left.name, right.name]})
     else:
         _show(left, right, found)
     return 0
-
-
-def _plain(node: Any) -> Any:
-    """Return the value in JSON types: a number that is not finite becomes None."""
-    if isinstance(node, dict):
-        return {key: _plain(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_plain(value) for value in node]
-    return None if isinstance(node, float) and not math.isfinite(node) else node
 
 
 def _show(left: RunAccount, right: RunAccount, found: Differences) -> None:

@@ -8,12 +8,11 @@ report SWEEP --over seed   mean and interval        --png FILE  the charts
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.commands import select
-from hpctrain.console import Cell, Console
+from hpctrain.console import Cell, Console, print_json
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.facts_json import as_json
 from hpctrain.report.account.run_account import RunAccount, read
@@ -36,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
     accounts = read(paths)
     if options.json:
-        print(json.dumps([as_json(account) for account in accounts]))
+        print_json([as_json(account) for account in accounts])
     elif len(accounts) == 1 and not options.over:
         Console(soft_wrap=True).print(terminal_view.show(accounts[0]))
     if len(accounts) == 1 and not options.over:
@@ -81,9 +80,9 @@ def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> Non
             console.print(Cell(line))
     if not (options.html or options.png):
         return
-    from hpctrain.report.views import charts, html_view, scaling_charts, sweep_charts
+    from hpctrain.report.views import charts, html_view, sweep_charts
 
-    drawn = scaling_charts.scaling_charts(scaling) if scaling else []
+    drawn = sweep_charts.scaling_charts(scaling) if scaling else []
     drawn += sweep_charts.settings_charts(found, metrics) if found else []
     drawn += sweep_charts.sweep_charts(sweep)
     if options.html:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.live import Live
 
 from hpctrain.commands.select import add_dir, all_runs, are_folders, select_one
-from hpctrain.console import Console
+from hpctrain.console import Console, print_json
 from hpctrain.errors import StorageError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.top.picture import picture
@@ -44,7 +42,7 @@ def main(argv: list[str]) -> int:
     run = _chosen(options.dir, options.run)
     console = Console()
     if options.json:
-        print(json.dumps(_without_nan(snapshot(run).facts())))
+        print_json(snapshot(run).facts())
     elif options.once or not console.is_terminal:
         console.print(picture(snapshot(run), 10_000, _is_plain(console)))
     else:
@@ -94,15 +92,6 @@ def _last_sign(run: Path) -> float:
 
 def _is_plain(console: Console) -> bool:
     return not console.encoding.lower().startswith("utf")
-
-
-def _without_nan(value: Any) -> Any:
-    """Return the value with None in the place of what JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _seconds(text: str) -> float:

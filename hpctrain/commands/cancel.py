@@ -138,11 +138,7 @@ def _result(step: Step) -> str:
 
 
 def _carry_out(plan: list[Step]) -> None:
-    """Write the stop requests, then call `scancel` once for each kind of action.
-
-    Raises:
-        LaunchError: Slurm refuses; the stop requests are still there.
-    """
+    """Write the stop requests, which stay; then call `scancel` once for each kind of action."""
     for step in plan:
         # Before anything else: if Slurm is just requeuing the job, it finds the request later.
         if step.action != "skip":

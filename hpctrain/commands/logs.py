@@ -74,11 +74,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _log_file(run: Facts, state: State, rank: int | None) -> Path:
-    """Return the log to show: of the rank, or if no rank has one, of the batch script.
-
-    Raises:
-        StorageError: There is no log; the message says why.
-    """
+    """Return the log to show: of the rank, or if no rank has one, of the batch script."""
     logs = rank_logs(run)
     if (rank or 0) in logs:
         return logs[rank or 0]

@@ -154,12 +154,7 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
 
 
 def _changed(run: RunDir, overrides: list[str]) -> Config:
-    """Return the frozen config with the overrides.
-
-    Raises:
-        ConfigError: A key is unknown or cannot be changed, a value has the wrong type, or the file
-            is damaged.
-    """
+    """Return the frozen config with the overrides."""
     for text in overrides:
         if text.partition("=")[0] in _FIXED:
             raise ConfigError(f"{text}: an existing run keeps its name and its folder")

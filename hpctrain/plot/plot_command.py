@@ -22,7 +22,7 @@ from hpctrain.report.views.curves import smoothed, thinned
 from hpctrain.tracking.journal import journal_path
 
 _FIRST = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
-_LINES, _POINTS = 10, 1000
+_LINES, _POINTS, _MOST_SYSTEM = 10, 1000, 12
 Runs = Mapping[str, tuple[History, Usage]]
 
 
@@ -84,10 +84,32 @@ def main(argv: list[str]) -> int:
 
 def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> None:
     # matplotlib takes a second to import.
-    from hpctrain.plot.figures import figures
     from hpctrain.report.views import charts, html_view
+    from hpctrain.report.views.run_charts import SensorLine, metric_chart, sensor_chart
 
-    drawn = figures(runs, metrics, options.smooth, log_x=options.log_x, log_y=options.log_y)
+    scales = ("log" if options.log_x else "linear"), ("log" if options.log_y else "linear")
+    restarts = [step for history, _ in runs.values() for step in history.restarts]
+    drawn = [
+        metric_chart(
+            *(
+                metric,
+                metric,
+                {name: history.series(metric) for name, (history, _) in runs.items()},
+            ),
+            *(restarts, options.smooth, scales),
+        )
+        for metric in metrics
+    ]
+    sensors: dict[str, list[SensorLine]] = {}
+    for name, (history, usage) in runs.items():
+        for node, own in sorted(usage.nodes.items()):
+            for sensor, each in own.items():
+                lines = sensors.setdefault(sensor, [])
+                began = min([time for time, _ in history.reported[:1]] + each.times[:1])
+                label = node if len(runs) == 1 else f"{name} {node}"
+                lines.append(SensorLine(label, each, began, len(lines)))
+    some = [*sensors.items()][:_MOST_SYSTEM]
+    drawn += [sensor_chart(f"system: {key}", key.replace("_", " "), lines) for key, lines in some]
     title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
     output.write(
         options.out,

@@ -20,14 +20,7 @@ _MOST_LINES = 40  # of a difference between two working trees
 
 @dataclass(frozen=True)
 class _Parting:
-    """The first step at which a metric of two runs is not the same number.
-
-    Attributes:
-        metric: Its name.
-        step: The step.
-        left: The value of the first run.
-        right: The value of the second run.
-    """
+    """The first step at which a metric of two runs is not the same number, and both values."""
 
     metric: str
     step: int

@@ -53,19 +53,20 @@ def distinguishing(
     """
     configs = [flat(config) for config, _ in runs]
     given = [{override_key(text): text.partition("=")[2] for text in texts} for _, texts in runs]
-    asked, leaves = (dict.fromkeys(key for one in each for key in one) for each in (given, configs))
-    choices = [
-        key
-        for key in asked
-        if key not in leaves and _matters(key) and len({one.get(key) for one in given}) > 1
-    ]
-    covered = tuple("" if key in _GLOBAL else f"{key}." for key in choices)
+    asked, leaves = ({key for one in each for key in one} for each in (given, configs))
+    order = filter(_matters, dict.fromkeys(key for one in [*given, *configs] for key in one))
     differing = [
         key
-        for key in dict.fromkeys([*asked, *leaves])
-        if key in leaves and _matters(key) and len({_text(one.get(key)) for one in configs}) > 1
+        for key in order
+        # A config that cannot be read, or is older than the key, does not differ in it.
+        if len({_text(one[key]) for one in configs if key in one}) > 1
+        or (key not in leaves and len({one.get(key) for one in given}) > 1)
     ]
-    keys = [key for key in differing if key in asked or not key.startswith(covered)]
+    choices = [key for key in differing if key not in leaves]
+    covered = tuple("" if key in _GLOBAL else f"{key}." for key in choices)
+    keys = [
+        key for key in differing if key in leaves and (key in asked or not key.startswith(covered))
+    ]
     return [
         {key: secrets.mask(texts.get(key, "")) for key in choices}
         | {key: secrets.mask(_text(config.get(key))) for key in keys}

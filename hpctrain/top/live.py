@@ -65,12 +65,7 @@ def _live(run: RunDir, console: Console, every_s: float) -> None:
 
 
 def _chosen(folder: Path, name: str | None) -> RunDir:
-    """Return the run that is named, or the one with the newest progress.
-
-    Raises:
-        ConfigError: The name means several runs, or there is no run.
-        StorageError: There is no such folder.
-    """
+    """Return the run that is named, or the one with the newest progress."""
     if name is not None and are_folders([name]):
         folder = Path(name)
     elif name is not None:

@@ -128,11 +128,7 @@ def _copy_evaluations(parent: Path, run: Path, end: int) -> None:
 
 
 def _copy_history(parent: Path, run: Path, end: int) -> int:
-    """Write the parent's metrics before a position of its journal into that of the run.
-
-    Returns:
-        The position after them.
-    """
+    """Write the parent's metrics before `end` into the run's journal; return its new end."""
     source, target = journal.journal_path(parent), journal.journal_path(run)
     records = list(journal.read_all(source, end=end))
     gone = [(int(r.body["from"]), int(r.body["to"])) for r in records if _is(r, "superseded")]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -24,17 +25,13 @@ from hpctrain.runs.failure import one_line
 from hpctrain.secrets import mask
 from hpctrain.tracking.page.links import known_pages
 
-_STANDS = {
-    "finished": "The run is finished",
-    "failed": "The run has failed",
-    "lost": "The run is lost",
-    "cancelled": "The run was cancelled",
-    "interrupted": "The run was stopped",
-    "running": "The run is in progress",
-    "requeued": "The run was stopped and waits in the queue to go on",
-    "queued": "The run waits in the queue",
-    "created": "The run has not begun",
-    "damaged": "The record of the run is damaged",
+_STANDS = {  # of the states that do not go on "is"
+    "failed": "has failed",
+    "interrupted": "was stopped",
+    "running": "is in progress",
+    "requeued": "was stopped and waits in the queue to go on",
+    "queued": "waits in the queue",
+    "created": "has not begun",
 }
 _LONGEST = 300  # characters of a reason; `logs` and --json have all of it
 
@@ -49,7 +46,7 @@ class Fact(NamedTuple):
 
 def verdict(account: RunAccount) -> str:
     """Return how the run stands in one sentence: its state and why, its steps, its main metric."""
-    text = _STANDS.get(account.state.name, f"The run is {account.state.name}")
+    text = "The run " + _STANDS.get(account.state.name, f"is {account.state.name}")
     if account.spans:
         total = account.facts.progress.get("max_steps")
         of = f" of {total:,}" if isinstance(total, int) and total > account.step else ""
@@ -80,18 +77,17 @@ def why(span: Span) -> str:
 
 def command(account: RunAccount) -> str:
     """Return the command that makes this run; "" if its overrides are not known."""
-    overrides = [mask(str(text)) for text in account.facts.record.get("overrides") or ()]
-    submits = ["-m"] * bool(account.facts.record.get("submission"))
-    words = [*submits, *overrides]
+    record = account.facts.record
+    overrides = [mask(str(text)) for text in record.get("overrides") or ()]
+    words = ["-m"] * bool(record.get("submission")) + overrides
     return f"python -m hpctrain {shlex.join(words)}" if overrides else ""
 
 
 def mlflow_pages(account: RunAccount) -> tuple[str, str] | None:
     """Return the addresses of the run and its experiment in MLflow; None if it is not there."""
-    try:
+    with suppress(TrackingError):
         return known_pages(account.facts.path)
-    except TrackingError:
-        return None
+    return None
 
 
 def facts(account: RunAccount) -> Iterator[Fact]:
@@ -111,8 +107,7 @@ def facts(account: RunAccount) -> Iterator[Fact]:
         yield Fact("code", f"{source} at `{commit.removesuffix('-dirty')}`{changed}")
     if account.spans:
         first, last = account.spans[0], account.spans[-1]
-        made = dict(last.facts.get("environment") or {})
-        if made:
+        if made := dict(last.facts.get("environment") or {}):
             yield Fact("software", ", ".join(f"{key} {value}" for key, value in made.items()))
         end = "now" if last.runs else _date(last.end)
         yield Fact("time", f"{_date(first.begin)} to {end}")
@@ -120,9 +115,9 @@ def facts(account: RunAccount) -> Iterator[Fact]:
         started = f"{ranks} rank{'s' * (ranks > 1)}, launcher {last.facts.get('launcher')}"
         nodes = dict.fromkeys(host for span in account.spans for host in account.hosts(span))
         yield Fact("hosts", f"{', '.join(nodes)} ({started})")
-        jobs = dict.fromkeys(str(span.facts.get("job_id") or "") for span in account.spans)
-        if any(jobs):
-            yield Fact("jobs", ", ".join(filter(None, jobs)))
+        jobs = filter(None, (str(span.facts.get("job_id") or "") for span in account.spans))
+        if text := ", ".join(dict.fromkeys(jobs)):
+            yield Fact("jobs", text)
     if pages := mlflow_pages(account):
         yield Fact("MLflow", pages[0], pages[0])
     yield Fact("logs", str(path / "logs"), (path / "logs").absolute().as_uri())
@@ -130,11 +125,9 @@ def facts(account: RunAccount) -> Iterator[Fact]:
 
 
 def _first_line(file: Path) -> str:
-    try:
-        with open_regular(file) as opened:
-            return opened.readline(_LONGEST).decode(errors="replace").strip()
-    except OSError:
-        return ""
+    with suppress(OSError), open_regular(file) as opened:
+        return opened.readline(_LONGEST).decode(errors="replace").strip()
+    return ""
 
 
 def _short(text: str) -> str:

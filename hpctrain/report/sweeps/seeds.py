@@ -30,14 +30,7 @@ _SPECIAL = re.compile(r"([&%$#_{}])")
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What several runs say about a metric.
-
-    Attributes:
-        mean: The mean; NaN without a run.
-        half: Half of the width of the 95% confidence interval; None with less than two runs.
-        deviation: The standard deviation of the runs; None with less than two.
-        n: The number of runs.
-    """
+    """What n runs say about a metric: mean (or NaN), half of its 95% interval, deviation."""
 
     mean: float
     half: float | None

@@ -10,28 +10,17 @@ from hpctrain.errors import ConfigError, StorageError
 
 
 def check(option: str, file: Path, *endings: str) -> None:
-    """Check that a file can be made, before runs are read.
-
-    Raises:
-        ConfigError: It has another ending, there is no such folder, or matplotlib is missing.
-    """
+    """Check that a file can be made, before runs are read; raise a ConfigError if not."""
     if endings and file.suffix.lower() not in endings:
         raise ConfigError(f"{option} {file}: a plot is a {' or a '.join(endings)} file")
     if not file.resolve().parent.is_dir() or file.is_dir():
         raise ConfigError(f"{option} {file}: no file can be written there")
     if find_spec("matplotlib") is None:
-        raise ConfigError(
-            f"{option} needs the package matplotlib: pip install 'hpctrain[prep]'; without "
-            f"{option} everything is shown in the terminal"
-        )
+        raise ConfigError(f"{option} needs the package matplotlib: pip install 'hpctrain[prep]'")
 
 
 def write(file: Path, content: str | bytes) -> None:
-    """Write a file; an existing one is replaced at once.
-
-    Raises:
-        StorageError: It cannot be written.
-    """
+    """Write a file, at once; raise a StorageError if that is impossible."""
     unfinished = temporary(file)
     try:
         unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())

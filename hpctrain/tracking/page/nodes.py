@@ -55,11 +55,7 @@ class Nodes:
 
 
 def _differing(known: Mapping[str, list[Facts]]) -> list[str]:
-    """Return what is not the same on all nodes, and what has changed on a node.
-
-    Args:
-        known: The facts of each node, the oldest first.
-    """
+    """Return what is not the same on all nodes, and what has changed on one; the oldest first."""
     found = []
     newest = {node: facts[-1] for node, facts in known.items()}
     for key in sorted({key for facts in newest.values() for key in facts}):

@@ -68,7 +68,7 @@ ALLOWED = {
     "report": (
         "commands.observations commands.select commands.state config.frozen config.metric_registry "
         "config.rules.batch_sizes config.rules.metrics hardware launch.slurm.queue runs "
-        "tracking.journal tracking.page.links tracking.recorded tracking.samples"
+        "tracking.columns tracking.journal tracking.recorded tracking.samples"
     ),
     "plot": "commands.select report tracking.columns tracking.journal",
     "trained": (

@@ -41,6 +41,16 @@ def add_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a run and one of its checkpoints."""
+    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    add_dir(parser)
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
+    )
+    parser.add_argument("--best", action="store_true", help="take the best checkpoint")
+
+
 def select(
     folder: Path, names: Sequence[str], archived: bool = False, several: bool = False
 ) -> list[Path]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from hpctrain.checkpoint.manifest import NAME, Manifest
 from hpctrain.checkpoint.weight_files import WeightFiles
-from hpctrain.commands.select import add_dir, select_one
+from hpctrain.commands.select import add_choice, select_one
 from hpctrain.config.frozen import load
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
@@ -40,13 +40,8 @@ def main(argv: list[str]) -> int:
         "train.max_steps prolongs a finished run. `python -m hpctrain resume NAME`, or `run DIR`, "
         "then starts it.",
     )
-    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    add_choice(parser)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
-    add_dir(parser)
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
-    )
-    parser.add_argument("--best", action="store_true", help="take the best checkpoint")
     options = parser.parse_intermixed_args(argv)
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: branch takes one run, and KEY=VALUE for what changes")

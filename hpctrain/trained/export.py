@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from hpctrain.commands.select import add_dir, select_one
+from hpctrain.commands.select import add_choice, select_one
 from hpctrain.disk import sync
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.plot.table_file import write_table
@@ -23,16 +23,11 @@ def main(argv: list[str]) -> int:
         "where the model has one. It works without a GPU, in the memory of one file. With --csv or "
         "--parquet, write its metrics instead.",
     )
-    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    add_choice(parser)
     parser.add_argument("out", metavar="OUT", type=Path, nargs="?", help="a new folder")
     tables = parser.add_mutually_exclusive_group()
     tables.add_argument("--csv", type=Path, metavar="FILE", help="write the metrics as CSV")
     tables.add_argument("--parquet", type=Path, metavar="FILE", help="write them as Parquet")
-    add_dir(parser)
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
-    )
-    parser.add_argument("--best", action="store_true", help="take the best checkpoint")
     parser.add_argument(
         "--ema", action="store_true", help="take the moving average of the parameters (train.ema)"
     )

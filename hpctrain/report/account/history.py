@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from hpctrain.tracking import recorded
-from hpctrain.tracking.journal import Record, journal_path, read_all
-
-# What a record of other types than ours raises; it is left out like a damaged line.
-_OTHER_TYPES = (TypeError, ValueError, KeyError, AttributeError, OverflowError)
+from hpctrain.tracking import columns
+from hpctrain.tracking.journal import Record, decode, journal_path
 
 
 @dataclass
@@ -83,6 +79,9 @@ class History:
     rewinds: list[_Rewind] = field(default_factory=list)
     damaged: int = 0
     restarts: list[int] = field(default_factory=list)
+    _end: int = 0  # of the records so far
+    _attempt: int = 1
+    _places: list[int] = field(default_factory=list)  # of the records of metrics
     data: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -91,98 +90,44 @@ class History:
 
         A last line that was cut off, and lines that are no records, are left out and counted.
         """
-        path = journal_path(run_dir)
-        history, raw = cls(), _Raw()
-        end = 0
-        try:
-            for record in read_all(path):
-                history.damaged += record.start != end
-                end = record.end
-                try:
-                    raw.add(record, history)
-                except _OTHER_TYPES:
-                    history.damaged += 1
-            history.damaged += path.stat().st_size > end
-        except OSError:
-            pass
-        raw.finish(history)
-        for evaluated in recorded.read_all(run_dir):
-            for name, value in evaluated.metrics.items():
-                series = history.metrics.setdefault(name, Series())
-                series.values.append(value)
-                series.steps.append(evaluated.step)
+        history, path = cls(), journal_path(run_dir)
+        steps, keys, values = columns.read(path, history._add)
+        for step, key, value in zip(steps.tolist(), keys.tolist(), values.tolist(), strict=True):
+            series = history.metrics.setdefault(key, Series())
+            series.steps.append(step)
+            series.values.append(value)
+        with suppress(OSError):
+            history.damaged += path.stat().st_size > history._end
         return history
+
+    def _add(self, record: Record) -> None:
+        """Note what a record tells besides its metrics."""
+        self.damaged += record.start != self._end
+        self._end = record.end
+        self.damaged += 1  # until it is known to be what we write
+        body = record.body
+        kind = body["kind"]
+        if kind == "metrics":
+            step, attempt = int(body["step"]), int(body.get("attempt", 1))
+            sum(map(decode, body["metrics"].values()))  # they are numbers
+            self.reported.append((float(body["time"]), step))
+            if attempt > self._attempt:
+                self._attempt = attempt
+                self.restarts.append(step)
+            self._places.append(record.start)
+        elif kind == "time":
+            seconds = {str(part): float(value) for part, value in body["seconds"].items()}
+            self.times.append(TimeRecord(float(body["time"]), int(body["step"]), seconds))
+        elif kind == "dataset":
+            counts = ", ".join(f"{int(n):,} {split}" for split, n in body["samples"].items())
+            self.data[str(body["name"])] = f"{body['source']} ({counts} samples)"
+        elif kind == "superseded":
+            before = bisect_left(self._places, int(body["from"]))
+            kept = self.reported[before - 1][1] if before else 0
+            reached = max((step for _, step in self.reported[before:]), default=kept)
+            self.rewinds.append(_Rewind(float(body["time"]), kept, reached))
+        self.damaged -= 1
 
     def series(self, name: str) -> Series:
         """Return a metric; empty if the run has none of this name."""
         return self.metrics.get(name) or Series()
-
-
-class _Raw:
-    """The records of metrics until it is known which of them are superseded."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.steps: list[int] = []
-        self.values: list[dict[str, Any]] = []
-        self.superseded: list[tuple[int, int]] = []
-        self.attempt = 1
-
-    def add(self, record: Record, history: History) -> None:
-        body = record.body
-        kind = body["kind"]
-        if kind == "metrics":
-            step, time, values = int(body["step"]), float(body["time"]), body["metrics"]
-            if not isinstance(values, dict):
-                raise TypeError("metrics")
-            self.starts.append(record.start)
-            self.steps.append(step)
-            self.values.append(values)
-            history.reported.append((time, step))
-            if int(body.get("attempt", 1)) > self.attempt:
-                self.attempt = int(body["attempt"])
-                history.restarts.append(step)
-        elif kind == "time":
-            seconds = {str(part): float(value) for part, value in body["seconds"].items()}
-            history.times.append(TimeRecord(float(body["time"]), int(body["step"]), seconds))
-        elif kind == "dataset":
-            counts = ", ".join(f"{int(n):,} {split}" for split, n in body["samples"].items())
-            history.data[str(body["name"])] = f"{body['source']} ({counts} samples)"
-        elif kind == "superseded":
-            begin, end = int(body["from"]), int(body["to"])
-            self.superseded.append((begin, end))
-            before = bisect_left(self.starts, begin)
-            kept = self.steps[before - 1] if before else 0
-            reached = max(self.steps[before:], default=kept)
-            history.rewinds.append(_Rewind(float(body["time"]), kept, reached))
-
-    def finish(self, history: History) -> None:
-        ranges = _merged(self.superseded)
-        begins = [begin for begin, _ in ranges]
-        series = history.metrics
-        for start, step, values in zip(self.starts, self.steps, self.values, strict=True):
-            if ranges:
-                place = bisect_right(begins, start) - 1
-                if place >= 0 and start < ranges[place][1]:
-                    continue
-            for name, value in values.items():
-                found = series.get(name)
-                if found is None:
-                    found = series[name] = Series()
-                try:
-                    found.values.append(float(value))
-                except (TypeError, ValueError):
-                    history.damaged += 1
-                    continue
-                found.steps.append(step)
-
-
-def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges in order, overlapping ones as one."""
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged

@@ -17,13 +17,12 @@ from typing import NamedTuple
 
 from hpctrain.commands.state import duration, eta_s
 from hpctrain.disk import open_regular
-from hpctrain.errors import TrackingError
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import Span
 from hpctrain.runs.code import provenance
 from hpctrain.runs.failure import one_line
+from hpctrain.runs.summary import pages_of
 from hpctrain.secrets import mask
-from hpctrain.tracking.page.links import known_pages
 
 _STANDS = {  # of the states that do not go on "is"
     "failed": "has failed",
@@ -58,7 +57,7 @@ def verdict(account: RunAccount) -> str:
         left = eta_s(account.facts, account.now)
         text += f"; about {duration(left)} to go" if left is not None else ""
     value, best = account.final(account.metric), account.best
-    if not math.isnan(value):
+    if math.isfinite(value):
         text += f"; {account.metric} is {value:.4g}"
         if best and best["metric"] == account.metric and best["value"] != value:
             text += f", and was best at step {best['step']:,} with {best['value']:.4g}"
@@ -83,13 +82,6 @@ def command(account: RunAccount) -> str:
     return f"python -m hpctrain {shlex.join(words)}" if overrides else ""
 
 
-def mlflow_pages(account: RunAccount) -> tuple[str, str] | None:
-    """Return the addresses of the run and its experiment in MLflow; None if it is not there."""
-    with suppress(TrackingError):
-        return known_pages(account.facts.path)
-    return None
-
-
 def facts(account: RunAccount) -> Iterator[Fact]:
     """Yield what the run is; what is not known is left out."""
     path, record = account.facts.path, account.facts.record
@@ -107,8 +99,8 @@ def facts(account: RunAccount) -> Iterator[Fact]:
         yield Fact("code", f"{source} at `{commit.removesuffix('-dirty')}`{changed}")
     if account.spans:
         first, last = account.spans[0], account.spans[-1]
-        if made := dict(last.facts.get("environment") or {}):
-            yield Fact("software", ", ".join(f"{key} {value}" for key, value in made.items()))
+        made = dict(last.facts.get("environment") or {})
+        yield Fact("software", ", ".join(f"{key} {value}" for key, value in made.items()))
         end = "now" if last.runs else _date(last.end)
         yield Fact("time", f"{_date(first.begin)} to {end}")
         ranks = int(last.facts.get("world_size", 1))
@@ -118,7 +110,7 @@ def facts(account: RunAccount) -> Iterator[Fact]:
         jobs = filter(None, (str(span.facts.get("job_id") or "") for span in account.spans))
         if text := ", ".join(dict.fromkeys(jobs)):
             yield Fact("jobs", text)
-    if pages := mlflow_pages(account):
+    if pages := pages_of(path):
         yield Fact("MLflow", pages[0], pages[0])
     yield Fact("logs", str(path / "logs"), (path / "logs").absolute().as_uri())
     yield Fact("", f"`python -m hpctrain logs {shlex.quote(str(path))}`")

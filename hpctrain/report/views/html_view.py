@@ -13,19 +13,20 @@ from html import escape
 from hpctrain.commands.state import duration
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.standing import Fact, command, facts, mlflow_pages, verdict, why
+from hpctrain.report.account.standing import Fact, command, facts, verdict, why
 from hpctrain.report.account.time_parts import PARTS
 from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, ranking
 from hpctrain.report.views.charts import Chart, svg
 from hpctrain.report.views.terminal_view import TITLES, figures
+from hpctrain.runs.summary import pages_of
 
 _MOST_ROWS = 200
 _STYLE = """
 :root{color-scheme:light dark;--text:#1a1a1a;--soft:#5a5a5a;--back:#fff;--card:#f6f7f9;
 --grid:#d8dade;--s0:#0072b2;--s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#5b2a86;
 --s6:#6b6b6b}
-@media(prefers-color-scheme:dark){:root{--text:#e8e8e8;--soft:#a9adb3;--back:#15171a;
+@media screen and (prefers-color-scheme:dark){:root{--text:#e8e8e8;--soft:#a9adb3;--back:#15171a;
 --card:#1e2125;--grid:#3a3f45;--s0:#56b4e9;--s1:#ff9352;--s2:#3cd0a0;--s3:#e49cc6;--s4:#f0b942;
 --s5:#c3b1f5;--s6:#b0b0b0}}
 *{box-sizing:border-box}body{margin:0 auto;max-width:1440px;padding:1rem;background:var(--back);
@@ -48,8 +49,7 @@ dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem;
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}code{background:var(--card);padding:0 .25em;
 border-radius:3px;overflow-wrap:anywhere}
 @media(max-width:480px){dl{grid-template-columns:1fr;gap:0}dt{margin-top:.5rem}}
-@media print{:root{--text:#000;--back:#fff;--card:#fff;--grid:#ddd;--soft:#444;--s0:#0072b2;
---s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#5b2a86;--s6:#6b6b6b}
+@media print{:root{color-scheme:light;--text:#000;--card:#fff;--soft:#444}
 body{font-size:11px;max-width:none}
 h2{break-after:avoid}dl{grid-template-columns:7rem minmax(0,1fr)}.charts{break-before:avoid}
 .bar{print-color-adjust:exact}.key i{print-color-adjust:exact}
@@ -185,7 +185,7 @@ def _answer(sweep: Sweep, found: Sequence[Setting]) -> Iterable[str]:
     if sweep.finished:
         best = sweep.finished[0]
         rows = [Fact("its command", f"`{text}`") for text in [command(best)] if text]
-        for name, page in zip(("its page", "all runs"), mlflow_pages(best) or (), strict=False):
+        for name, page in zip(("its page", "all runs"), pages_of(best.facts.path), strict=False):
             rows.append(Fact(f"{name} in MLflow", page, page))
         yield _facts(rows)
 
@@ -243,10 +243,8 @@ def _listed(title: str, lines: Sequence[str]) -> Iterable[str]:
 
 
 def _with_code(line: str) -> str:
-    """Return the text with what is between backquotes as code; a last one without a pair stays."""
+    """Return the text with what is between backquotes as code."""
     pieces = escape(line).split("`")
-    if len(pieces) % 2 == 0:
-        pieces[-2:] = ["`".join(pieces[-2:])]
     return "".join(f"<code>{each}</code>" if n % 2 else each for n, each in enumerate(pieces))
 
 

@@ -434,7 +434,9 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     keys = (tmp_path / "reference" / "keys" / "index.html").read_text()
-    assert all(f"<code>{key.name}</code>" in keys for key in select([]))
+    assert all(f"<dt><code>{key.name}</code></dt>" in keys for key in select([]))
+    heads = re.findall(r'<h2 id="[^"]*">(.*?)<a', keys)
+    assert len(heads) == len({*heads}) > 20  # a section stands once
     metrics = (tmp_path / "reference" / "metrics" / "index.html").read_text()
     assert all(f"<code>{metric.name}</code>" in metrics for metric in registered())
     commands = (tmp_path / "reference" / "commands" / "index.html").read_text()

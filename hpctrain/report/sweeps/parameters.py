@@ -74,8 +74,9 @@ class Sweep:
             + f": {self.metric} is {best.final(self.metric):.5g}."
         ]
         if shares := self.importance():
-            parts = [f"{100 * share:.0f}% by `{key}`" for key, share in shares.items()]
-            lines.append(f"What mattered: {', '.join(parts)} alone, of the variance.")
+            parts = [f"`{key}` {100 * share:.0f}%" for key, share in shares.items()]
+            parts[0] = parts[0].replace("` ", "` alone explains ") + " of the variance"
+            lines.append(f"What mattered: {', '.join(parts)}.")
         if count := len(self.others):
             lines.append("1 run has no result." if count == 1 else f"{count} runs have no result.")
         return lines

@@ -75,12 +75,7 @@ def select(
 
 
 def select_one(folder: Path, name: str, command: str) -> Path:
-    """Return the run directory that is named, for a command that takes one run.
-
-    Raises:
-        ConfigError: The name is unknown, or stands for no run or several.
-        StorageError: There is no such folder.
-    """
+    """Return the run that is named, for a command that takes one; a ConfigError names several."""
     paths = select(folder, [name])
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths[:5]) + ", ..." * (len(paths) > 5)

@@ -132,12 +132,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the run directory and the checkpoint that a command line names.
-
-    Raises:
-        ConfigError: It names no run, or several, or a word is no KEY=VALUE.
-        StorageError: There is no such checkpoint.
-    """
+    """Return the run directory and the checkpoint that a command line names."""
     path = _chosen_run(options)
     return path, chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
 

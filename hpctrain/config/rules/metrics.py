@@ -145,11 +145,7 @@ _SHARES = {
 
 
 def most(metric: str, seen: float) -> float:
-    """Return the largest value that a metric can have, by its name; infinity if it has no limit.
-
-    Args:
-        metric: Its name.
-        seen: The largest value that it has had.
+    """Return the largest value that a metric can have, by its name and the largest that was seen.
 
     >>> most("val/accuracy", 0.98), most("val/top1_acc", 97.1), most("val/loss", 0.2)
     (1.0, 100.0, inf)

@@ -250,13 +250,10 @@ def _distinguish(accounts: Sequence[RunAccount]) -> None:
         account.swept = dict(str(text).partition("=")[::2] for text in record.get("swept") or [])
     sweeps = {str((record.get("sweep") or {}).get("uid")) for record in records}
     if len(accounts) > 1 and not (len(sweeps) == 1 and all(each.swept for each in accounts)):
-        given = [(a.config, [*a.facts.record.get("overrides", ()), *_swept(a)]) for a in accounts]
+        told = [record.get("overrides") or record.get("swept") or () for record in records]
+        given = [(account.config, texts) for account, texts in zip(accounts, told, strict=True)]
         for account, values in zip(accounts, distinguishing(given), strict=True):
             account.swept = values
-
-
-def _swept(account: RunAccount) -> list[str]:
-    return [f"{key}={value}" for key, value in account.swept.items()]
 
 
 def _jobs(facts: Facts) -> list[str]:

@@ -89,20 +89,20 @@ def facts(account: RunAccount) -> Iterator[Fact]:
         yield Fact("command", f"`{text}`")
     if overrides := record.get("overrides"):
         yield Fact("overrides", " ".join(f"`{mask(str(each))}`" for each in overrides))
-    if text := _first_line(path / "artifacts" / "model.txt").removeprefix("model "):
-        yield Fact("model", text)
-    for name, content in account.history.data.items():
-        yield Fact(f"data {name}", content)
+    made = _first_line(path / "artifacts" / "model.txt").removeprefix("model ")
+    yield Fact("model", made or str(account.value("model._target_", "not known")))
+    for content in account.history.data.values() or [account.value("data.path", "not known")]:
+        yield Fact("data", str(content))
     if commit := provenance.commit(path / "provenance"):
         changed = ", with changes that are not committed" * commit.endswith("-dirty")
         source = mask(provenance.source(path / "provenance"))
         yield Fact("code", f"{source} at `{commit.removesuffix('-dirty')}`{changed}")
     if account.spans:
         first, last = account.spans[0], account.spans[-1]
-        made = dict(last.facts.get("environment") or {})
-        yield Fact("software", ", ".join(f"{key} {value}" for key, value in made.items()))
-        end = "now" if last.runs else _date(last.end)
-        yield Fact("time", f"{_date(first.begin)} to {end}")
+        versions = dict(last.facts.get("environment") or {})
+        yield Fact("software", ", ".join(f"{key} {value}" for key, value in versions.items()))
+        end = "now" if last.runs else date(last.end)
+        yield Fact("time", f"{date(first.begin)} to {end}")
         ranks = int(last.facts.get("world_size", 1))
         started = f"{ranks} rank{'s' * (ranks > 1)}, launcher {last.facts.get('launcher')}"
         nodes = dict.fromkeys(host for span in account.spans for host in account.hosts(span))
@@ -126,5 +126,6 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _date(time: float) -> str:
+def date(time: float) -> str:
+    """Return a local time as people write it."""
     return datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")

@@ -128,7 +128,7 @@ def cause(account: RunAccount) -> str:
 
 
 def _explained(values: list[str], scores: list[float]) -> float:
-    if len(set(values)) > len(values) / 2 and all(map(is_number, values)):
+    if len(set(values)) > len(values) / 2 and all(map(_is_number, values)):
         return _correlation(_ranks([float(value) for value in values]), _ranks(scores)) ** 2
     groups: dict[str, list[float]] = defaultdict(list)
     for value, score in zip(values, scores, strict=True):
@@ -139,8 +139,7 @@ def _explained(values: list[str], scores: list[float]) -> float:
     return between / total
 
 
-def is_number(text: str) -> bool:
-    """Return whether a value is a finite number."""
+def _is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
     except ValueError:

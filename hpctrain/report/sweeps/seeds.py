@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 from hpctrain.config.rules.metrics import better
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import cause, check_metrics, is_number, label
+from hpctrain.report.sweeps.parameters import cause, check_metrics, label
 
 _LEVEL = 0.95
 _SPECIAL = re.compile(r"([&%$#_{}])")
@@ -103,30 +103,26 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
     check_metrics(accounts, metrics)
     made = [_setting(dict(values), group, metrics) for values, group in groups.items()]
     sign = -1 if better(metrics[0]) == "higher" else 1
-    return sorted(made, key=lambda each: _place(each, sign * each.estimates[metrics[0]].mean))
-
-
-def _place(setting: Setting, score: float) -> tuple[bool, float, list[tuple[float, str]]]:
-    """Return the key by which settings are sorted; those without a result come last."""
-    texts = setting.values.values()
-    values = [(float(text), "") if is_number(text) else (math.inf, text) for text in texts]
-    return not setting.runs, score if setting.runs else 0.0, values
+    # Those without a result come last.
+    return sorted(
+        made, key=lambda each: (not each.runs, each.runs and sign * each.estimates[metrics[0]].mean)
+    )
 
 
 def ranking(found: Sequence[Setting]) -> list[str]:
     """Return in a sentence which setting is best, and how sure that is; none without two."""
     if len(found) < 2 or not found[1].runs:
         return []
-    (first, metric), second = (found[0], next(iter(found[0].estimates))), found[1]
-    best, next_best = first.estimates[metric], second.estimates[metric]
-    text = (
-        f"The best setting is {first.label}: {metric} is {best.text()} (n={best.n}). Next comes "
-        f"{second.label} with {next_best.text()} (n={next_best.n})"
-    )
-    if best.half is None or next_best.half is None:
-        return [f"{text}; one run says nothing about how sure that is."]
-    overlap = abs(best.mean - next_best.mean) <= best.half + next_best.half
-    return [f"{text}; their intervals {'overlap' if overlap else 'do not overlap'}."]
+    metric = next(iter(found[0].estimates))
+    best, second = (each.estimates[metric] for each in found[:2])
+    sure = "one run says nothing about how sure that is"
+    if best.half is not None and second.half is not None:
+        overlap = abs(best.mean - second.mean) <= best.half + second.half
+        sure = f"their intervals {'overlap' if overlap else 'do not overlap'}"
+    return [
+        f"The best setting is {found[0].label}: {metric} is {best.text()} (n={best.n}). "
+        f"Next comes {found[1].label} with {second.text()} (n={second.n}); {sure}."
+    ]
 
 
 def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> Setting:

@@ -7,13 +7,12 @@ a policy in the page forbids scripts and connections.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from html import escape
 
 from hpctrain.commands.state import duration
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.standing import Fact, command, facts, verdict, why
+from hpctrain.report.account.standing import Fact, command, date, facts, verdict, why
 from hpctrain.report.account.time_parts import PARTS
 from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, ranking
@@ -68,7 +67,7 @@ def run_page(account: RunAccount, charts: Sequence[Chart]) -> str:
     """Return the page of one run."""
     parts = [
         f'<p class="verdict">{escape(verdict(account))}'
-        f' <span class="soft">As of {_date(account.now)}.</span></p>',
+        f' <span class="soft">As of {date(account.now)}.</span></p>',
         _facts(facts(account)),
         *(_time_bar(account) if account.spans else []),
         *_listed("Notes", notes(account)),
@@ -103,7 +102,7 @@ def sweep_page(
     parts = [
         *_answer(sweep, settings),
         f'<p class="soft">{total}{f", {hours:.3g} GPU-hours" if hours else ""}. '
-        f"As of {_date(max(account.now for account in accounts))}.</p>",
+        f"As of {date(max(account.now for account in accounts))}.</p>",
         *_listed("Scaling", list(more)),
         *_estimates(settings),
         _drawn(charts),
@@ -125,29 +124,16 @@ def _page(title: str, parts: Iterable[str]) -> str:
 
 def _time_bar(account: RunAccount) -> Iterable[str]:
     time = account.time
-    there = [name for name in PARTS if time[name] >= 0.0005]
-    colors = {name: f"var(--s{PARTS.index(name) % 7})" for name in there}
-    shares = {name: 100 * time[name] / time["allocated"] for name in there}
+    bar = key = ""
+    for number, name in enumerate(PARTS):
+        if time[name] >= 0.0005:
+            share = 100 * time[name] / time["allocated"]
+            color = f"background:var(--s{number % 7});opacity:{1 if number < 7 else 0.55}"
+            bar += f'<span style="width:{share:.3f}%;{color}" title="{TITLES[name]}"></span>'
+            text = f"{TITLES[name]} {share:.1f}% ({duration(time[name])})"
+            key += f'<li><i style="{color}"></i>{text}</li>'
     yield "<h2>Where the time went</h2>"
-    yield (
-        '<div class="bar">'
-        + "".join(
-            f'<span style="width:{shares[name]:.3f}%;background:{colors[name]};'
-            f'opacity:{1 if PARTS.index(name) < 7 else 0.55}" title="{TITLES[name]}"></span>'
-            for name in there
-        )
-        + "</div>"
-    )
-    yield (
-        '<ul class="key">'
-        + "".join(
-            f'<li><i style="background:{colors[name]};'
-            f'opacity:{1 if PARTS.index(name) < 7 else 0.55}"></i>'
-            f"{TITLES[name]} {shares[name]:.1f}% ({duration(time[name])})</li>"
-            for name in there
-        )
-        + "</ul>"
-    )
+    yield f'<div class="bar">{bar}</div><ul class="key">{key}</ul>'
 
 
 def _attempts(account: RunAccount) -> Iterable[str]:
@@ -257,7 +243,3 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") 
     named = f' class="heads {kind}"' if heads else ""
     first = f"<tr>{head}</tr>" if heads else ""
     return f'<div class="scroll"><table{named}>{first}{body}</table></div>'
-
-
-def _date(time: float) -> str:
-    return datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M %Z")

@@ -61,12 +61,7 @@ def known_pages(run_dir: Path) -> tuple[str, str] | None:
 
 
 def with_column(before: str, metric: str) -> str | None:
-    """Return the tag of our view with a metric more; None if it has it, or is not ours to change.
-
-    Args:
-        before: The tag; "" if the experiment has none.
-        metric: The name of the metric in MLflow.
-    """
+    """Return the tag of our view with one metric more; None if it is there, or not ours to change."""
     column, now = f"metrics.`{metric}`", round(time.time() * 1000)
     view: dict[str, Any] = {"name": "main metrics", "createdAt": now}
     try:

@@ -29,14 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class _Uploader:
-    """Follows a journal until there is nothing more to upload.
-
-    Args:
-        run_dir: The run directory.
-        poll: Seconds between two looks at the journal.
-        drain: Seconds that it may go on after the training process has ended.
-        uri: The store; None for the one in `meta.json`.
-    """
+    """Follows a journal: every `poll` seconds, and at most `drain` seconds after the training."""
 
     def __init__(self, run_dir: Path, poll: float, drain: float, uri: str | None = None) -> None:
         self._run_dir = run_dir

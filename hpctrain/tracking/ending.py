@@ -60,13 +60,7 @@ def _status(run_dir: Path) -> dict[str, Any]:
 
 
 def with_cause(before: str, status: str, reason: str) -> str:
-    """Return the description of a run with its status; what people have written stays.
-
-    Args:
-        before: The description that it has; people may have removed it.
-        status: RUNNING, FINISHED, FAILED or KILLED.
-        reason: Why the run has ended.
-    """
+    """Return the description of a run, with why it has ended above what people have written."""
     head, begin, rest = before.partition(_BEGIN)
     _, end, tail = rest.partition(_END)
     text = head + tail.lstrip("\n") if begin and end else before

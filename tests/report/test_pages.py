@@ -2,6 +2,7 @@
 
 import math
 import re
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from matplotlib.figure import Figure
 
 from hpctrain.config.rules.metrics import most
 from hpctrain.report import report_command
+from hpctrain.report.account.history import Series
 from hpctrain.report.account.run_account import RunAccount, read
 from hpctrain.report.account.standing import verdict
 from hpctrain.report.sweeps.parameters import Sweep
 from hpctrain.report.sweeps.seeds import settings
 from hpctrain.report.views import html_view, run_charts, sweep_charts
-from hpctrain.report.views.charts import Chart, Colors
+from hpctrain.report.views.charts import Chart, Colors, svg
 from tests.report.accounts import BEGIN, account, attempt, metrics, write_run
 
 COLORS = Colors(tuple("rgbcmyk"), "black", "grey", "white")
@@ -109,6 +111,13 @@ def test_a_verdict_is_one_sentence(
     assert "nan" not in text
 
 
+def charts_of(**values: tuple[float, float]) -> str:
+    """Return the chart of a metric with these values, as it stands in a page."""
+    ((name, both),) = values.items()
+    series = Series(array("q", [1, 2]), array("d", both))
+    return svg(run_charts.metric_chart(name, f"train/{name}", {name: series}, []))
+
+
 def test_a_node_has_one_colour_and_gaps_stay_open(tmp_path: Path) -> None:
     charts = {each.title: each for each in run_charts.run_charts(account(node_run(tmp_path / "r")))}
     use, cores = drawn(charts["GPU use"]), drawn(charts["cores"])
@@ -123,6 +132,8 @@ def test_a_node_has_one_colour_and_gaps_stay_open(tmp_path: Path) -> None:
     assert (use.get_xlabel(), use.get_ylabel()) == ("minutes since the start", "GPU use, %")
     assert use.get_ylim()[0] == 0
     assert use.get_ylim()[1] <= 100
+    texts = re.findall(r">(0\.00[0-9]+)</text>", charts_of(lr=(3e-3, 2.9995e-3)))
+    assert len(texts) == len({*texts}) > 3  # no two ticks have one label
     accuracy, step = drawn(charts["val/accuracy"]), drawn(charts["perf/step_ms_p50"])
     assert accuracy.get_ylim()[1] <= 1
     assert (step.get_xlabel(), step.get_ylabel()) == ("step", "step p50, ms")

@@ -88,8 +88,11 @@ def svg(chart: Chart) -> str:
     """Return a chart as an SVG element whose colours are variables of CSS."""
     with matplotlib.rc_context(_style(_PAGE)):
         figure = Figure(figsize=_SIZE)  # a layout that measures texts would take half of the time
-        figure.subplots_adjust(left=0.18, right=0.97, top=0.9, bottom=0.17)
-        _draw(figure.add_subplot(), chart, _PAGE)
+        axes = figure.add_subplot()
+        _draw(axes, chart, _PAGE)
+        wide = max([len(axes.yaxis.get_major_formatter()(y)) for y in axes.get_yticks()], default=0)
+        left = max(0.18, 0.075 + 0.0165 * wide)
+        figure.subplots_adjust(left=left, right=0.97, top=0.9, bottom=0.17)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     drawn = text.getvalue()
@@ -147,15 +150,7 @@ def line(
 
 
 def name_axes(axes: Axes, x: str, y: str, metric: str, values: Iterable[float]) -> None:
-    """Name both axes, and keep the one of values within what a metric can be.
-
-    Args:
-        axes: The axes, after everything is drawn.
-        x: The name of the horizontal axis, with its unit.
-        y: The name of the vertical axis, with its unit.
-        metric: The metric that it shows.
-        values: All values of it.
-    """
+    """Name both axes of a drawn chart, and keep the values within what their metric can be."""
     axes.set_xlabel(_plain(x))
     axes.set_ylabel(_plain(y))
     finite = [value for value in values if math.isfinite(value)]
@@ -172,7 +167,9 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_yticks([])
     axes.set_ylim(-0.6, len(names) - 0.3)
     for place, name in enumerate(names):
-        axes.text(0.01, place + 0.27, _plain(name), transform=axes.get_yaxis_transform())
+        axes.text(
+            0.01, place + 0.23, _plain(name), transform=axes.get_yaxis_transform(), va="bottom"
+        )
 
 
 def _style(colors: Colors) -> Any:  # matplotlib's type lists the names of all settings
@@ -212,11 +209,14 @@ def _plain_numbers(axes: Axes) -> None:
             axis.set_major_formatter(_LogTicks(labelOnlyBase=False))
             axis.set_minor_formatter(_LogTicks(labelOnlyBase=False))
         elif isinstance(axis.get_major_formatter(), ScalarFormatter):
-            axis.set_major_formatter(FuncFormatter(lambda x, _: _number(x)))
+            places, digits = axis.get_majorticklocs(), 4
+            while digits < 12 and len({_number(x, digits) for x in places}) < len(places):
+                digits += 1  # neighbours have different labels: 0.002999 and 0.0029995
+            axis.set_major_formatter(FuncFormatter(lambda x, _, digits=digits: _number(x, digits)))
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _number(value: float, digits: int = 4) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 and digits == 4 else f"{value:.{digits}g}"
 
 
 def _plain(text: str) -> str:

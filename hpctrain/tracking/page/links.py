@@ -61,7 +61,7 @@ def known_pages(run_dir: Path) -> tuple[str, str] | None:
 
 
 def with_column(before: str, metric: str) -> str | None:
-    """Return the tag of our view with one metric more; None if it is there, or not ours to change."""
+    """Return the tag of our view with one metric more; None if nothing is to be changed."""
     column, now = f"metrics.`{metric}`", round(time.time() * 1000)
     view: dict[str, Any] = {"name": "main metrics", "createdAt": now}
     try:

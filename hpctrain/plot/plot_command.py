@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         output.check("--out", options.out, ".png", ".html")
     elif options.log_x:
         raise ConfigError("--log-x needs --out: the terminal has a linear axis of steps")
-    paths = select(options.dir, options.runs)
+    paths = select(options.dir, options.runs, several=True)
     # Of many runs some have not begun; one of them stops no picture of the others.
     tracked = [path for path in paths if journal_path(path).is_file()]
     if not tracked:
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
 def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> None:
     # matplotlib takes a second to import.
     from hpctrain.report.views import charts, html_view
-    from hpctrain.report.views.run_charts import SensorLine, metric_chart, sensor_chart
+    from hpctrain.report.views.run_charts import SensorLine, metric_chart, sensor_chart, with_unit
 
     scales = ("log" if options.log_x else "linear"), ("log" if options.log_y else "linear")
     restarts = [step for history, _ in runs.values() for step in history.restarts]
@@ -109,7 +109,7 @@ def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> N
                 label = node if len(runs) == 1 else f"{name} {node}"
                 lines.append(SensorLine(label, each, began, len(lines)))
     some = [*sensors.items()][:_MOST_SYSTEM]
-    drawn += [sensor_chart(f"system: {key}", key.replace("_", " "), lines) for key, lines in some]
+    drawn += [sensor_chart(key, with_unit(f"system/NODE/{key}"), lines) for key, lines in some]
     title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
     output.write(
         options.out,

@@ -132,6 +132,9 @@ def test_a_node_has_one_colour_and_gaps_stay_open(tmp_path: Path) -> None:
     assert (use.get_xlabel(), use.get_ylabel()) == ("minutes since the start", "GPU use, %")
     assert use.get_ylim()[0] == 0
     assert use.get_ylim()[1] <= 100
+    many = {f"run-{n}": Series(array("q", [1]), array("d", [n])) for n in range(23)}
+    lines = drawn(run_charts.metric_chart("loss", "train/loss", many, [])).get_lines()
+    assert [line.get_label() for line in lines] == [*many]  # none is left out in silence
     texts = re.findall(r">(0\.00[0-9]+)</text>", charts_of(lr=(3e-3, 2.9995e-3)))
     assert len(texts) == len({*texts}) > 3  # no two ticks have one label
     accuracy, step = drawn(charts["val/accuracy"]), drawn(charts["perf/step_ms_p50"])

@@ -192,7 +192,8 @@ def _draw(axes: Axes, chart: Chart, colors: Colors) -> None:
     if len(named) < len(labels) - 1:
         named = dict(zip(labels, handles, strict=True))
     if named:
-        axes.legend([*named.values()], [*named], fontsize=8, loc="best")
+        columns = 1 + (len(named) - 1) // 10
+        axes.legend([*named.values()], [*named], fontsize=8, loc="best", ncols=columns)
 
 
 class _LogTicks(LogFormatter):

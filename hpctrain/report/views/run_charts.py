@@ -122,7 +122,7 @@ def metric_chart(
         falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
         x_scale, y_scale = scales or ("linear", "log" if falls else "linear")
         axes.set(xscale=x_scale, yscale=y_scale)
-        for number, (name, each) in enumerate([*series.items()][:_MOST_LINES]):
+        for number, (name, each) in enumerate(series.items()):
             if smooth:
                 color = colors.series[number % len(colors.series)]
                 axes.plot(each.steps, each.values, color=color, alpha=0.25, linewidth=0.8)
@@ -130,17 +130,18 @@ def metric_chart(
         for number, step in enumerate(restarts):
             label = "restart" if number == 0 else ""
             axes.axvline(step, color=colors.text, linestyle=":", linewidth=0.8, label=label)
-        name_axes(axes, "step", _with_unit(metric), metric, every)
+        name_axes(axes, "step", with_unit(metric), metric, every)
 
     return Chart(title, draw)
 
 
-def _with_unit(metric: str) -> str:
+def with_unit(metric: str) -> str:
     """Return the name of an axis: `step p50, ms` for `perf/step_ms_p50`."""
-    name, known = metric.rpartition("/")[2], unit(metric)
+    name, known = metric.rpartition("/")[2], unit(re.sub(r"gpu_\d+", "gpu_N", metric))
     if "/" in known:  # the unit says it all: samples/s
         return known
-    name = re.sub(r"_(ms|s|gib|percent)(?=_|$)", "", name) if known else name
+    units = "ms|s|gib|percent|percentage|megabytes|watts|joules|celsius|megahertz"
+    name = re.sub(rf"_({units})(?=_|$)", "", name) if known else name
     return name.replace("_", " ") + (f", {known}" if known else "")
 
 
@@ -168,7 +169,7 @@ def sensor_chart(title: str, what: str, lines: Sequence[SensorLine]) -> Chart:
             since = [(time - begin) / seconds for time in times]
             line(axes, since, values, label, colors, number, style)
         axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a level line does not lie on the edge
-        kind = "percent" if what.endswith(("%", "percentage")) else ""
+        kind = "percent" if what.endswith("%") else ""
         every = [value for each in shown for value in each.sensor.values]
         name_axes(axes, f"{name} since the start", what, kind, every)
 

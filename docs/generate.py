@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from html import unescape
 from itertools import groupby
 from typing import Any
 from unittest import mock
@@ -32,28 +33,41 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return markdown
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Return the page with drawings and tables of characters marked: their lines do not wrap."""
+    return re.sub(r'<div class="highlight">(.*?)</div>', _marked, html, flags=re.S)
+
+
+def _marked(block: re.Match[str]) -> str:
+    text = unescape(re.sub(r"<[^>]*>", "", block[1]))
+    is_code = '<span class="' in block[1]  # pygments has found a language
+    wide = max(map(len, text.splitlines()), default=0)
+    if is_code or wide > 130 or not re.search(r"[─│┌└┤├━┃]|\S {3,}\S", text):
+        return block[0]
+    return f'<div class="highlight drawing" style="--wide:{wide}">{block[1]}</div>'
+
+
 def keys() -> Iterator[str]:
-    """Yield a table of the keys of each section."""
-    for section, members in groupby(select([]), lambda key: key.name.rpartition(".")[0]):
+    """Yield the keys of each section; a section stands once, with all of its own keys."""
+    sections: dict[str, list[Any]] = {}
+    for member in select([]):
+        sections.setdefault(member.name.rpartition(".")[0], []).append(member)
+    for section, members in sections.items():
         yield f"\n## {section or 'top level'}\n"
-        yield "| Key | Value | Default | Meaning |"
-        yield "| --- | --- | --- | --- |"
         for member in members:
-            name, kind, default, unit, allowed, identity, meaning = map(_cell, row(member))
+            name, kind, default, unit, allowed, identity, meaning = map(_text, row(member))
             value = ", ".join(filter(None, (kind, unit, allowed)))
-            mark = " *identity*" if identity else ""
-            yield f"| `{name}` | {value} | `{default}` | {meaning}{mark} |"
+            mark = ", *identity*" if identity else ""
+            yield f"`{name}`\n:   {value}; default `{default or ' '}`{mark}\n\n    {meaning}\n"
 
 
 def metrics() -> Iterator[str]:
-    """Yield a table of the metrics of each group."""
+    """Yield the metrics of each group."""
     for group, members in groupby(registered(), lambda metric: metric.name.partition("/")[0]):
         yield f"\n## {group}\n"
-        yield "| Metric | Unit | Meaning |"
-        yield "| --- | --- | --- |"
         for metric in members:
-            name, unit, text = map(_cell, metric)
-            yield f"| `{name}` | {unit} | {text} |"
+            name, unit, text = map(_text, metric)
+            yield f"`{name}`\n:   {f'In {unit}. ' if unit else ''}{text}\n"
 
 
 def commands() -> Iterator[str]:
@@ -94,5 +108,5 @@ def _block(text: str) -> str:
     return f"```text\n{text.rstrip()}\n```"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+def _text(text: str) -> str:
+    return text.replace("<", "&lt;")

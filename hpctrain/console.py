@@ -12,6 +12,8 @@ COLUMNS gives it a width.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import sys
@@ -229,3 +231,16 @@ def _least(text: Text) -> int:
 
 def _longest(text: Text) -> int:
     return max(cell_len(line) for line in text.plain.split("\n"))
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; a number that is not finite, which JSON lacks, becomes null."""
+    print(json.dumps(_finite(value)), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

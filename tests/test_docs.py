@@ -47,6 +47,7 @@ from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
 from tests.conftest import ROOT, make_composer, runs
 from tests.gpu.first_minutes import PARTS
+from tests.tracking.browser import Browser, chromium
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The words that begin a command; every other line of a block of commands is an error.
@@ -427,10 +428,11 @@ def test_checkpoints_of_other_programs_are_converted(kind: str, tmp_path: Path) 
     assert all(torch.equal(found[prefix + name], value) for name, value in weights.items())
 
 
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def build_site(folder: Path) -> None:
+    """Build the documentation."""
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir"]
     done = subprocess.run(
-        [*build, str(tmp_path)],
+        [*build, str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -438,8 +440,33 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium() is None, reason="NO BROWSER TEST: apt-get install chromium")
+def test_no_code_block_is_cut_and_no_page_scrolls_sideways(tmp_path: Path) -> None:
+    build_site(tmp_path / "site")
+    script = """(() => { const blocks = [...document.querySelectorAll('pre code')];
+        return [document.documentElement.scrollWidth - innerWidth,
+                ...blocks.map(e => e.scrollWidth - e.clientWidth)]; })()"""
+    for width in (390, 1400):
+        (tmp_path / str(width)).mkdir()
+        with Browser(tmp_path / str(width), size=(width, 900)) as browser:
+            for name in ("reference/keys", "reference/commands", "architecture", "data", "train"):
+                page = tmp_path / "site" / name / "index.html"
+                browser.open(page.as_uri())
+                browser.wait_for("Table of contents" if width > 390 else "hpctrain")
+                beyond = browser.run(script)
+                assert len(beyond) > (1 if name != "reference/keys" else 0)
+                assert max(beyond) <= 0, (name, width)
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    build_site(tmp_path)
     keys = (tmp_path / "reference" / "keys" / "index.html").read_text()
-    assert all(f"<code>{key.name}</code>" in keys for key in select([]))
+    assert all(f"<dt><code>{key.name}</code></dt>" in keys for key in select([]))
+    heads = re.findall(r'<h2 id="[^"]*">(.*?)<a', keys)
+    assert len(heads) == len({*heads}) > 20  # a section stands once
     metrics = (tmp_path / "reference" / "metrics" / "index.html").read_text()
     assert all(f"<code>{metric.name}</code>" in metrics for metric in registered())
     commands = (tmp_path / "reference" / "commands" / "index.html").read_text()

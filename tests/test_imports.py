@@ -66,11 +66,12 @@ ALLOWED = {
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "top": "commands.select config.frozen runs tracking.samples",
-    "plot": "commands.select tracking.columns tracking.journal tracking.samples",
     "report": (
         "commands.observations commands.select commands.state config hardware "
-        "launch.slurm.queue runs tracking.journal tracking.recorded tracking.samples"
+        "launch.slurm.queue runs tracking.columns tracking.journal tracking.recorded "
+        "tracking.samples"
     ),
+    "plot": "commands.select report tracking.columns tracking.journal",
     "trained": (
         "checkpoint commands.select config data distributed job models parallel "
         "plot.table_file runs shards tasks tracking training"

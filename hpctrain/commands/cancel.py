@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_arguments, select
+from hpctrain.commands.select import add_arguments, are_folders, select
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, LaunchError
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
         )
     now = time.time()
     plan = [_step(run, judge(run, now), save=options.save) for run in runs]
-    if options.all:
+    if options.all or are_folders(options.runs):
         plan = [step for step in plan if step.state.name in UNDER_WAY]
     _carry_out(plan)
     if not options.json:
@@ -140,7 +140,7 @@ def _result(step: Step) -> str:
 
 
 def _carry_out(plan: list[Step]) -> None:
-    """Write the stop requests, then call `scancel` once for each kind of action."""
+    """Write the stop requests, which stay; then call `scancel` once for each kind of action."""
     for index, step in enumerate(plan):
         # Before anything else: if Slurm is just requeuing the job, it finds the request later.
         if step.action != "skip":

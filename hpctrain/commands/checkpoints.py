@@ -6,8 +6,6 @@ The manifest of a checkpoint says everything but whether its files are as they w
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +18,7 @@ from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, dam
 from hpctrain.commands.observations import Facts
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
-from hpctrain.console import Cell, Console, Table
+from hpctrain.console import Cell, Console, Table, print_json
 from hpctrain.errors import StorageError
 from hpctrain.run_record import Progress
 from hpctrain.runs.chosen_checkpoint import best_step
@@ -95,7 +93,7 @@ class Row:
             "kept": self.kept,
             "metric": main_metric and main_metric[0],
             # JSON has no NaN.
-            "metrics": {k: v if math.isfinite(v) else None for k, v in self.metrics.items()},
+            "metrics": self.metrics,
             "problem": self.problem,
         }
 
@@ -117,7 +115,7 @@ def main(argv: list[str]) -> int:
     runs = [Facts.read(path) for path in select(options.dir, options.runs)]
     rows = [row for run in runs for row in look(run, verify=options.verify)]
     if options.json:
-        print(json.dumps([row.facts() for row in rows]))
+        print_json([row.facts() for row in rows])
     else:
         _show(rows)
     damaged = [run.damage for run in runs if run.damage]

@@ -36,10 +36,10 @@ from rich.filesize import decimal
 
 from hpctrain.checkpoint.manifest import Manifest, is_healthy
 from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import all_runs, is_archived, runs_of
+from hpctrain.commands.select import add_dir, all_runs, is_archived, runs_of
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import TEMPORARY
-from hpctrain.errors import StorageError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.function_call import code_of, is_check
@@ -85,8 +85,9 @@ def main(argv: list[str]) -> int:
         "runs are never touched.",
     )
     parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
+        "folder", nargs="?", type=Path, metavar="FOLDER", help="a folder of runs, as with --dir"
     )
+    add_dir(parser)
     parser.add_argument("--delete", action="store_true", help="delete what is listed")
     parser.add_argument(
         "--keep-checkpoints",
@@ -107,6 +108,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args(argv)
+    options.dir = options.folder or options.dir
+    if (options.dir / "run.json").exists() or (options.dir / "sweep.json").exists():
+        raise ConfigError(f"{options.dir}: gc looks through a folder of runs, and this is one run")
     items = list(find(options))
     sizes = [item.size() for item in items]
     problems = [_delete(item) if options.delete else "" for item in items]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from pathlib import Path
 
-from hpctrain.commands.select import select
+from hpctrain.commands.select import add_dir, select_one
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
 from hpctrain.terminal import exact
@@ -22,9 +21,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue")
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
+    add_dir(parser)
     parser.add_argument(
         "--data", metavar="DIR", help="the data set, if it is no longer where the run has read it"
     )
@@ -47,18 +44,16 @@ def main(argv: list[str]) -> int:
     trust.add_argument(parser)
     options = parser.parse_args(argv)
     _check(options)
-    paths = select(options.dir, [options.run])
-    if len(paths) != 1:
-        raise ConfigError(f"{options.run}: {len(paths)} runs; generate takes one")
-    if not any((paths[0] / "checkpoints").glob("step-????????")):
+    path = select_one(options.dir, options.run, "generate")
+    if not any((path / "checkpoints").glob("step-????????")):
         raise StorageError(
-            f"{paths[0].name} has no checkpoint: it was not trained long enough for the first "
+            f"{path.name} has no checkpoint: it was not trained long enough for the first "
             "(checkpoint.every_steps)"
         )
     # Imported late: torch takes seconds, and an error above needs none of it.
     from hpctrain.job.afterwards.text_generation import Generator
 
-    generator = Generator.of(paths[0], options.data)
+    generator = Generator.of(path, options.data)
     print(f"==> {generator.checkpoint} <==", file=sys.stderr, flush=True)
     try:
         for text in generator(

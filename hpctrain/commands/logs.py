@@ -17,7 +17,7 @@ from rich.text import Text
 from hpctrain.commands.first_error import Fault, find_fault, tail
 from hpctrain.commands.log_files import batch_log, rank_logs
 from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_arguments, select
+from hpctrain.commands.select import add_arguments, select_one
 from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.console import Cell, Console, Table
 from hpctrain.disk import open_regular
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         "--lines", type=int, default=30, metavar="N", help="number of lines (default: 30)"
     )
     options = parser.parse_args(argv)
-    if not options.runs:
+    if len(options.runs) != 1:
         raise ConfigError("logs needs a run: python -m hpctrain logs RUN (see status)")
     try:
         return _show(options)
@@ -59,13 +59,10 @@ def main(argv: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    paths = select(options.dir, options.runs)
-    if len(paths) != 1:
-        names = ", ".join(path.name for path in paths[:5])
-        raise ConfigError(f"logs shows one run at a time; these are {len(paths)}: {names}")
+    path = select_one(options.dir, options.runs[0], "logs")
     if options.follow:
-        return _follow(paths[0], options)
-    (run,) = gather(paths)
+        return _follow(path, options)
+    (run,) = gather([path])
     state = judge(run, time.time())
     fault = find_fault(run) if state.name in _FAILED and options.rank is None else None
     if options.json:

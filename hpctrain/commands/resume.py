@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_arguments, select
+from hpctrain.commands.select import add_arguments, are_folders, select
 from hpctrain.commands.state import State, judge
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable, signature
@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
     found: list[tuple[Facts, State]] = [
         (run, judge(run, now)) for run in gather(select(options.dir, names))
     ]
-    chosen = [run for run, state in found if _is_chosen(run, state, named=bool(names))]
+    named = bool(names) and not are_folders(names)
+    chosen = [run for run, state in found if _is_chosen(run, state, named=named)]
     if away := [run for run in chosen if run.submission and not sbatch.available()]:
         raise LaunchError(
             f"{away[0].name} was submitted to Slurm, but sbatch is not on the PATH: resume it "

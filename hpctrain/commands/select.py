@@ -1,4 +1,4 @@
-"""Find the runs that a command line names: all, a directory, the start of a name, or a sweep."""
+"""Find the runs that a command line names: by a directory, the start of a name, or a folder."""
 
 from __future__ import annotations
 
@@ -29,13 +29,28 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         "runs",
         nargs="*",
         metavar="RUN|SWEEP",
-        help="a run: its directory, its name or the start of its name; or a sweep: its folder or "
-        "the start of its date and time; " + what,
+        help="a run: its directory, its name or the start of its name; a sweep: its folder or the "
+        "start of its date and time; or a folder of runs; " + what,
     )
+    add_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says where runs are that are given by name."""
     parser.add_argument(
         "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a run and one of its checkpoints."""
+    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    add_dir(parser)
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
+    )
+    parser.add_argument("--best", action="store_true", help="take the best checkpoint")
 
 
 def select(
@@ -57,8 +72,30 @@ def select(
     """
     if not names:
         return all_runs(folder, archived)
-    found = (path for name in names for path in _find(folder, name, several))
+    found = (path for name in names for path in _find(folder, name, archived, several))
     return list(dict.fromkeys(found))
+
+
+def select_one(folder: Path, name: str, command: str) -> Path:
+    """Return the run that is named, for a command that takes one; a ConfigError names several."""
+    paths = select(folder, [name])
+    if len(paths) != 1:
+        names = ", ".join(path.name for path in paths[:5]) + ", ..." * (len(paths) > 5)
+        raise ConfigError(f"{name}: {len(paths)} runs, and {command} takes one: {names or 'none'}")
+    return paths[0]
+
+
+def are_folders(names: Sequence[str]) -> bool:
+    """Return whether each name is that of a folder of runs; such a name means "all", as --dir."""
+    return bool(names) and all(map(_runs_in, names))
+
+
+def _runs_in(name: str, archived: bool = False) -> list[Path]:
+    """Return the runs in a folder of runs; none if it is a run, or if there is no such folder."""
+    given = os.path.abspath(name)
+    if not os.path.isdir(given) or os.path.exists(f"{given}/run.json"):
+        return []
+    return all_runs(Path(given), archived)
 
 
 def all_runs(folder: Path, archived: bool = True) -> list[Path]:
@@ -107,12 +144,14 @@ def runs_of(sweep: Path) -> list[Path]:
         return [*map(Path, filter(None, listed))]
 
 
-def _find(folder: Path, name: str, several: bool) -> Iterable[Path]:
+def _find(folder: Path, name: str, archived: bool, several: bool) -> Iterable[Path]:
     given = Path(os.path.abspath(name))
     if (given / "run.json").is_file():
         return [given]
     if _is_sweep(given):
         return _present(given, folder)
+    if inside := _runs_in(name, archived):
+        return inside
     runs, sweeps = all_runs(folder), _all_sweeps(folder)
     known = {path.name: path for path in [*sweeps, *runs]}
     matching = [name]
@@ -146,7 +185,7 @@ def _unclear(name: str, folder: Path, matching: list[str], known: list[str]) -> 
     if matching:
         return f"{name}: could be {few(matching)}; type more of it"
     if Path(name).is_dir():
-        return f"{name}: a folder, but neither a run nor a sweep; --dir {name} if it holds runs"
+        return f"{name}: this folder is no run and no sweep, and it holds no runs"
     # The name is compared with the start of each known name.
     near = difflib.get_close_matches(name, [key[: len(name)] for key in known], n=3)
     similar = [key for key in known if key[: len(name)] in near][:3]

@@ -37,6 +37,11 @@ def registered(group: str = "") -> list[Metric]:
     return [metric for metric in _known if not group or metric.name.startswith(f"{group}/")]
 
 
+def unit(name: str) -> str:
+    """Return the unit of a metric; "" for a number without one, and for those of a user's task."""
+    return next((metric.unit for metric in _known if metric.name == name), "")
+
+
 def _metric(name: str, unit: str, text: str) -> str:
     _known.append(Metric(name, unit, text))
     return name

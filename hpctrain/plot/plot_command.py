@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.commands.select import select
+from hpctrain.commands.select import add_dir, select
 from hpctrain.console import Console
-from hpctrain.errors import ConfigError
-from hpctrain.plot import curves, figure_file, text_plot
-from hpctrain.plot.curves import RunCurves
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.plot import text_plot
+from hpctrain.report.account.history import History
+from hpctrain.report.account.usage import Usage
+from hpctrain.report.views import output
+from hpctrain.report.views.curves import smoothed, thinned
+from hpctrain.tracking.journal import journal_path
 
 _FIRST = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
-_LINES = 10
+_LINES, _POINTS, _MOST_SYSTEM = 10, 1000, 12
+Runs = Mapping[str, tuple[History, Usage]]
 
 
 def main(argv: list[str]) -> int:
@@ -33,9 +38,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="directories, names, or their starts"
     )
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
+    add_dir(parser)
     parser.add_argument("--metric", action="append", default=[], metavar="KEY", help="repeatable")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a .png or .html file")
     parser.add_argument(
@@ -47,40 +50,80 @@ def main(argv: list[str]) -> int:
     if not 0 <= options.smooth < 1:
         raise ConfigError(f"--smooth {options.smooth:g}: it must be at least 0 and less than 1")
     if options.out:
-        figure_file.check(options.out)
+        output.check("--out", options.out, ".png", ".html")
     elif options.log_x:
         raise ConfigError("--log-x needs --out: the terminal has a linear axis of steps")
-    paths = dict.fromkeys(path for name in options.runs for path in select(options.dir, [name]))
-    runs = [curves.load(path) for path in paths]
-    metrics = _chosen(runs, options.metric)
+    paths = select(options.dir, options.runs, several=True)
+    # Of many runs some have not begun; one of them stops no picture of the others.
+    tracked = [path for path in paths if journal_path(path).is_file()]
+    if not tracked:
+        raise StorageError(f"{paths[0]}: nothing was tracked (no {journal_path(paths[0])})")
+    runs = {path.name: (History.read(path), Usage.read(path)) for path in tracked}
+    metrics = _chosen({name for history, _ in runs.values() for name in history.metrics}, options)
     if options.out:
-        logs = options.log_x, options.log_y
-        figure_file.write(options.out, runs, metrics, options.smooth, *logs)
-        print(options.out)
+        _write(options, runs, metrics)
         return 0
     console = Console()
     for metric in metrics:
         found = [
-            (run.name, curves.thinned(curves.smoothed(run.metrics[metric], options.smooth), 500))
-            for run in runs
-            if metric in run.metrics
+            (name, *thinned(series.steps, smoothed(series.values, options.smooth), _POINTS))
+            for name, (history, _) in runs.items()
+            if (series := history.metrics.get(metric)) is not None
         ]
         width = min(console.width, 100)
         console.print(text_plot.draw(metric, found, width, _LINES, options.log_y))
-    for run in runs:
-        if run.restarts:
-            steps = ", ".join(f"{step:,}" for step in run.restarts)
-            console.print(f"{run.name}: later attempts begin at step {steps}", style="dim")
+    if count := len(paths) - len(tracked):
+        text = "1 run has" if count == 1 else f"{count} runs have"
+        console.print(f"{text} tracked nothing", style="dim")
+    for name, (history, _) in runs.items():
+        if history.restarts:
+            steps = ", ".join(f"{step:,}" for step in history.restarts)
+            console.print(f"{name}: later attempts begin at step {steps}", style="dim")
     return 0
 
 
-def _chosen(runs: Sequence[RunCurves], asked: Sequence[str]) -> list[str]:
-    known = sorted({name for run in runs for name in run.metrics})
-    for name in asked:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+def _write(options: argparse.Namespace, runs: Runs, metrics: Sequence[str]) -> None:
+    # matplotlib takes a second to import.
+    from hpctrain.report.views import charts, html_view
+    from hpctrain.report.views.run_charts import SensorLine, metric_chart, sensor_chart, with_unit
+
+    scales = ("log" if options.log_x else "linear"), ("log" if options.log_y else "linear")
+    restarts = [step for history, _ in runs.values() for step in history.restarts]
+    drawn = [
+        metric_chart(
+            *(
+                metric,
+                metric,
+                {name: history.series(metric) for name, (history, _) in runs.items()},
+            ),
+            *(restarts, options.smooth, scales),
+        )
+        for metric in metrics
+    ]
+    sensors: dict[str, list[SensorLine]] = {}
+    for name, (history, usage) in runs.items():
+        for node, own in sorted(usage.nodes.items()):
+            for sensor, each in own.items():
+                lines = sensors.setdefault(sensor, [])
+                began = min([time for time, _ in history.reported[:1]] + each.times[:1])
+                label = node if len(runs) == 1 else f"{name} {node}"
+                lines.append(SensorLine(label, each, began, len(lines)))
+    some = [*sensors.items()][:_MOST_SYSTEM]
+    drawn += [sensor_chart(key, with_unit(f"system/NODE/{key}"), lines) for key, lines in some]
+    title, is_page = ", ".join(runs), options.out.suffix.lower() == ".html"
+    output.write(
+        options.out,
+        html_view.curves_page(title, drawn) if is_page else charts.png(drawn, title),
+    )
+    print(options.out)
+
+
+def _chosen(names: Collection[str], options: argparse.Namespace) -> list[str]:
+    for name in options.metric:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"--metric {name}: {hint}there are {', '.join(known) or 'none'}")
-    if asked:
-        return list(dict.fromkeys(asked))
-    return [name for name in _FIRST if name in known] or known[:4]
+            known = ", ".join(sorted(names)) or "none"
+            raise ConfigError(f"--metric {name}: {hint}there are {known}")
+    chosen = [*dict.fromkeys(options.metric)] or [name for name in _FIRST if name in names]
+    return chosen or sorted(names)[:4]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from hpctrain.plot.curves import Curve
+from hpctrain.report.views.curves import Numbers
 from hpctrain.terminal import printable
 
 _COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
@@ -17,7 +17,7 @@ _MARGIN = 11  # characters of the scale
 
 def draw(
     title: str,
-    curves: Sequence[tuple[str, Curve]],
+    curves: Sequence[tuple[str, Numbers, Numbers]],
     width: int,
     height: int,
     logarithmic: bool,
@@ -26,15 +26,15 @@ def draw(
 
     Args:
         title: Its first line.
-        curves: Names and curves; each has a colour of its own.
+        curves: Names, steps and values; each has a colour of its own.
         width: Characters of a line.
         height: Lines of the plot itself.
         logarithmic: Whether the vertical axis is; then values that are not positive are left out.
     """
     points = [
         (curve_x, math.log10(y) if logarithmic else y, number)
-        for number, (_, curve) in enumerate(curves)
-        for curve_x, y in zip(curve.x.tolist(), curve.y.tolist(), strict=True)
+        for number, (_, xs, ys) in enumerate(curves)
+        for curve_x, y in zip(xs.tolist(), ys.tolist(), strict=True)
         if math.isfinite(y) and (y > 0 or not logarithmic)
     ]
     text = Text(printable(title), "bold")
@@ -64,7 +64,7 @@ def draw(
     scale = f"{low_x:g}"
     text.append(f"\n{'':>9} └{scale}{high_x:>{max(1, width - _MARGIN - len(scale))}g}\n", "dim")
     if len(curves) > 1:
-        for number, (name, _) in enumerate(curves):
+        for number, (name, _, _) in enumerate(curves):
             text.append(f"{'':>11}━ {printable(name)}\n", _COLOURS[number % len(_COLOURS)])
     return text
 

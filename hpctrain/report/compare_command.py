@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from hpctrain.commands.select import select
-from hpctrain.console import Cell, Console, Table
+from hpctrain.commands.select import add_dir, select
+from hpctrain.console import Cell, Console, Table, print_json
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount, read
 from hpctrain.report.differences import Differences, differences
@@ -25,9 +22,9 @@ def main(argv: Sequence[str]) -> int:
         StorageError: There is no such folder.
     """
     options = _parse(argv)
-    paths = [path for name in options.runs for path in select(options.dir, [name])]
-    if len(paths) != 2 or paths[0] == paths[1]:
-        names = ", ".join(dict.fromkeys(path.name for path in paths))
+    paths = select(options.dir, options.runs)
+    if len(paths) != 2:
+        names = ", ".join(path.name for path in paths[:5]) + ", ..." * (len(paths) > 5)
         raise ConfigError(f"compare {' '.join(options.runs)}: it takes two runs, and got {names}")
     left, right = read(paths)
     for account in (left, right):
@@ -35,19 +32,10 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError(f"{account.name} cannot be compared: {damage}")
     found = differences(left, right)
     if options.json:
-        print(json.dumps(_plain(asdict(found) | {"runs": [left.name, right.name]})))
+        print_json(asdict(found) | {"runs": [left.name, right.name]})
     else:
         _show(left, right, found)
     return 0
-
-
-def _plain(node: Any) -> Any:
-    """Return the value in JSON types: a number that is not finite becomes None."""
-    if isinstance(node, dict):
-        return {key: _plain(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_plain(value) for value in node]
-    return None if isinstance(node, float) and not math.isfinite(node) else node
 
 
 def _show(left: RunAccount, right: RunAccount, found: Differences) -> None:
@@ -101,9 +89,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Show what differs between two runs, and the first step at which they part.",
         allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs=2, metavar="RUN", help="a directory, or the start of a name")
     parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a directory, or the start of a name; or one folder that holds two runs",
     )
+    add_dir(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser.parse_args(argv)

@@ -13,6 +13,7 @@ from hpctrain.disk import text_of
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.runs.code import provenance
 from hpctrain.runs.code.git import Tree
+from hpctrain.runs.swept import flat
 
 # Keys that say where a run is and how it is called, not what it does.
 _PLACES = ("output_dir", "name")
@@ -21,14 +22,7 @@ _MOST_LINES = 40  # of a difference between two working trees
 
 @dataclass(frozen=True)
 class _Parting:
-    """The first step at which a metric of two runs is not the same number.
-
-    Attributes:
-        metric: Its name.
-        step: The step.
-        left: The value of the first run.
-        right: The value of the second run.
-    """
+    """The first step at which a metric of two runs is not the same number, and both values."""
 
     metric: str
     step: int
@@ -85,17 +79,6 @@ def _config(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tupl
         for key in sorted({*a, *b})
         if a.get(key) != b.get(key) and key not in _PLACES
     }
-
-
-def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a config by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _data(left: RunAccount, right: RunAccount) -> list[str]:

@@ -8,17 +8,15 @@ report SWEEP --over seed   mean and interval        --png FILE  the charts
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.commands import select
-from hpctrain.console import Cell, Console
-from hpctrain.disk import write_atomically
+from hpctrain.console import Cell, Console, print_json
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.facts_json import as_json
 from hpctrain.report.account.run_account import RunAccount, read
-from hpctrain.report.views import terminal_view
+from hpctrain.report.views import output, terminal_view
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,15 +27,15 @@ def main(argv: Sequence[str]) -> int:
         StorageError: There is no such folder.
     """
     options = _parse(argv)
-    for file in filter(None, (options.html, options.png)):
-        if not file.resolve().parent.is_dir() or file.is_dir():
-            raise ConfigError(f"{file}: no file can be written there")
+    for option in ("html", "png"):
+        if file := getattr(options, option):
+            output.check(f"--{option}", file)
     paths = select.select(options.dir, options.runs, several=True)
     if not paths:
         raise ConfigError(f"{options.dir}: it has no runs to report on; --dir says where they are")
     accounts = read(paths)
     if options.json:
-        print(json.dumps([as_json(account) for account in accounts]))
+        print_json([as_json(account) for account in accounts])
     elif len(accounts) == 1 and not options.over:
         Console().print(terminal_view.show(accounts[0]))
     if len(accounts) == 1 and not options.over:
@@ -55,9 +53,9 @@ def _write_run(account: RunAccount, options: argparse.Namespace) -> None:
 
     drawn = run_charts.run_charts(account)
     if options.html:
-        _write(options.html, html_view.run_page(account, drawn))
+        output.write(options.html, html_view.run_page(account, drawn))
     if options.png:
-        charts.write_png(drawn, account.name, options.png)
+        output.write(options.png, charts.png(drawn, account.name))
 
 
 def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> None:
@@ -82,19 +80,15 @@ def _several(accounts: Sequence[RunAccount], options: argparse.Namespace) -> Non
             console.print(Cell(line))
     if not (options.html or options.png):
         return
-    from hpctrain.report.views import charts, html_view, scaling_charts, sweep_charts
+    from hpctrain.report.views import charts, html_view, sweep_charts
 
-    drawn = scaling_charts.scaling_charts(scaling) if scaling else []
+    drawn = sweep_charts.scaling_charts(scaling) if scaling else []
     drawn += sweep_charts.settings_charts(found, metrics) if found else []
     drawn += sweep_charts.sweep_charts(sweep)
     if options.html:
-        _write(options.html, html_view.sweep_page(accounts, sweep, found, drawn, lines))
+        output.write(options.html, html_view.sweep_page(accounts, sweep, found, drawn, lines))
     if options.png:
-        charts.write_png(drawn, f"{len(accounts)} runs by {sweep.metric}", options.png)
-
-
-def _write(file: Path, text: str) -> None:
-    write_atomically(file, text)
+        output.write(options.png, charts.png(drawn, f"{len(accounts)} runs by {sweep.metric}"))
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -57,7 +57,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         uri = mask(str(config.tracking.uri))
         if uri.startswith("sqlite:///"):
             print(f"  {_tool('mlflow')} ui --backend-store-uri {uri}")
-        pages = _pages(run)
+        pages = pages_of(run.path)
         for page in pages:
             print(f"  {page}")
         if not pages and not uri.startswith("sqlite:///"):
@@ -74,10 +74,10 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         print(f"  {command} optimizer.lr={rates}   # a sweep {where}")
 
 
-def _pages(run: RunDir) -> tuple[str, ...]:
-    """Return the pages of the run and of its experiment in MLflow; none if it is not there yet."""
+def pages_of(run: Path) -> tuple[str, ...]:
+    """Return the pages of a run and of its experiment in MLflow; none if it is not there yet."""
     with suppress(TrackingError):
-        return known_pages(run.path) or ()
+        return known_pages(run) or ()
     return ()
 
 

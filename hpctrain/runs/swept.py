@@ -4,16 +4,22 @@
                                       ├─ status, and the name in MLflow: lr=0.001 seed=0
                                       └─ the name of the sweep's parent: lr=0.001,0.003 seed=0,1
 
+Runs that were started one by one are told apart by what differs in their configs.
 A key is shown by its last part, unless two keys end in the same word.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from hpctrain import secrets
+from hpctrain.config.chosen import override_key
+from hpctrain.config.identity import changeable
 
+_GLOBAL = ("experiment", "debug")  # choices that may set any key
 _LONGEST = 100  # characters of a name in MLflow's tables
 
 
@@ -33,6 +39,60 @@ def values_of(runs: Sequence[Sequence[str]], searched: Collection[str] = ()) -> 
         ]
         for run in runs
     ]
+
+
+def distinguishing(
+    runs: Sequence[tuple[Mapping[str, Any], Sequence[str]]],
+) -> list[dict[str, str]]:
+    """Return what distinguishes runs, by key, whoever has started them, and in whatever sweeps.
+
+    A choice such as `optimizer=sgd` stands for all the keys that differ because of it.
+
+    Args:
+        runs: The frozen config of each run, and its overrides.
+    """
+    configs = [flat(config) for config, _ in runs]
+    given = [{override_key(text): text.partition("=")[2] for text in texts} for _, texts in runs]
+    asked, leaves = ({key for one in each for key in one} for each in (given, configs))
+    order = filter(_matters, dict.fromkeys(key for one in [*given, *configs] for key in one))
+    differing = [
+        key
+        for key in order
+        # A config that cannot be read, or is older than the key, does not differ in it.
+        if len({_text(one[key]) for one in configs if key in one}) > 1
+        or (key not in leaves and len({one.get(key) for one in given}) > 1)
+    ]
+    choices = [key for key in differing if key not in leaves]
+    covered = tuple("" if key in _GLOBAL else f"{key}." for key in choices)
+    keys = [
+        key for key in differing if key in leaves and (key in asked or not key.startswith(covered))
+    ]
+    return [
+        {key: secrets.mask(texts.get(key, "")) for key in choices}
+        | {key: secrets.mask(_text(config.get(key))) for key in keys}
+        for config, texts in zip(configs, given, strict=True)
+    ]
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a config by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _matters(key: str) -> bool:
+    """Return whether a key may decide the result of a run."""
+    left_out = (*changeable(), "hydra")
+    return not any(key == each or key.startswith((f"{each}.", f"{each}/")) for each in left_out)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def label(values: Iterable[str]) -> str:

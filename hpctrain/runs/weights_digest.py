@@ -44,7 +44,7 @@ def pin(config: Config) -> None:
 
 
 def _located(config: Config) -> WeightFiles:
-    """Return the files of `checkpoint.init_from`, which is not None."""
+    """Return the files of `checkpoint.init_from`, which is not None, if they are weights."""
     path = Path(str(config.checkpoint.init_from))
     if not path.exists():  # the name of a run, as the commands take it
         path = Path(config.output_dir) / path.name

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.live import Live
 
-from hpctrain.commands.select import all_runs, select
-from hpctrain.console import Console
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.commands.select import add_dir, all_runs, are_folders, select_one
+from hpctrain.console import Console, print_json
+from hpctrain.errors import StorageError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.top.picture import picture
 from hpctrain.top.snapshot import snapshot
@@ -34,9 +32,7 @@ def main(argv: list[str]) -> int:
         help="its directory, its name or the start of its name (default: the run that has shown "
         "progress last)",
     )
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
+    add_dir(parser)
     parser.add_argument("--once", action="store_true", help="show it once, as into a file or pipe")
     parser.add_argument("--json", action="store_true", help="print JSON once, for programs")
     parser.add_argument(
@@ -46,7 +42,7 @@ def main(argv: list[str]) -> int:
     run = _chosen(options.dir, options.run)
     console = Console()
     if options.json:
-        print(json.dumps(_without_nan(snapshot(run).facts())))
+        print_json(snapshot(run).facts())
     elif options.once or not console.is_terminal:
         console.print(picture(snapshot(run), 10_000, _is_plain(console)))
     else:
@@ -70,11 +66,10 @@ def _live(run: RunDir, console: Console, every_s: float) -> None:
 
 def _chosen(folder: Path, name: str | None) -> RunDir:
     """Return the run that is named, or the one with the newest progress."""
-    if name is not None:
-        found = select(folder, [name])
-        if len(found) != 1:
-            raise ConfigError(f"{name}: {len(found)} runs; top shows one")
-        return RunDir.open(found[0])
+    if name is not None and are_folders([name]):
+        folder = Path(name)
+    elif name is not None:
+        return RunDir.open(select_one(folder, name, "top"))
     runs = all_runs(folder, archived=False)
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")
@@ -92,15 +87,6 @@ def _last_sign(run: Path) -> float:
 
 def _is_plain(console: Console) -> bool:
     return not console.encoding.lower().startswith("utf")
-
-
-def _without_nan(value: Any) -> Any:
-    """Return the value with None in the place of what JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _seconds(text: str) -> float:

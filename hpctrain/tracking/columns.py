@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from hpctrain.tracking import journal, recorded
 
 
-def read(path: Path) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float64]]:
+def read(
+    path: Path, each: Callable[[journal.Record], None] | None = None
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float64]]:
     """Read the metrics of a run, sorted by step and key: its journal, and recorded evaluations.
 
     Metrics that a resumed attempt has superseded are left out. If a step has a key twice, the later
@@ -21,6 +24,7 @@ def read(path: Path) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float6
 
     Args:
         path: The journal, in its place in the run directory.
+        each: Called with every record.
 
     Returns:
         The steps, int64 (n,), the keys, text (n,), and the values, float64 (n,).
@@ -29,14 +33,15 @@ def read(path: Path) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float6
     starts, rows = array("q"), array("q")  # of each record: its position, and its first item
     superseded: list[tuple[int, int]] = []
     numbers: dict[str, int] = {}
-    for record in journal.read_all(path):
+    for record in journal.read_all(path) if path.is_file() else ():
         body = record.body
+        if each is not None:
+            each(record)
         if body["kind"] == "metrics":
             starts.append(record.start)
             rows.append(len(steps))
-            step = int(body["step"])
             for key, value in body["metrics"].items():
-                steps.append(step)
+                steps.append(body["step"])
                 codes.append(numbers.setdefault(key, len(numbers)))
                 values.append(journal.decode(value))
         elif body["kind"] == "superseded":
@@ -44,9 +49,9 @@ def read(path: Path) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float6
             rows_to = rows[end] if end < len(rows) else len(steps)
             if first < end:
                 superseded.append((rows[first], rows_to))
-    for found in recorded.read_all(path.parents[1]):
-        for key, value in found.metrics.items():
-            steps.append(found.step)
+    for evaluated in recorded.read_all(path.parents[1]):
+        for key, value in evaluated.metrics.items():
+            steps.append(evaluated.step)
             codes.append(numbers.setdefault(key, len(numbers)))
             values.append(value)
     kept = np.ones(len(steps), np.bool_)

@@ -112,6 +112,12 @@ class _Dataset(_Event, frozen=True, tag_field="kind", tag="dataset"):
     fields: dict[str, _Field]
 
 
+class _Note(_Event, frozen=True, tag_field="kind", tag="note"):
+    step: Count
+    topic: str
+    text: str
+
+
 class _Model(_Event, frozen=True, tag_field="kind", tag="model"):
     pass
 
@@ -131,7 +137,16 @@ class _Status(_Event, frozen=True, tag_field="kind", tag="status"):
 
 
 _Checked: Any = (
-    _Metrics | _Time | _Params | _Tags | _Superseded | _Artifact | _Dataset | _Model | _Status
+    _Metrics
+    | _Time
+    | _Params
+    | _Tags
+    | _Superseded
+    | _Artifact
+    | _Dataset
+    | _Note
+    | _Model
+    | _Status
 )
 _KINDS = {kind.__struct_config__.tag for kind in get_args(_Checked)}
 

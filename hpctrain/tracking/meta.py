@@ -86,6 +86,8 @@ class Uploaded:
     """The steps of the recorded evaluations (`hpctrain.tracking.recorded`)."""
     waiting: list[Count] = dataclasses.field(default_factory=list)
     """The positions of records whose artifacts could not be stored; they are tried again."""
+    has_view: bool = False
+    """Whether the experiment has the view that shows the main metrics."""
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""

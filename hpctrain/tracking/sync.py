@@ -44,7 +44,9 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
         prog="python -m hpctrain sync",
         description="Upload the params, metrics and tags of runs that are not in MLflow yet.",
     )
-    parser.add_argument("run_dir", nargs="*", type=Path, help="default: every run under runs/")
+    parser.add_argument(
+        "run_dir", nargs="*", type=Path, help="a run, or a folder of runs (default: runs)"
+    )
     parser.add_argument(
         "--check",
         action="store_true",
@@ -71,7 +73,8 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
     uri = options.uri and resolve_uri(options.uri, Path.cwd())
 
     def once() -> int:
-        run_dirs = options.run_dir or _find_runs(Path("runs"))
+        named = (run for given in options.run_dir for run in _find_runs(given) or [given])
+        run_dirs = [*named] if options.run_dir else _find_runs(Path("runs"))
         if not run_dirs:
             raise TrackingError("no run directory named, and none under runs/")
         if ended and (unclear := [path for path in run_dirs if ending.is_open(path)]):
@@ -107,7 +110,7 @@ def _watch(once: Callable[[], int], pause: float) -> int:
 
 
 def _find_runs(root: Path) -> list[Path]:
-    """Return every run directory under `root` that has a journal."""
+    """Return every run directory under `root` that has a journal, `root` itself too."""
     return sorted(path.parent.parent for path in root.glob("**/journal/meta.json"))
 
 

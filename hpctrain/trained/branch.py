@@ -20,7 +20,7 @@ from typing import Any
 
 from hpctrain.checkpoint.manifest import NAME, Manifest
 from hpctrain.checkpoint.weight_files import WeightFiles
-from hpctrain.commands.select import select
+from hpctrain.commands.select import add_choice, select_one
 from hpctrain.config.frozen import load
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
@@ -41,23 +41,14 @@ def main(argv: list[str]) -> int:
         "train.max_steps prolongs a finished run. `python -m hpctrain resume NAME`, or `run DIR`, "
         "then starts it.",
     )
-    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    add_choice(parser)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
-    )
-    parser.add_argument("--best", action="store_true", help="take the best checkpoint")
     trust.add_argument(parser)
     options = parser.parse_intermixed_args(argv)
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: branch takes one run, and KEY=VALUE for what changes")
-    paths = select(options.dir, [options.run])
-    if len(paths) != 1:
-        raise ConfigError(f"{options.run}: {len(paths)} runs; branch takes one")
-    run = branch(paths[0], options.overrides, options.step, best=options.best)
+    parent = select_one(options.dir, options.run, "branch")
+    run = branch(parent, options.overrides, options.step, best=options.best)
     print(run.path, file=exact())
     return 0
 
@@ -134,11 +125,7 @@ def _copy_evaluations(parent: Path, run: Path, end: int) -> None:
 
 
 def _copy_history(parent: Path, run: Path, end: int) -> int:
-    """Write the parent's metrics before a position of its journal into that of the run.
-
-    Returns:
-        The position after them.
-    """
+    """Write the parent's metrics before `end` into the run's journal; return its new end."""
     source, target = journal.journal_path(parent), journal.journal_path(run)
     records = list(journal.read_all(source, end=end))
     gone = [(int(r.body["from"]), int(r.body["to"])) for r in records if _is(r, "superseded")]

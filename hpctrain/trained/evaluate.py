@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from hpctrain.checkpoint.manifest import step_of
-from hpctrain.commands.select import select
+from hpctrain.commands import select
 from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
@@ -34,9 +34,8 @@ def main(argv: list[str]) -> int:
         "the ranks of torchrun or srun, in any layout. KEY=VALUE changes keys that do not change "
         "the result, such as parallel.tp=1.",
     )
-    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
     add_choice(parser)
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
     parser.add_argument("--split", metavar="NAME", help="the split (default: data.val_split)")
     parser.add_argument("--data", metavar="PATH", help="the data set (default: that of the run)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -126,14 +125,8 @@ def _upload(path: Path) -> None:
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose a run's folder and a checkpoint."""
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
-    )
-    parser.add_argument("--best", action="store_true", help="take the best checkpoint")
+    """Add the arguments that choose a run and the parameters of one of its checkpoints."""
+    select.add_choice(parser)
     parser.add_argument(
         "--ema",
         action=argparse.BooleanOptionalAction,
@@ -142,12 +135,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the run directory and the checkpoint that a command line names.
-
-    Raises:
-        ConfigError: It names no run, or several, or a word is no KEY=VALUE.
-        StorageError: There is no such checkpoint.
-    """
+    """Return the run directory and the checkpoint that a command line names."""
     path = _chosen_run(options)
     return path, chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
 
@@ -156,8 +144,6 @@ def _chosen_run(options: argparse.Namespace) -> Path:
     """Return the run directory that a command line names; `chosen` tells the errors."""
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: give one run, and KEY=VALUE for what changes")
-    paths = select(options.dir, [options.run])
-    if len(paths) != 1:
-        raise ConfigError(f"{options.run}: {len(paths)} runs; give one")
+    path = select.select_one(options.dir, options.run, "this command")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    return paths[0]
+    return path

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from hpctrain.commands.select import select
+from hpctrain.commands.select import add_choice, select_one
 from hpctrain.disk import sync
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.plot.table_file import write_table
@@ -24,18 +24,11 @@ def main(argv: list[str]) -> int:
         "where the model has one. It works without a GPU, in the memory of one file. With --csv or "
         "--parquet, write its metrics instead.",
     )
-    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    add_choice(parser)
     parser.add_argument("out", metavar="OUT", type=Path, nargs="?", help="a new folder")
     tables = parser.add_mutually_exclusive_group()
     tables.add_argument("--csv", type=Path, metavar="FILE", help="write the metrics as CSV")
     tables.add_argument("--parquet", type=Path, metavar="FILE", help="write them as Parquet")
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="output_dir (default: runs)"
-    )
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="the step of the checkpoint (default: the newest)"
-    )
-    parser.add_argument("--best", action="store_true", help="take the best checkpoint")
     parser.add_argument(
         "--ema", action="store_true", help="take the moving average of the parameters (train.ema)"
     )
@@ -73,15 +66,13 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--shard-gb {options.shard_gb}: it is greater than 0")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"{options.out} exists: give a folder that does not, or an empty one")
-    paths = select(options.dir, [options.run])
-    if len(paths) != 1:
-        raise ConfigError(f"{options.run}: {len(paths)} runs; export takes one")
-    checkpoint = chosen_checkpoint(RunDir.open(paths[0]), options.step, best=options.best)
+    path = select_one(options.dir, options.run, "export")
+    checkpoint = chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
     # Imported late: torch takes seconds, and an error above needs none of it.
     from hpctrain.job.afterwards.loaded import LoadedRun
     from hpctrain.trained.exporter import Exporter
 
-    run = LoadedRun(paths[0])
+    run = LoadedRun(path)
     run.find_code()
     exporter = Exporter(
         run.config, checkpoint, merge=options.merge, dtype=options.dtype, ema=options.ema
@@ -112,7 +103,7 @@ def main(argv: list[str]) -> int:
         shutil.rmtree(unfinished, ignore_errors=True)
     files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
     print(
-        f"{options.out}: {checkpoint.name} of {paths[0].name}, {made.nbytes / 1e6:.1f} MB in "
+        f"{options.out}: {checkpoint.name} of {path.name}, {made.nbytes / 1e6:.1f} MB in "
         f"{files}, {made.kind}"
     )
     return 0
@@ -126,8 +117,6 @@ def _export_metrics(options: argparse.Namespace) -> int:
         raise ConfigError(f"export: {options.out} is for weights, and --{key} writes metrics")
     if file.suffix.lower() != f".{key}":
         raise ConfigError(f"--{key} {file}: the name of the file must end in .{key}")
-    paths = select(options.dir, [options.run])
-    if len(paths) != 1:
-        raise ConfigError(f"{options.run}: {len(paths)} runs; export takes one")
-    print(f"{file}: {write_table(paths[0], file):,} values of {paths[0].name}")
+    path = select_one(options.dir, options.run, "export")
+    print(f"{file}: {write_table(path, file):,} values of {path.name}")
     return 0

@@ -20,11 +20,10 @@ def main(argv: list[str]) -> int:
         "shards with an index, in the order of the samples: in this process, or with the ranks of "
         "torchrun or srun. If it is interrupted, the same command goes on.",
     )
-    parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
+    add_choice(parser)
     parser.add_argument("data", metavar="DATA", help="the folder or URL of the data set")
     parser.add_argument("out", metavar="OUT", type=Path, help="a new folder")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
-    add_choice(parser)
     parser.add_argument("--split", metavar="NAME", help="the split (default: data.val_split)")
     parser.add_argument(
         "--shard-samples",

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from typing import Any
 import pytest
 
 from hpctrain.checkpoint.manifest import Manifest, digest
-from hpctrain.commands import checkpoints, gc
+from hpctrain.commands import cancel, checkpoints, gc, resume
 from hpctrain.commands import logs as logs_module
 from hpctrain.commands import state as state_module
 from hpctrain.commands import status as status_module
@@ -29,7 +30,7 @@ from hpctrain.commands.first_error import find_fault, tail
 from hpctrain.commands.log_files import rank_logs
 from hpctrain.commands.logs import _start
 from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import select
+from hpctrain.commands.select import are_folders, select, select_one
 from hpctrain.commands.state import State, duration, ended_for_good, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.console import Console
@@ -327,10 +328,41 @@ def test_which_runs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         select(tmp_path, ["digist-0"], several=True)
     with pytest.raises(ConfigError, match=r"digist-0: no run or sweep .* did you mean digits-0000"):
         select(tmp_path, ["digist-0"])
-    with pytest.raises(ConfigError, match="notes: a folder, but neither"):
+    with pytest.raises(
+        ConfigError, match="notes: this folder is no run and no sweep, and it holds"
+    ):
         select(tmp_path, ["notes"])
     with pytest.raises(StorageError, match=r"none_such: no folder of runs .* --dir"):
         select(Path("none_such"), [])
+
+
+def test_a_folder_of_runs_is_an_argument(
+    tmp_path: Path,
+    no_slurm: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    old, new = (make_run(tmp_path / "r", f"digits-0000000{n}") for n in (1, 2))
+    make_run(tmp_path / "r", "digits-00000001.1")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert select(Path("runs"), ["r"]) == [old, new]
+    assert len(select(Path("runs"), ["r"], archived=True)) == 3
+    assert are_folders(["r"])
+    assert not any(map(are_folders, ([], ["r", str(old)], ["runs"])))
+    with pytest.raises(ConfigError, match="r: 2 runs, and logs takes one: digits-00000001, digits"):
+        logs_module.main(["r"])
+    assert status_module.main(["r", "--json"]) == checkpoints.main(["r"]) == gc.main(["r"]) == 0
+    assert [row["run"] for row in json.loads(capsys.readouterr().out.splitlines()[0])] == [
+        str(old),
+        str(new),
+    ]
+    assert cancel.main(["r"]) == resume.main(["r"]) == 0  # as with --all: nothing runs, none failed
+    assert "nothing is queued or running" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="digits-00000001: gc looks through a folder of runs"):
+        gc.main([str(old)])
+    shutil.rmtree(new)
+    assert select_one(Path("runs"), "r", "logs") == old
 
 
 def test_a_sweep_whose_submission_was_cut_off_and_that_has_moved(tmp_path: Path) -> None:

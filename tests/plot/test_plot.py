@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.plot.curves import Curve, load, smoothed, thinned
 from hpctrain.plot.plot_command import main
 from hpctrain.plot.table_file import write_table
+from hpctrain.report.account.history import History
+from hpctrain.report.account.usage import Sensor
+from hpctrain.report.views.curves import smoothed, thinned
 from hpctrain.tracking import JournalTracker, samples
 from hpctrain.trained.export import main as export
 
@@ -66,8 +68,11 @@ def test_a_picture_and_a_page(run: Path, tmp_path: Path) -> None:
     picture = (tmp_path / "a.png").read_bytes()
     page = (tmp_path / "a.html").read_text()
     assert picture.startswith(b"\x89PNG")
-    assert "data:image/png;base64," in page
-    assert "http" not in page
+    assert "<script" not in page
+    assert "src=" not in page
+    assert page.count("<svg") == 2  # the loss, and what n01 has measured
+    assert ">step<" in page
+    assert ">hours since the start<" in page
     assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.html", "runs"}
 
 
@@ -114,14 +119,35 @@ def test_what_cannot_be_drawn_is_named(run: Path, tmp_path: Path) -> None:
 
 
 def test_curves_keep_restarts_and_peaks(run: Path) -> None:
-    found = load(run)
+    found = History.read(run)
     assert found.restarts == [6]
-    assert [*found.metrics["train/loss"].x] == [*range(12)]
-    assert list(found.system) == ["n01/gpu_0_utilization_percentage"]
+    assert [*found.metrics["train/loss"].steps] == [*range(12)]
     values = np.zeros(10_000)
-    values[7_654] = 9.0
-    few = thinned(Curve(np.arange(10_000.0), values), 100)
-    assert len(few.x) <= 201
-    assert few.y.max() == 9.0
-    flat = smoothed(Curve(np.arange(3.0), np.array([2.0, math.nan, 2.0])), 0.9)
-    assert flat.y == pytest.approx([2.0, 2.0, 2.0])
+    values[7_654], values[2_000:3_000] = 9.0, math.inf
+    steps, few = thinned(np.arange(10_000.0), values, 200)
+    assert len(steps) <= 301
+    assert np.nanmax(few) == 9.0
+    gap = steps[np.isnan(few)]  # it is left open
+    assert (gap.min(), gap.max()) == (2_000, 2_900)
+    assert smoothed([2.0, math.nan, 2.0], 0.9) == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_nothing_is_drawn_between_two_attempts() -> None:
+    sensor = Sensor([0.0, 10.1, 20.3, 90.0, 100.2], [1.0, 2.0, 3.0, 4.0, 5.0])
+    times, values = sensor.with_gaps()
+    assert [math.isnan(value) for value in values] == [False] * 3 + [True] + [False] * 2
+    assert 20.3 < times[3] < 90
+    assert Sensor([0.0], [1.0]).with_gaps() == ([0.0], [1.0])
+
+
+def test_a_folder_of_runs_is_drawn_though_one_has_tracked_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.parent / "s-01234567").mkdir()
+    (run.parent / "s-01234567" / "run.json").write_text("{}")
+    assert main([str(run.parent)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("train/loss")
+    assert "1 run has tracked nothing" in shown
+    with pytest.raises(StorageError, match="s-01234567: nothing was tracked"):
+        main([str(run.parent / "s-01234567")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.runs.swept import label, span, values_of
+from hpctrain.runs.swept import distinguishing, label, span, values_of
 from hpctrain.secrets import MASK
 
 GRID = [(lr, seed) for lr in (0.1, 0.2) for seed in (0, 1)]
@@ -23,6 +23,28 @@ def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cr3t-value-12345")
     shown = values_of([["a=s3cr3t-value-12345"], ["a=b"]])
     assert shown == [[f"a={MASK}"], ["a=b"]]
+
+
+def test_runs_of_no_sweep_differ_in_what_decides_their_results() -> None:
+    adam = {
+        "optimizer": {"lr": 1e-3, "kind": "adamw", "betas": [0.9, 0.95]},
+        "seed": 0,
+        "name": "a",
+    }
+    again = adam | {"seed": 1, "name": "b", "launch": {"nodes": 2}, "tracking": {"uri": "x"}}
+    other = adam | {"optimizer": {"lr": 0.1, "kind": "sgd", "momentum": 0.9}}
+    texts = ["experiment=digits", "optimizer.lr=1e-3"]
+    # The place and the name of a run do not matter, nor how a number is written.
+    found = distinguishing([(adam, texts), (again, ["experiment=digits", "optimizer.lr=0.001"])])
+    assert found == [{"seed": "0"}, {"seed": "1"}]
+    # A choice stands for its keys; a key that was given as well stays.
+    found = distinguishing([(adam, texts), (other, ["experiment=digits", "optimizer=sgd"])])
+    assert found == [
+        {"optimizer": "", "optimizer.lr": "0.001"},
+        {"optimizer": "sgd", "optimizer.lr": "0.1"},
+    ]
+    # A config that cannot be read makes no difference, nor does one that is older than a key.
+    assert distinguishing([(adam, texts), ({}, texts), (adam | {"new": 1}, texts)]) == [{}] * 3
 
 
 def test_keys_are_short_unless_two_are_alike() -> None:

@@ -293,6 +293,8 @@ def test_no_row_of_a_sweep_is_lost_when_its_runs_are_uploaded_at_once(
     value = table["columns"].index("value")
     assert [row[value] for row in table["data"]] == [*range(6)]
     assert parent["hpctrain.sweep.best"] == "n: val/loss 0"
+    latest = "SELECT value FROM latest_metrics WHERE key = 'val/loss' AND run_uuid = ?"
+    assert rows(latest, parent["id"]) == [(0.0,)]
 
 
 def test_a_killed_uploader_is_started_again(

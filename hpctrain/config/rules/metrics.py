@@ -7,6 +7,7 @@ from the first log line and the first evaluation (`Asked`).
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -134,6 +135,28 @@ _HIGHER = {
     *("iou", "miou", "dice", "r2", "correlation", "bleu", "rouge", "psnr", "ssim", "reward"),
     *("score", "samples"),
 }
+
+
+# Of these a value is a share: from 0 to 1, or to 100 for a task that counts in percent.
+_SHARES = {
+    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
+    *("iou", "miou", "dice", "fraction", "percent", "percentage"),
+}
+
+
+def most(metric: str, seen: float) -> float:
+    """Return the largest value that a metric can have, by its name and the largest that was seen.
+
+    >>> most("val/accuracy", 0.98), most("val/top1_acc", 97.1), most("val/loss", 0.2)
+    (1.0, 100.0, inf)
+    """
+    if not _words(metric) & _SHARES or seen > 100:
+        return math.inf
+    return 1.0 if seen <= 1 and not _words(metric) & {"percent", "percentage"} else 100.0
+
+
+def _words(metric: str) -> set[str]:
+    return {*re.split(r"[^a-z0-9]+", metric.rpartition("/")[2].lower())}
 
 
 def better(metric: str) -> Literal["lower", "higher"] | None:

@@ -9,21 +9,24 @@ from typing import Any
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.slow_hosts import slow_hosts
+from hpctrain.report.account.standing import verdict, why
 
 
 def as_json(account: RunAccount) -> dict[str, Any]:
-    """Return the account in JSON types; None where a figure is not known.
+    """Return the account for `print_json`; None where a figure is not known.
 
     Seconds are those of the allocations, and the parts of `time` add up to `allocated`.
     """
-    cost = account.cost
+    cost, best = account.cost, account.best
     idle_percent = float(account.value("monitor.idle_percent", 5.0))
     usage = account.usage
+    memory = usage.peak(usage.of_nodes("system_memory_usage_megabytes").values())
     return {
         "run": account.name,
         "path": str(account.facts.path),
         "state": account.state.name,
         "reason": account.state.reason,
+        "verdict": verdict(account),
         "as_of": account.now,
         "in_progress": bool(account.spans and account.spans[-1].runs),
         "swept": account.swept,
@@ -38,7 +41,8 @@ def as_json(account: RunAccount) -> dict[str, Any]:
                 "first_step": span.first_step,
                 "reached": span.reached,
                 "state": span.facts.state or ("running" if span.runs else "killed"),
-                "hosts": span.facts.hosts,
+                "why": why(span),
+                "hosts": account.hosts(span),
                 "world_size": span.facts.world_size,
                 "job_id": span.facts.job_id,
                 "time": {name: round(value, 3) for name, value in span.parts.items()},
@@ -56,26 +60,11 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "per": account.per,
         "gpu_memory_gib": account.gpu_memory_gib,
         "gpu_utilization_percent": usage.mean(usage.of_gpus("utilization_percentage").values()),
-        "memory_gb": _gigabytes(
-            usage.peak(usage.of_nodes("system_memory_usage_megabytes").values())
-        ),
+        "memory_gb": None if memory is None else memory / 1000,
         "slow_hosts": [asdict(each) for each in slow_hosts(account)],
-        "best": _finite(account.best),
-        "metrics": {
-            name: series.last() if math.isfinite(series.last()) else None
-            for name, series in sorted(account.history.metrics.items())
-        },
+        "best": best if best is None or math.isfinite(best["value"]) else None,
+        "metrics": {name: each.last() for name, each in sorted(account.history.metrics.items())},
         "profile": account.profile,
         "notes": notes(account),
         "left_out": account.left_out,
     }
-
-
-def _gigabytes(megabytes: float | None) -> float | None:
-    return None if megabytes is None else megabytes / 1000
-
-
-def _finite(best: dict[str, Any] | None) -> dict[str, Any] | None:
-    if best is None or not math.isfinite(float(best["value"])):
-        return None
-    return best

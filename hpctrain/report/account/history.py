@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from hpctrain.tracking import recorded
-from hpctrain.tracking.journal import Record, journal_path, read_all
+from hpctrain.tracking import columns
+from hpctrain.tracking.journal import Record, journal_path
 
 
 @dataclass
@@ -70,6 +69,8 @@ class History:
         reported: The time and the step of every record of metrics, superseded ones included.
         rewinds: Where the run went back to an earlier step.
         damaged: The places in the journal that are no records.
+        restarts: The steps at which an attempt after the first one has reported first.
+        data: What is said about each data set, by its name.
     """
 
     metrics: dict[str, Series] = field(default_factory=dict)
@@ -77,6 +78,11 @@ class History:
     reported: list[tuple[float, int]] = field(default_factory=list)
     rewinds: list[_Rewind] = field(default_factory=list)
     damaged: int = 0
+    restarts: list[int] = field(default_factory=list)
+    _end: int = 0  # of the records so far
+    _attempt: int = 1
+    _places: list[int] = field(default_factory=list)  # of the records of metrics
+    data: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, run_dir: Path) -> History:
@@ -84,80 +90,40 @@ class History:
 
         A last line that was cut off, and lines that are no records, are left out and counted.
         """
-        path = journal_path(run_dir)
-        history, raw = cls(), _Raw()
-        end = 0
-        try:
-            for record in read_all(path):
-                history.damaged += record.start != end
-                end = record.end
-                raw.add(record, history)
-            history.damaged += path.stat().st_size > end
-        except OSError:
-            pass
-        raw.finish(history)
-        for evaluated in recorded.read_all(run_dir):
-            for name, value in evaluated.metrics.items():
-                series = history.metrics.setdefault(name, Series())
-                series.values.append(value)
-                series.steps.append(evaluated.step)
+        history, path = cls(), journal_path(run_dir)
+        steps, keys, values = columns.read(path, history._add)
+        for step, key, value in zip(steps.tolist(), keys.tolist(), values.tolist(), strict=True):
+            series = history.metrics.setdefault(key, Series())
+            series.steps.append(step)
+            series.values.append(value)
+        with suppress(OSError):
+            history.damaged += path.stat().st_size > history._end
         return history
+
+    def _add(self, record: Record) -> None:
+        """Note what a record tells besides its metrics."""
+        self.damaged += record.start != self._end
+        self._end = record.end
+        body = record.body
+        kind = body["kind"]
+        if kind == "metrics":
+            step, attempt = body["step"], body["attempt"]
+            self.reported.append((body["time"], step))
+            if attempt > self._attempt:
+                self._attempt = attempt
+                self.restarts.append(step)
+            self._places.append(record.start)
+        elif kind == "time":
+            self.times.append(TimeRecord(body["time"], body["step"], body["seconds"]))
+        elif kind == "dataset":
+            counts = ", ".join(f"{int(n):,} {split}" for split, n in body["samples"].items())
+            self.data[str(body["name"])] = f"{body['source']} ({counts} samples)"
+        elif kind == "superseded":
+            before = bisect_left(self._places, int(body["from"]))
+            kept = self.reported[before - 1][1] if before else 0
+            reached = max((step for _, step in self.reported[before:]), default=kept)
+            self.rewinds.append(_Rewind(float(body["time"]), kept, reached))
 
     def series(self, name: str) -> Series:
         """Return a metric; empty if the run has none of this name."""
         return self.metrics.get(name) or Series()
-
-
-class _Raw:
-    """The records of metrics until it is known which of them are superseded."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.steps: list[int] = []
-        self.values: list[dict[str, Any]] = []
-        self.superseded: list[tuple[int, int]] = []
-
-    def add(self, record: Record, history: History) -> None:
-        body = record.body
-        kind = body["kind"]
-        if kind == "metrics":
-            self.starts.append(record.start)
-            self.steps.append(body["step"])
-            self.values.append(body["metrics"])
-            history.reported.append((body["time"], body["step"]))
-        elif kind == "time":
-            history.times.append(TimeRecord(body["time"], body["step"], body["seconds"]))
-        elif kind == "superseded":
-            begin = body["from"]
-            self.superseded.append((begin, body["to"]))
-            before = bisect_left(self.starts, begin)
-            kept = self.steps[before - 1] if before else 0
-            reached = max(self.steps[before:], default=kept)
-            history.rewinds.append(_Rewind(body["time"], kept, reached))
-
-    def finish(self, history: History) -> None:
-        ranges = _merged(self.superseded)
-        begins = [begin for begin, _ in ranges]
-        series = history.metrics
-        for start, step, values in zip(self.starts, self.steps, self.values, strict=True):
-            if ranges:
-                place = bisect_right(begins, start) - 1
-                if place >= 0 and start < ranges[place][1]:
-                    continue
-            for name, value in values.items():
-                found = series.get(name)
-                if found is None:
-                    found = series[name] = Series()
-                found.values.append(float(value))
-                found.steps.append(step)
-
-
-def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges in order, overlapping ones as one."""
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged

@@ -30,6 +30,7 @@ from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, di
 from hpctrain.report.account.trace import traces
 from hpctrain.report.account.usage import Usage
 from hpctrain.runs.chosen_checkpoint import best_of
+from hpctrain.runs.swept import distinguishing
 
 _POINT = 0.01  # "a point" of a metric
 
@@ -50,6 +51,8 @@ class RunAccount:
         now: The time as of which all this is true, in seconds since the epoch.
         left_out: What is not said, and why.
         profile: What traces of torch's profiler say.
+        swept: What distinguishes the run from the others that are reported with it, or from those
+            of its sweep, by key.
     """
 
     facts: Facts
@@ -63,16 +66,12 @@ class RunAccount:
     now: float
     left_out: list[str] = field(default_factory=list)
     profile: list[str] = field(default_factory=list)
+    swept: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The name of the run."""
         return self.facts.name
-
-    @property
-    def swept(self) -> dict[str, str]:
-        """The overrides that distinguish the run from the others of its sweep."""
-        return dict(text.partition("=")[::2] for text in self.facts.record.swept)
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return a value of the config by its dotted name."""
@@ -157,6 +156,17 @@ class RunAccount:
         known = [*self.history.metrics, *(self.facts.record.result or {})]
         return next((name for name in names if name in known), wanted)
 
+    def final(self, metric: str) -> float:
+        """Return the last value of a metric; NaN if the run has none."""
+        result = self.facts.record.result or {}
+        value = result.get(metric, self.history.series(metric).last())
+        return math.nan if value is None else float(value)
+
+    def hosts(self, span: Span) -> list[str]:
+        """Return the hosts of an attempt; of torchrun's, those on which a monitor has run."""
+        measured = sorted(self.usage.nodes) if span.facts.nodes > 1 else []
+        return [*span.facts.hosts] or measured or [span.facts.host or "unknown"]
+
     @property
     def best(self) -> dict[str, Any] | None:
         """Metric, value and step of the best value; None if the name tells no direction."""
@@ -237,7 +247,22 @@ def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:
     gathered = gather(paths)
     jobs = {job for facts in gathered for job in _jobs(facts)}
     booked = allocations(jobs) if jobs else {}
-    return [_account(facts, booked, now) for facts in gathered]
+    accounts = [_account(facts, booked, now) for facts in gathered]
+    _distinguish(accounts)
+    return accounts
+
+
+def _distinguish(accounts: Sequence[RunAccount]) -> None:
+    """Note at each run what distinguishes it: as its sweep has it, or what its config has alone."""
+    records = [account.facts.record for account in accounts]
+    for account, record in zip(accounts, records, strict=True):
+        account.swept = dict(text.partition("=")[::2] for text in record.swept)
+    sweeps = {(record.sweep or {}).get("uid") for record in records}
+    if len(accounts) > 1 and not (len(sweeps) == 1 and all(each.swept for each in accounts)):
+        told = [record.overrides or record.swept for record in records]
+        given = [(account.config, texts) for account, texts in zip(accounts, told, strict=True)]
+        for account, values in zip(accounts, distinguishing(given), strict=True):
+            account.swept = values
 
 
 def _jobs(facts: Facts) -> list[str]:

@@ -40,6 +40,7 @@ class Span:
         runs: Whether it runs now.
         records: Its records of where time went.
         reached: The last step that it is known to have made.
+        scheduler: Slurm's state of its allocation; "" if it is not known.
         parts: The seconds by part, with those of its allocation before and after.
     """
 
@@ -52,6 +53,7 @@ class Span:
     runs: bool
     records: list[TimeRecord] = field(default_factory=list)
     reached: int = 0
+    scheduler: str = ""
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @property
@@ -221,6 +223,7 @@ def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: f
                 unused += end - one.start
                 continue
             first, last = inside[0], inside[-1]
+            last.scheduler = one.state
             part = "startup" if first.number == 1 else "restart"
             first.parts[part] += max(0.0, first.begin - one.start)
             for before, after in pairwise(inside):

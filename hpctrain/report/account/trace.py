@@ -48,15 +48,10 @@ class _File(Record, frozen=True):
 
 @dataclass
 class _Trace:
-    """What a trace says.
+    """What a trace of the steps `first` to `last` says.
 
-    Attributes:
-        rank: The rank.
-        first: The first step in it.
-        last: The last step in it.
-        operators: Name, own seconds and calls of the operators that took most.
-        communication_s: Seconds in which something was communicated.
-        covered_s: Seconds of these in which something was computed, too.
+    Operators have a name, own seconds and calls; `covered_s` are the seconds of the communication
+    in which something was computed, too.
     """
 
     rank: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -27,6 +28,18 @@ class Sensor:
         """Add a sample."""
         self.times.append(time)
         self.values.append(value)
+
+    def with_gaps(self) -> tuple[list[float], list[float]]:
+        """Return times and values, with a NaN in each gap in which nothing was measured."""
+        ends = [a + b for a, b in zip(self.times, self.durations(), strict=True)]
+        times, values = self.times[:1], self.values[:1]
+        for end, time, value in zip(ends, self.times[1:], self.values[1:], strict=False):
+            if end < time - 1e-3:  # seconds; sums round
+                times.append(end)
+                values.append(math.nan)
+            times.append(time)
+            values.append(value)
+        return times, values
 
     def mean(self) -> float | None:
         """Return the mean of the samples; None without one."""

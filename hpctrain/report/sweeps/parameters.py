@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from hpctrain.config.rules.metrics import better
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.runs import swept
 
 _LEAST_RUNS = 3  # fewer say nothing about importance
 _LONGEST = 120  # characters of a cause
@@ -51,16 +52,34 @@ class Sweep:
         good = [
             account
             for account in accounts
-            if account.state.name == "finished" and math.isfinite(final(account, metric))
+            if account.state.name == "finished" and math.isfinite(account.final(metric))
         ]
         sign = 1 if better(metric) == "lower" else -1
-        good.sort(key=lambda account: sign * final(account, metric))
+        good.sort(key=lambda account: sign * account.final(metric))
         bad = [account for account in accounts if account not in good]
         found: dict[str, set[str]] = defaultdict(set)
         for account in accounts:
             for key, value in account.swept.items():
                 found[key].add(value)
         return cls(metric, good, bad, [key for key, values in found.items() if len(values) > 1])
+
+    def answer(self) -> list[str]:
+        """Return in sentences which run is best, and what mattered."""
+        if not self.finished:
+            return [f"No run has a value of {self.metric}."]
+        best = self.finished[0]
+        lines = [
+            f"The best of {len(self.finished) + len(self.others)} runs is `{best.name}`"
+            + (f" ({label(best.swept)})" if best.swept else "")
+            + f": {self.metric} is {best.final(self.metric):.5g}."
+        ]
+        if shares := self.importance():
+            parts = [f"`{key}` {100 * share:.0f}%" for key, share in shares.items()]
+            parts[0] = parts[0].replace("` ", "` alone explains ") + " of the variance"
+            lines.append(f"What mattered: {', '.join(parts)}.")
+        if count := len(self.others):
+            lines.append("1 run has no result." if count == 1 else f"{count} runs have no result.")
+        return lines
 
     def importance(self) -> dict[str, float]:
         """Return how much of the variance each key explains alone, from 0 to 1, largest first.
@@ -69,7 +88,7 @@ class Sweep:
         """
         if len(self.finished) < _LEAST_RUNS:
             return {}
-        scores = [final(account, self.metric) for account in self.finished]
+        scores = [account.final(self.metric) for account in self.finished]
         if max(scores) == min(scores):
             return {}
         found = {}
@@ -80,11 +99,9 @@ class Sweep:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def final(account: RunAccount, metric: str) -> float:
-    """Return the last value of a metric of a run; NaN if it has none."""
-    result = account.facts.record.result or {}
-    value = result.get(metric, account.history.series(metric).last())
-    return math.nan if value is None else float(value)
+def label(values: Mapping[str, str]) -> str:
+    """Return values as a short text, as `status` and MLflow show them: `lr=0.001 seed=0`."""
+    return swept.label(f"{key}={value}" for key, value in values.items())
 
 
 def check_metrics(accounts: Sequence[RunAccount], metrics: Sequence[str]) -> None:
@@ -94,7 +111,7 @@ def check_metrics(accounts: Sequence[RunAccount], metrics: Sequence[str]) -> Non
         ConfigError: No run has one.
     """
     for metric in metrics:
-        if not any(math.isfinite(final(account, metric)) for account in accounts):
+        if not any(math.isfinite(account.final(metric)) for account in accounts):
             names = sorted({name for account in accounts for name in account.history.metrics})
             raise ConfigError(
                 f"--metric {metric}: no run has a value of it; they have {', '.join(names)}"

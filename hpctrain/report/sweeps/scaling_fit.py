@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.differences import flat
+from hpctrain.runs.swept import flat
 
 _GOOD, _ACCEPTABLE = 0.95, 0.81
 _LEAST_REPORTS = 3  # the first one has the warm-up
@@ -37,15 +37,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class _Point:
-    """The runs with one number of ranks.
-
-    Attributes:
-        ranks: The number of ranks.
-        nodes: The number of nodes.
-        rate: Samples per second, the median of the reports after the first.
-        step_s: Seconds of a step.
-        parts: Seconds of a step by part; empty without records of time.
-    """
+    """The runs with one number of ranks: median samples per second, seconds of a step by part."""
 
     ranks: int
     nodes: int

@@ -19,9 +19,10 @@ from statistics import fmean, stdev
 
 from scipy.special import stdtrit
 
+from hpctrain.config.rules.metrics import better
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import cause, check_metrics, final
+from hpctrain.report.sweeps.parameters import cause, check_metrics, label
 
 _LEVEL = 0.95
 _SPECIAL = re.compile(r"([&%$#_{}])")
@@ -29,14 +30,7 @@ _SPECIAL = re.compile(r"([&%$#_{}])")
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What several runs say about a metric.
-
-    Attributes:
-        mean: The mean; NaN without a run.
-        half: Half of the width of the 95% confidence interval; None with less than two runs.
-        deviation: The standard deviation of the runs; None with less than two.
-        n: The number of runs.
-    """
+    """What n runs say about a metric: mean (or NaN), half of its 95% interval, deviation."""
 
     mean: float
     half: float | None
@@ -82,12 +76,11 @@ class Setting:
     @property
     def label(self) -> str:
         """The values as a short text."""
-        parts = (f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items())
-        return " ".join(parts) or "all runs"
+        return label(self.values) or "all runs"
 
 
 def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:
-    """Put the runs of each setting together.
+    """Put the runs of each setting together, the best setting first.
 
     Args:
         accounts: The runs.
@@ -98,9 +91,9 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
         ConfigError: No run was swept over this key, or no run has a metric.
     """
     keys = {key for account in accounts for key in account.swept}
-    found = sorted(key for key in keys if key == over or key.rpartition(".")[2] == over)
+    found = [over] if over in keys else sorted(k for k in keys if k.rpartition(".")[2] == over)
     if len(found) != 1:
-        known = ", ".join(sorted(keys)) or "none, as these runs are of no sweep"
+        known = ", ".join(sorted(keys)) or "none, as these runs do not differ in their configs"
         which = "is ambiguous" if found else "was not swept"
         raise ConfigError(f"--over {over}: this key {which}; the swept keys are {known}")
     groups: dict[tuple[tuple[str, str], ...], list[RunAccount]] = defaultdict(list)
@@ -108,7 +101,28 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
         rest = {key: value for key, value in account.swept.items() if key != found[0]}
         groups[tuple(sorted(rest.items()))].append(account)
     check_metrics(accounts, metrics)
-    return [_setting(dict(values), group, metrics) for values, group in groups.items()]
+    made = [_setting(dict(values), group, metrics) for values, group in groups.items()]
+    sign = -1 if better(metrics[0]) == "higher" else 1
+    # Those without a result come last.
+    return sorted(
+        made, key=lambda each: (not each.runs, each.runs and sign * each.estimates[metrics[0]].mean)
+    )
+
+
+def ranking(found: Sequence[Setting]) -> list[str]:
+    """Return in a sentence which setting is best, and how sure that is; none without two."""
+    if len(found) < 2 or not found[1].runs:
+        return []
+    metric = next(iter(found[0].estimates))
+    best, second = (each.estimates[metric] for each in found[:2])
+    sure = "one run says nothing about how sure that is"
+    if best.half is not None and second.half is not None:
+        overlap = abs(best.mean - second.mean) <= best.half + second.half
+        sure = f"their intervals {'overlap' if overlap else 'do not overlap'}"
+    return [
+        f"The best setting is {found[0].label}: {metric} is {best.text()} (n={best.n}). "
+        f"Next comes {found[1].label} with {second.text()} (n={second.n}); {sure}."
+    ]
 
 
 def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> Setting:
@@ -116,10 +130,10 @@ def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[
         account
         for account in group
         if account.state.name == "finished"
-        and all(math.isfinite(final(account, metric)) for metric in metrics)
+        and all(math.isfinite(account.final(metric)) for metric in metrics)
     ]
     missing = {account.name: cause(account) for account in group if account not in done}
-    estimates = {m: estimate([final(account, m) for account in done]) for m in metrics}
+    estimates = {m: estimate([account.final(m) for account in done]) for m in metrics}
     return Setting(values, done, missing, estimates)
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -21,10 +19,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter, ScalarFormatter
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+
+from hpctrain.config.rules.metrics import most
+from hpctrain.report.views.curves import thinned
 
 _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
+_MOST_MARKED = 30  # points of a line that are marked each
 _SOLID = 4  # lines of a chart; the others are dashed
 _PER_ROW = 3  # charts of a PNG
 _STYLE = {
@@ -86,8 +88,11 @@ def svg(chart: Chart) -> str:
     """Return a chart as an SVG element whose colours are variables of CSS."""
     with matplotlib.rc_context(_style(_PAGE)):
         figure = Figure(figsize=_SIZE)  # a layout that measures texts would take half of the time
-        figure.subplots_adjust(left=0.15, right=0.97, top=0.9, bottom=0.17)
-        _draw(figure.add_subplot(), chart, _PAGE)
+        axes = figure.add_subplot()
+        _draw(axes, chart, _PAGE)
+        wide = max([len(axes.yaxis.get_major_formatter()(y)) for y in axes.get_yticks()], default=0)
+        left = max(0.18, 0.075 + 0.0165 * wide)
+        figure.subplots_adjust(left=left, right=0.97, top=0.9, bottom=0.17)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     drawn = text.getvalue()
@@ -97,12 +102,8 @@ def svg(chart: Chart) -> str:
     return drawn.replace("<svg", f'<svg role="img" aria-label="{_attribute(chart.title)}"', 1)
 
 
-def write_png(charts: Sequence[Chart], title: str, file: Path) -> None:
-    """Write all charts into one PNG.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+def png(charts: Sequence[Chart], title: str) -> bytes:
+    """Return all charts as one PNG."""
     columns = max(1, min(_PER_ROW, len(charts)))
     rows = max(1, math.ceil(len(charts) / columns))
     with matplotlib.rc_context(_style(_PICTURE)):
@@ -113,28 +114,52 @@ def write_png(charts: Sequence[Chart], title: str, file: Path) -> None:
             _draw(figure.add_subplot(rows, columns, number + 1), chart, _PICTURE)
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=150)
-    file.write_bytes(content.getvalue())
+    return content.getvalue()
 
 
 def line(
-    axes: Axes, x: Sequence[float], y: Sequence[float], label: str, colors: Colors, number: int
+    axes: Axes,
+    x: ArrayLike,
+    y: ArrayLike,
+    label: str,
+    colors: Colors,
+    number: int,
+    style: str = "",
 ) -> None:
     """Draw a line with at most so many points as are seen; the extremes of each part are kept.
 
     Args:
         axes: Where it is drawn.
         x: The places of its points.
-        y: Their values; those that are not finite are left out.
+        y: Their values; one that is not finite leaves a gap.
         label: What it is, for the legend.
         colors: The colours of the chart.
         number: Which line of the chart it is. From the fifth on, lines are dashed, too: they are
             told apart where colours are not.
+        style: How it is dashed, in place of that.
     """
     color = colors.series[number % len(colors.series)]
-    xs, ys = _thinned(np.asarray(x, "float64"), np.asarray(y, "float64"))
-    marker = "o" if len(xs) <= 30 else ""
-    style = "-" if number < _SOLID else "--"
-    axes.plot(xs, ys, style, color=color, label=_plain(label), marker=marker, markersize=3)
+    xs, ys = thinned(x, y, _MOST_POINTS)
+    known = np.concatenate(([False], np.isfinite(ys), [False]))
+    alone = known[1:-1] & ~known[:-2] & ~known[2:]  # no line reaches them
+    marked = np.flatnonzero(alone if len(xs) > _MOST_MARKED else known[1:-1]).tolist()
+    style = style or ("-" if number < _SOLID else "--")
+    (drawn,) = axes.plot(xs, ys, style, color=color, label=_plain(label))
+    if marked:
+        drawn.set(marker="o", markevery=marked, markersize=3)
+
+
+def name_axes(axes: Axes, x: str, y: str, metric: str, values: Iterable[float]) -> None:
+    """Name both axes of a drawn chart, and keep the values within what their metric can be."""
+    axes.set_xlabel(_plain(x))
+    axes.set_ylabel(_plain(y))
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = axes.get_ylim()
+    if finite and axes.get_yscale() == "linear":
+        low = max(low, 0.0) if min(finite) >= 0 else low
+        high = min(high, most(metric, max(finite)))
+        if low < high:
+            axes.set_ylim(low, high)
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
@@ -142,22 +167,9 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_yticks([])
     axes.set_ylim(-0.6, len(names) - 0.3)
     for place, name in enumerate(names):
-        axes.text(0.01, place + 0.27, _plain(name), transform=axes.get_yaxis_transform())
-
-
-def _thinned(
-    x: NDArray[np.float64], y: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    finite = np.isfinite(y)
-    x, y = x[finite], y[finite]
-    if len(x) <= _MOST_POINTS:
-        return x, y
-    edges = np.linspace(0, len(y), _MOST_POINTS // 2 + 1).astype(int)
-    keep = []
-    for begin, end in pairwise(edges.tolist()):
-        part = y[begin:end]
-        keep += sorted({begin + int(part.argmin()), begin + int(part.argmax())})
-    return x[keep], y[keep]
+        axes.text(
+            0.01, place + 0.23, _plain(name), transform=axes.get_yaxis_transform(), va="bottom"
+        )
 
 
 def _style(colors: Colors) -> Any:  # matplotlib's type lists the names of all settings
@@ -180,7 +192,8 @@ def _draw(axes: Axes, chart: Chart, colors: Colors) -> None:
     if len(named) < len(labels) - 1:
         named = dict(zip(labels, handles, strict=True))
     if named:
-        axes.legend([*named.values()], [*named], fontsize=8, loc="best")
+        columns = 1 + (len(named) - 1) // 10
+        axes.legend([*named.values()], [*named], fontsize=8, loc="best", ncols=columns)
 
 
 class _LogTicks(LogFormatter):
@@ -197,11 +210,14 @@ def _plain_numbers(axes: Axes) -> None:
             axis.set_major_formatter(_LogTicks(labelOnlyBase=False))
             axis.set_minor_formatter(_LogTicks(labelOnlyBase=False))
         elif isinstance(axis.get_major_formatter(), ScalarFormatter):
-            axis.set_major_formatter(FuncFormatter(lambda x, _: _number(x)))
+            places, digits = axis.get_majorticklocs(), 4
+            while digits < 12 and len({_number(x, digits) for x in places}) < len(places):
+                digits += 1  # neighbours have different labels: 0.002999 and 0.0029995
+            axis.set_major_formatter(FuncFormatter(lambda x, _, digits=digits: _number(x, digits)))
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _number(value: float, digits: int = 4) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 and digits == 4 else f"{value:.{digits}g}"
 
 
 def _plain(text: str) -> str:

@@ -7,17 +7,18 @@ a policy in the page forbids scripts and connections.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from html import escape
 
 from hpctrain.commands.state import duration
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.account.standing import Fact, command, date, facts, verdict, why
 from hpctrain.report.account.time_parts import PARTS
-from hpctrain.report.sweeps.parameters import Sweep, cause, final
-from hpctrain.report.sweeps.seeds import Setting
+from hpctrain.report.sweeps.parameters import Sweep, cause
+from hpctrain.report.sweeps.seeds import Setting, ranking
 from hpctrain.report.views.charts import Chart, svg
 from hpctrain.report.views.terminal_view import TITLES, figures
+from hpctrain.runs.summary import pages_of
 from hpctrain.secrets import mask
 from hpctrain.terminal import harmless
 
@@ -26,7 +27,7 @@ _STYLE = """
 :root{color-scheme:light dark;--text:#1a1a1a;--soft:#5a5a5a;--back:#fff;--card:#f6f7f9;
 --grid:#d8dade;--s0:#0072b2;--s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#5b2a86;
 --s6:#6b6b6b}
-@media(prefers-color-scheme:dark){:root{--text:#e8e8e8;--soft:#a9adb3;--back:#15171a;
+@media screen and (prefers-color-scheme:dark){:root{--text:#e8e8e8;--soft:#a9adb3;--back:#15171a;
 --card:#1e2125;--grid:#3a3f45;--s0:#56b4e9;--s1:#ff9352;--s2:#3cd0a0;--s3:#e49cc6;--s4:#f0b942;
 --s5:#c3b1f5;--s6:#b0b0b0}}
 *{box-sizing:border-box}body{margin:0 auto;max-width:1440px;padding:1rem;background:var(--back);
@@ -42,12 +43,16 @@ figure svg{width:100%;height:auto;display:block}.scroll{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--grid);
 vertical-align:top}th{font-weight:600}
-.heads td,.heads th{white-space:nowrap}code{background:var(--card);padding:0 .25em;
+.heads td,.heads th{white-space:nowrap}
+.long td:nth-child(3){white-space:normal;min-width:12rem;overflow-wrap:anywhere}
+.verdict{font-size:1.1rem;overflow-wrap:anywhere}a{color:var(--s0)}
+dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem;margin:1rem 0}
+dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}code{background:var(--card);padding:0 .25em;
 border-radius:3px;overflow-wrap:anywhere}
-@media print{:root{--text:#000;--back:#fff;--card:#fff;--grid:#ddd;--soft:#444;--s0:#0072b2;
---s1:#c44e00;--s2:#00805c;--s3:#b0568a;--s4:#a86f00;--s5:#5b2a86;--s6:#6b6b6b}
+@media(max-width:480px){dl{grid-template-columns:1fr;gap:0}dt{margin-top:.5rem}}
+@media print{:root{color-scheme:light;--text:#000;--card:#fff;--soft:#444}
 body{font-size:11px;max-width:none}
-h2{break-after:avoid}.charts{break-before:avoid}
+h2{break-after:avoid}dl{grid-template-columns:7rem minmax(0,1fr)}.charts{break-before:avoid}
 .bar{print-color-adjust:exact}.key i{print-color-adjust:exact}
 .charts{grid-template-columns:1fr 1fr}}
 """
@@ -63,13 +68,13 @@ _HEAD = """<!doctype html>
 def run_page(account: RunAccount, charts: Sequence[Chart]) -> str:
     """Return the page of one run."""
     parts = [
-        f"<p>{escape(account.state.name)}"
-        + (f": {escape(account.state.reason)}" if account.state.reason else "")
-        + f' <span class="soft">as of {_date(account.now)}</span></p>',
+        f'<p class="verdict">{escape(verdict(account))}'
+        f' <span class="soft">As of {date(account.now)}.</span></p>',
+        _facts(facts(account)),
         *(_time_bar(account) if account.spans else []),
         *_listed("Notes", notes(account)),
-        "<h2>Figures</h2>" + _table([], figures(account)) if account.spans else "",
         *_attempts(account),
+        "<h2>Figures</h2>" + _table([], figures(account)) if account.spans else "",
         *_listed("Profile", account.profile),
         _drawn(charts),
         *_listed("Left out", account.left_out),
@@ -97,7 +102,9 @@ def sweep_page(
     seconds = sum(account.time["allocated"] for account in accounts)
     total = f"{len(accounts)} runs, {duration(seconds)} allocated"
     parts = [
-        f"<p>{total}{f', {hours:.3g} GPU-hours' if hours else ''}</p>",
+        *_answer(sweep, settings),
+        f'<p class="soft">{total}{f", {hours:.3g} GPU-hours" if hours else ""}. '
+        f"As of {date(max(account.now for account in accounts))}.</p>",
         *_listed("Scaling", list(more)),
         *_estimates(settings),
         _drawn(charts),
@@ -105,6 +112,11 @@ def sweep_page(
         *_listed("Without a result", [f"{each.name}: {cause(each)}" for each in sweep.others]),
     ]
     return _page(f"{len(accounts)} runs by {sweep.metric}", parts)
+
+
+def curves_page(title: str, charts: Sequence[Chart]) -> str:
+    """Return a page of charts alone."""
+    return _page(title, [_drawn(charts)])
 
 
 def _page(title: str, parts: Iterable[str]) -> str:
@@ -115,47 +127,56 @@ def _page(title: str, parts: Iterable[str]) -> str:
 
 def _time_bar(account: RunAccount) -> Iterable[str]:
     time = account.time
-    there = [name for name in PARTS if time[name] >= 0.0005]
-    colors = {name: f"var(--s{PARTS.index(name) % 7})" for name in there}
-    shares = {name: 100 * time[name] / time["allocated"] for name in there}
+    bar = key = ""
+    for number, name in enumerate(PARTS):
+        if time[name] >= 0.0005:
+            share = 100 * time[name] / time["allocated"]
+            color = f"background:var(--s{number % 7});opacity:{1 if number < 7 else 0.55}"
+            bar += f'<span style="width:{share:.3f}%;{color}" title="{TITLES[name]}"></span>'
+            text = f"{TITLES[name]} {share:.1f}% ({duration(time[name])})"
+            key += f'<li><i style="{color}"></i>{text}</li>'
     yield "<h2>Where the time went</h2>"
-    yield (
-        '<div class="bar">'
-        + "".join(
-            f'<span style="width:{shares[name]:.3f}%;background:{colors[name]};'
-            f'opacity:{1 if PARTS.index(name) < 7 else 0.55}" title="{TITLES[name]}"></span>'
-            for name in there
-        )
-        + "</div>"
-    )
-    yield (
-        '<ul class="key">'
-        + "".join(
-            f'<li><i style="background:{colors[name]};'
-            f'opacity:{1 if PARTS.index(name) < 7 else 0.55}"></i>'
-            f"{TITLES[name]} {shares[name]:.1f}% ({duration(time[name])})</li>"
-            for name in there
-        )
-        + "</ul>"
-    )
+    yield f'<div class="bar">{bar}</div><ul class="key">{key}</ul>'
 
 
 def _attempts(account: RunAccount) -> Iterable[str]:
-    if len(account.spans) < 2:
+    if not account.spans:
         return
     rows = [
         (
             str(span.number),
             span.facts.state or ("running" if span.runs else "killed"),
+            why(span),
             f"{span.first_step:,}-{span.reached:,}",
             duration(span.seconds),
             duration(span.parts["lost"]),
-            ", ".join(span.facts.hosts),
+            ", ".join(account.hosts(span)),
         )
         for span in account.spans
     ]
     yield "<h2>Attempts</h2>"
-    yield _table(["attempt", "state", "steps", "time", "lost", "hosts"], rows)
+    yield _table(["", "state", "why it ended", "steps", "time", "lost", "hosts"], rows, "long")
+
+
+def _facts(rows: Iterable[Fact]) -> str:
+    """Return what the run is, as rows of a name and a text."""
+    body = ""
+    for name, text, link in rows:
+        shown = f'<a href="{escape(link)}">{escape(text)}</a>' if link else _with_code(text)
+        body += f"<dt>{escape(name)}</dt><dd>{shown}</dd>"
+    return f"<dl>{body}</dl>"
+
+
+def _answer(sweep: Sweep, found: Sequence[Setting]) -> Iterable[str]:
+    """Yield what the runs have shown: the best setting and run, its command, what mattered."""
+    lines = [*ranking(found), *sweep.answer()]
+    yield '<p class="verdict">' + "<br>".join(_with_code(line) for line in lines) + "</p>"
+    if sweep.finished:
+        best = sweep.finished[0]
+        rows = [Fact("its command", f"`{text}`") for text in [command(best)] if text]
+        for name, page in zip(("its page", "all runs"), pages_of(best.facts.path), strict=False):
+            rows.append(Fact(f"{name} in MLflow", page, page))
+        yield _facts(rows)
 
 
 def _estimates(settings: Sequence[Setting]) -> Iterable[str]:
@@ -186,7 +207,7 @@ def _best(sweep: Sweep) -> Iterable[str]:
         rows.append(
             [
                 account.name,
-                f"{final(account, sweep.metric):.5g}",
+                f"{account.final(sweep.metric):.5g}",
                 *(account.swept.get(key, "") for key in sweep.keys),
                 duration(account.time["allocated"]),
                 "" if share is None else f"{100 * share:.0f}%",
@@ -216,15 +237,12 @@ def _with_code(line: str) -> str:
     return "".join(f"<code>{each}</code>" if n % 2 else each for n, each in enumerate(pieces))
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """Return a table that scrolls sideways; the third column of a `long` one has long texts."""
     head = "".join(f"<th>{escape(each)}</th>" for each in heads)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    named = ' class="heads"' if heads else ""
+    named = f' class="heads {kind}"' if heads else ""
     first = f"<tr>{head}</tr>" if heads else ""
     return f'<div class="scroll"><table{named}>{first}{body}</table></div>'
-
-
-def _date(time: float) -> str:
-    return datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M %Z")

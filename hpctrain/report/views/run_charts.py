@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
+from hpctrain.config.metric_registry import unit
 from hpctrain.report.account.history import Series
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.slow_hosts import SlowHost, slow_hosts
 from hpctrain.report.account.usage import Sensor
-from hpctrain.report.views.charts import Chart, Colors, line, name_rows
+from hpctrain.report.views.charts import Chart, Colors, line, name_axes, name_rows
+from hpctrain.report.views.curves import smoothed
 
 _MOST_CHARTS, _MOST_LINES, _MOST_HOSTS = 12, 7, 8
 _FIRST = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s", "tokens_per_s")
 _LEFT_OUT = ("epoch", "gpu_hours", "samples_seen", "tokens_seen", "slowest_rank")
+_STYLES = ("-", "--", ":", "-.")  # of the GPUs of a node
 _SENSORS = {
     "GPU use, %": ("gpu", "utilization_percentage"),
     "GPU memory, %": ("gpu", "memory_usage_percentage"),
@@ -34,22 +39,36 @@ def run_charts(account: RunAccount) -> list[Chart]:
             groups[name.rpartition("/")[2]][name] = series
     order = [name for name in _FIRST if name in groups]
     order += sorted(name for name in groups if name not in _FIRST)
-    charts = [_metric(name, groups[name], restarts) for name in order[:_MOST_CHARTS]]
+    charts = []
+    for name in order[:_MOST_CHARTS]:
+        first, *others = groups[name]
+        charts.append(metric_chart(name if others else first, first, groups[name], restarts))
+    nodes, begin = _nodes(account), account.spans[0].begin if account.spans else 0.0
     for title, (what, name) in _SENSORS.items():
-        usage = account.usage
-        found: dict[str, Sensor] = (
-            {f"{node} {gpu}": sensor for (node, gpu), sensor in usage.of_gpus(name).items()}
-            if what == "gpu"
-            else usage.of_nodes(name)
-        )
-        if any(len(sensor.times) > 1 for sensor in found.values()):
-            charts.append(_sensors(title, found, account))
+        lines = [
+            # GPUs share the colour of their node, unless it is the only one.
+            SensorLine(f"{node} {gpu}", sensor, begin, nodes.index(node), _STYLES[int(gpu[4:]) % 4])
+            if len(nodes) > 1
+            else SensorLine(f"{node} {gpu}", sensor, begin, int(gpu[4:]))
+            for (node, gpu), sensor in account.usage.of_gpus(name).items()
+        ]
+        if what == "node":
+            found = account.usage.of_nodes(name).items()
+            lines = [SensorLine(node, each, begin, nodes.index(node)) for node, each in found]
+        if any(len(each.sensor.times) > 1 for each in lines):
+            charts.append(sensor_chart(title.partition(",")[0], title, lines))
     if hosts := slow_hosts(account):
-        charts.append(_slow_hosts(hosts))
+        charts.append(_slow_hosts(hosts, nodes))
     return charts
 
 
-def _slow_hosts(hosts: Sequence[SlowHost]) -> Chart:
+def _nodes(account: RunAccount) -> list[str]:
+    """Return all nodes of a run; the place of a node here is its colour in every chart."""
+    used = (host for span in account.spans for host in account.hosts(span))
+    return sorted({*account.usage.nodes, *used})
+
+
+def _slow_hosts(hosts: Sequence[SlowHost], nodes: Sequence[str]) -> Chart:
     shown = hosts[:_MOST_HOSTS][::-1]
 
     def draw(axes: Axes, colors: Colors) -> None:
@@ -59,56 +78,98 @@ def _slow_hosts(hosts: Sequence[SlowHost]) -> Chart:
             [place + 0.12 for place in places],
             values,
             0.24,
-            color=colors.series[0],
-            label="reports with the slowest rank",
+            color=[colors.series[nodes.index(each.host) % len(colors.series)] for each in shown],
         )
         if any(each.throttled is not None for each in shown):
             axes.barh(
                 [place - 0.12 for place in places],
                 [100 * (each.throttled or 0.0) for each in shown],
                 0.24,
-                color=colors.series[1],
-                label="samples with a GPU too hot",
+                color=colors.text,
+                label="% of samples with a GPU too hot",
             )
         name_rows(axes, [each.host for each in shown])
         axes.set_xlim(0, 100)
-        axes.set_xlabel("%")
+        axes.set_xlabel("% of reports in which the slowest rank was here")
 
     more = f" (the first {len(shown)} of {len(hosts)})" if len(shown) < len(hosts) else ""
     return Chart(f"slow hosts{more}", draw)
 
 
-def _metric(title: str, series: Mapping[str, Series], restarts: Sequence[int]) -> Chart:
+def metric_chart(
+    title: str,
+    metric: str,
+    series: Mapping[str, Series],
+    restarts: Iterable[int],
+    smooth: float = 0.0,
+    scales: tuple[str, str] | None = None,
+) -> Chart:
+    """Return the chart of a metric over the steps.
+
+    Args:
+        title: Its title.
+        metric: The name of the metric.
+        series: Its lines, by their names.
+        restarts: The steps to mark.
+        smooth: The weight of the average; then the values themselves are drawn faintly.
+        scales: The scales of both axes; None takes what suits the metric.
+    """
+
     def draw(axes: Axes, colors: Colors) -> None:
-        for number, (name, each) in enumerate(list(series.items())[:_MOST_LINES]):
-            line(axes, each.steps, each.values, name, colors, number)
+        every = [value for each in series.values() for value in each.finite()]
+        falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
+        x_scale, y_scale = scales or ("linear", "log" if falls else "linear")
+        axes.set(xscale=x_scale, yscale=y_scale)
+        for number, (name, each) in enumerate(series.items()):
+            if smooth:
+                color = colors.series[number % len(colors.series)]
+                axes.plot(each.steps, each.values, color=color, alpha=0.25, linewidth=0.8)
+            line(axes, each.steps, smoothed(each.values, smooth), name, colors, number)
         for number, step in enumerate(restarts):
             label = "restart" if number == 0 else ""
             axes.axvline(step, color=colors.text, linestyle=":", linewidth=0.8, label=label)
-        axes.set_xlabel("step")
-        every = [value for each in series.values() for value in each.finite()]
-        if title in ("loss", "grad_norm") and every and min(every) > 0 < max(every):
-            axes.set_yscale("log")
+        name_axes(axes, "step", with_unit(metric), metric, every)
 
-    names = list(series)
-    return Chart(names[0] if len(names) == 1 else title, draw)
+    return Chart(title, draw)
 
 
-def _sensors(title: str, sensors: Mapping[str, Sensor], account: RunAccount) -> Chart:
-    begin = account.spans[0].begin if account.spans else 0.0
-    last = max(sensor.times[-1] for sensor in sensors.values())
-    unit, name = (3600.0, "hours") if last - begin > 7200 else (60.0, "minutes")
+def with_unit(metric: str) -> str:
+    """Return the name of an axis: `step p50, ms` for `perf/step_ms_p50`."""
+    name, known = metric.rpartition("/")[2], unit(re.sub(r"gpu_\d+", "gpu_N", metric))
+    if "/" in known:  # the unit says it all: samples/s
+        return known
+    units = "ms|s|gib|percent|percentage|megabytes|watts|joules|celsius|megahertz"
+    name = re.sub(rf"_({units})(?=_|$)", "", name) if known else name
+    return name.replace("_", " ") + (f", {known}" if known else "")
+
+
+class SensorLine(NamedTuple):
+    """A sensor in a chart, its first second there, and its colour and how it is dashed."""
+
+    label: str
+    sensor: Sensor
+    begin: float
+    number: int
+    style: str = ""
+
+
+def sensor_chart(title: str, what: str, lines: Sequence[SensorLine]) -> Chart:
+    """Return the chart of a sensor over the time; `what` names it, with its unit."""
     # Of many GPUs the outer ones tell most: the least and the most used.
-    ordered = sorted(sensors.items(), key=lambda item: item[1].mean() or 0.0)
-    if len(ordered) > _MOST_LINES:
-        ordered = ordered[:3] + ordered[-3:]
+    ordered = sorted(lines, key=lambda each: each.sensor.mean() or 0.0)
+    shown = ordered if len(ordered) <= _MOST_LINES else ordered[:3] + ordered[-3:]
+    long = max(each.sensor.times[-1] - each.begin for each in lines) > 7200
+    seconds, name = (3600.0, "hours") if long else (60.0, "minutes")
 
     def draw(axes: Axes, colors: Colors) -> None:
-        for number, (label, sensor) in enumerate(ordered):
-            times = [(time - begin) / unit for time in sensor.times]
-            line(axes, times, sensor.values, label, colors, number)
-        axes.set_xlabel(f"{name} since the start")
+        for label, sensor, begin, number, style in sorted(shown, key=lambda each: each.label):
+            times, values = sensor.with_gaps()
+            since = [(time - begin) / seconds for time in times]
+            line(axes, since, values, label, colors, number, style)
         axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a level line does not lie on the edge
+        kind = "percent" if what.endswith("%") else ""
+        every = [value for each in shown for value in each.sensor.values]
+        name_axes(axes, f"{name} since the start", what, kind, every)
 
-    shown = f" ({len(ordered)} of {len(sensors)})" if len(ordered) < len(sensors) else ""
-    return Chart(title + shown, draw)
+    more = f" ({len(shown)} of {len(lines)})" if len(shown) < len(lines) else ""
+    return Chart(title + more, draw)

@@ -1,18 +1,22 @@
-"""The charts of several runs: parameters against the metric, and curves of seeds with bands."""
+"""The charts of several runs: parameters against the metric, bands of seeds, and scaling."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 
+from hpctrain.config.metric_registry import unit
 from hpctrain.config.rules.metrics import better
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import Sweep, final
+from hpctrain.report.sweeps.parameters import Sweep, label
+from hpctrain.report.sweeps.scaling_fit import Scaling
 from hpctrain.report.sweeps.seeds import Setting, estimate
-from hpctrain.report.views.charts import Chart, Colors, line, name_rows
+from hpctrain.report.views.charts import Chart, Colors, line, name_axes, name_rows
 
 _MOST_KEYS, _MOST_LINES = 6, 7
+_LONGEST, _ROOM = 40, 56  # characters in a legend, and below a chart
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:
@@ -21,7 +25,8 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
         return []
     charts = [_curves(sweep)]
     importance = sweep.importance()
-    keys = [*importance, *(key for key in sweep.keys if key not in importance)][:_MOST_KEYS]
+    varied = [key for key in sweep.keys if len({a.swept.get(key) for a in sweep.finished}) > 1]
+    keys = [*importance, *(key for key in varied if key not in importance)][:_MOST_KEYS]
     if len(keys) > 1 and len(sweep.finished) > 1:
         charts.append(_parallel(sweep, keys))
     if importance:
@@ -40,9 +45,10 @@ def _curves(sweep: Sweep) -> Chart:
     def draw(axes: Axes, colors: Colors) -> None:
         for number, account in enumerate(best):
             series = account.history.series(sweep.metric)
-            label = " ".join(f"{k.rpartition('.')[2]}={v}" for k, v in account.swept.items())
-            line(axes, series.steps, series.values, label or account.name, colors, number)
-        axes.set_xlabel("step")
+            told = label({key: account.swept.get(key, "") for key in sweep.keys})
+            name = told if 0 < len(told) <= _LONGEST else account.name
+            line(axes, series.steps, series.values, name, colors, number)
+        _name_axes(axes, "step", sweep.metric, best)
 
     return Chart(f"best runs: {sweep.metric}", draw)
 
@@ -65,7 +71,7 @@ def _positions(accounts: Sequence[RunAccount], key: str) -> tuple[list[float], d
 
 def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
     accounts = sweep.finished[::-1]  # the best are drawn last, above the others
-    scores = [final(account, sweep.metric) for account in accounts]
+    scores = [account.final(sweep.metric) for account in accounts]
     low, high = min(scores), max(scores)
 
     def draw(axes: Axes, colors: Colors) -> None:
@@ -85,8 +91,9 @@ def _parallel(sweep: Sweep, keys: list[str]) -> Chart:
             good = number >= len(accounts) - best
             color = colors.series[1] if good else colors.series[0]
             axes.plot(range(len(row)), row, color=color, alpha=1 if good else 0.35, linewidth=0.9)
-        names = [key.rpartition(".")[2] for key in keys]
-        axes.set_xticks(range(len(keys) + 1), [*names, sweep.metric])
+        room = _ROOM // (len(keys) + 1)
+        names = [text.rpartition(".")[2][:room] for text in (*keys, sweep.metric)]
+        axes.set_xticks(range(len(keys) + 1), names)
         axes.set_yticks([])
         axes.set_xlim(-0.1, len(keys) + 0.4)
 
@@ -110,14 +117,20 @@ def _importance(metric: str, importance: dict[str, float]) -> Chart:
 def _scatter(sweep: Sweep, key: str) -> Chart:
     def draw(axes: Axes, colors: Colors) -> None:
         positions, ticks = _positions(sweep.finished, key)
-        scores = [final(account, sweep.metric) for account in sweep.finished]
+        scores = [account.final(sweep.metric) for account in sweep.finished]
         axes.scatter(positions, scores, color=colors.series[0], s=14, alpha=0.7)
         axes.set_xticks(list(ticks), list(ticks.values()))
-        axes.set_xlabel(key)
-        direction = better(sweep.metric)
-        axes.set_ylabel(sweep.metric + (f" ({direction} is better)" if direction else ""))
+        _name_axes(axes, key, sweep.metric, sweep.finished)
 
     return Chart(f"{sweep.metric} against {key.rpartition('.')[2]}", draw)
+
+
+def _name_axes(axes: Axes, x: str, metric: str, accounts: Iterable[RunAccount]) -> None:
+    """Name the axes of a chart of a metric, and keep them within what these runs can have."""
+    values = [value for run in accounts for value in run.history.series(metric).finite()]
+    direction = better(metric)
+    more = ", ".join(filter(None, (unit(metric), f"{direction} is better" if direction else "")))
+    name_axes(axes, x, metric + (f" ({more})" if more else ""), metric, values)
 
 
 def _bands(found: Sequence[Setting], metric: str) -> Chart:
@@ -139,7 +152,45 @@ def _bands(found: Sequence[Setting], metric: str) -> Chart:
                 low = [each.mean - (each.half or 0) for each in estimates]
                 high = [each.mean + (each.half or 0) for each in estimates]
                 axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
-        axes.set_xlabel("step")
+        _name_axes(axes, "step", metric, [run for setting in shown for run in setting.runs])
 
     more = f" (the first {len(shown)} of {len(found)})" if len(found) > len(shown) else ""
     return Chart(f"{metric}: mean and 95% interval{more}", draw)
+
+
+def scaling_charts(series: Scaling) -> list[Chart]:
+    """Return the charts of a series; none with less than two points."""
+    if len(series.points) < 2:
+        return []
+    return [
+        Chart("speed-up", lambda axes, colors: _speedup(series, axes, colors)),
+        Chart("efficiency", lambda axes, colors: _efficiency(series, axes, colors)),
+    ]
+
+
+def _speedup(series: Scaling, axes: Axes, colors: Colors) -> None:
+    ranks = [point.ranks for point in series.points]
+    first, most = ranks[0], 8 * ranks[-1]
+    xs = np.geomspace(first, most, 50).tolist()
+    axes.plot(ranks, [series.speedup(point) for point in series.points], "o", label="measured")
+    axes.lines[-1].set_color(colors.series[0])
+    line(axes, xs, [x / first for x in xs], "ideal", colors, 6)
+    line(axes, xs, [series.predicted(x / first)[0] for x in xs], "fit", colors, 1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel(f"times the speed of {first} rank{'s' * (first > 1)}")
+
+
+def _efficiency(series: Scaling, axes: Axes, colors: Colors) -> None:
+    ranks = [point.ranks for point in series.points]
+    axes.bar(
+        [str(each) for each in ranks],
+        [100 * series.efficiency(point) for point in series.points],
+        color=colors.series[0],
+    )
+    axes.axhline(95, color=colors.series[2], linestyle=":", label="good")
+    axes.axhline(81, color=colors.series[4], linestyle=":", label="acceptable")
+    axes.set_ylim(0, 110)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("% of an ideal speed-up")

@@ -11,7 +11,7 @@ from hpctrain.commands.state import duration
 from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.sweeps.parameters import Sweep, cause, final
+from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting
 from hpctrain.report.views.terminal_view import bullets
 
@@ -63,7 +63,7 @@ def _best(sweep: Sweep) -> RenderableType:
         share = account.goodput
         table.add_row(
             f"  {account.name}",
-            f"{final(account, sweep.metric):.5g}",
+            f"{account.final(sweep.metric):.5g}",
             *(account.swept.get(key, "") for key in sweep.keys),
             duration(account.time["allocated"]),
             "" if share is None else f"{100 * share:.0f}%",

@@ -128,7 +128,7 @@ def _attempts(account: RunAccount) -> Table:
     table = Table("  attempt", "state", "steps", "time", "lost", "hosts", right=(0, 2, 3, 4))
     for span in account.spans:
         state = span.facts.state or ("running" if span.runs else "killed")
-        hosts = [*span.facts.hosts]
+        hosts = account.hosts(span)
         table.add_row(
             str(span.number),
             str(state),

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from hpctrain.tracking.page import sweep_table
+from hpctrain.tracking.page.mlflow_names import clean_key
 from hpctrain.tracking.page.sweep_table import Row
 from hpctrain.tracking.uploading.mlrun import MlflowRun
 from hpctrain.tracking.uploading.publish import tolerant
@@ -84,6 +85,10 @@ class SweepSummary:
         content = sweep_table.table(rows)
         given = "log_text", content, sweep_table.FILE
         tolerant(sweep_table.FILE, lambda: run.call_parent(*given, once=True))
+        if best := sweep_table.best_of(rows):
+            # In the table of the experiment a sweep is one row, with the value of its best run.
+            value = "log_metric", clean_key(best.metric), best.value
+            tolerant("the best value of the sweep", lambda: run.call_parent(*value, once=True))
         tags = sweep_table.tags(rows, asked)
         tags[_TABLES] = json.dumps([{"path": sweep_table.FILE, "type": "table"}])
         note = sweep_table.description(before.get(_NOTE, ""), rows, asked, run.experiment_id)

@@ -20,15 +20,15 @@ from typing import Any
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock
 from hpctrain.secrets import mask
-from hpctrain.tracking.ending import UNRECORDED
+from hpctrain.tracking.ending import UNRECORDED, with_cause
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, files_left
-from hpctrain.tracking.page.cause import with_cause
 from hpctrain.tracking.page.nodes import Nodes
+from hpctrain.tracking.page.sweep_table import Row
 from hpctrain.tracking.uploader_process import Process
 from hpctrain.tracking.uploading.evaluation_metrics import EvaluationMetrics
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
-from hpctrain.tracking.uploading.publish import KINDS, publish
+from hpctrain.tracking.uploading.publish import KINDS, publish, tolerant
 from hpctrain.tracking.uploading.sweep_summary import SweepSummary
 from hpctrain.tracking.uploading.system_metrics import SystemMetrics
 from hpctrain.tracking.uploading.waiting_files import WaitingFiles
@@ -75,6 +75,7 @@ class Upload:
         self._nodes = Nodes(run_dir)
         self._summary = SweepSummary(run_dir)
         self._status, self._why = "RUNNING", ""
+        self._shown, self._has_view = "", False
         self.position = 0
         self.ended = False
         self.writer: Process | None = None
@@ -149,6 +150,7 @@ class Upload:
         if tags := self._nodes.new_tags():
             run.log_tags(tags, end)
         self._tell_sweep(run)
+        self._show_metric(run)
         self._write_uploaded(run.run_id)
         if self._files_are_due:
             note = partial(self._write_uploaded, run.run_id)
@@ -206,6 +208,11 @@ class Upload:
         meta = self._meta
         self._summary.update(run, meta.uid, meta.run_name, self._status, self._why)
 
+    def _show_metric(self, run: MlflowRun) -> None:
+        if not self._shown and (metric := Row.of(self.run_dir, "", "", "", "").metric):
+            self._shown = metric
+            self._has_view = tolerant("the view of the experiment", lambda: run.show(metric))
+
     def _read_meta(self) -> Meta:
         meta = Meta.read(self.run_dir)
         if self._uri is not None:
@@ -228,6 +235,7 @@ class Upload:
             )
             self._evaluations.begin(note.evaluations if note is not None and known else ())
             self._files.begin(note.waiting if note is not None and known else ())
+            self._has_view = note.has_view if note is not None and known else False
             log.info("run %s, from byte %d", self._run.run_id, self.position)
         return self._run
 
@@ -342,6 +350,7 @@ class Upload:
             samples=self._system.positions,
             evaluations=evaluated,
             waiting=self._files.positions,
+            has_view=self._has_view,
         )
         note.write(self.run_dir)
         self._next_note = time.monotonic() + 1.0

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class _Uploader:
-    """Follows a journal until there is nothing more to upload."""
+    """Follows a journal: every `poll` seconds, and at most `drain` seconds after the training."""
 
     def __init__(self, run_dir: Path, poll: float, drain: float, uri: str | None = None) -> None:
         self._run_dir = run_dir

@@ -1,0 +1,47 @@
+"""Curves as they are drawn: thinned to what is seen, and smoothed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Numbers = NDArray[np.float64]
+
+
+def thinned(x: ArrayLike, y: ArrayLike, most: int) -> tuple[Numbers, Numbers]:
+    """Return at most about `most` points: the extremes of each part, so that no peak is lost.
+
+    A value that is not finite becomes NaN, a gap in the line; a part with one keeps one.
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    y = np.where(np.isfinite(y), y, np.nan)
+    if len(x) <= most:
+        return x, y
+    keep = []
+    for begin, end in pairwise(np.linspace(0, len(y), most // 2 + 1).astype(int).tolist()):
+        part, gaps = y[begin:end], np.flatnonzero(np.isnan(y[begin:end]))
+        places = {*gaps[:1].tolist()}
+        if len(gaps) < len(part):
+            places |= {int(np.nanargmin(part)), int(np.nanargmax(part))}
+        keep += sorted(begin + place for place in places)
+    keep += [len(x) - 1] * (keep[-1] < len(x) - 1)  # the end of a curve stays
+    return x[keep], y[keep]
+
+
+def smoothed(values: ArrayLike, weight: float) -> Numbers:
+    """Return values smoothed as TensorBoard does: an average that is corrected at its beginning.
+
+    Args:
+        values: The values. One that is not finite is left out of the average.
+        weight: Of the average so far, from 0 (not smoothed) to below 1.
+    """
+    values = np.asarray(values, np.float64)
+    average, count, result = 0.0, 0, values.copy()
+    for i, value in enumerate(values if weight else ()):
+        if np.isfinite(value):
+            average = weight * average + (1 - weight) * value
+            count += 1
+        result[i] = average / (1 - weight**count) if count else value
+    return result

@@ -1,0 +1,213 @@
+"""The pages of runs and sweeps: what they begin with, why attempts ended, and their charts."""
+
+import math
+import re
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hpctrain.config.rules.metrics import most
+from hpctrain.report import report_command
+from hpctrain.report.account.history import Series
+from hpctrain.report.account.run_account import RunAccount, read
+from hpctrain.report.account.standing import verdict
+from hpctrain.report.sweeps.parameters import Sweep
+from hpctrain.report.sweeps.seeds import settings
+from hpctrain.report.views import html_view, run_charts, sweep_charts
+from hpctrain.report.views.charts import Chart, Colors, svg
+from tests.report.accounts import BEGIN, account, attempt, metrics, write_run
+
+COLORS = Colors(tuple("rgbcmyk"), "black", "grey", "white")
+
+
+def drawn(chart: Chart) -> Axes:
+    """Return the axes on which a chart is drawn."""
+    axes = Figure().add_subplot()
+    chart.draw(axes, COLORS)
+    return axes
+
+
+def node_run(folder: Path) -> Path:
+    """Write a run of two nodes: killed, preempted, finished; nothing is measured in between."""
+
+    def sensor(**gpus: float) -> list[dict[str, Any]]:
+        times = [*range(0, 100, 10), *range(200, 300, 10)]
+        names = {f"gpu_{gpu[3:]}_utilization_percentage": value for gpu, value in gpus.items()}
+        values = names | {"cpu_utilization_percentage": 100 - max(gpus.values())}
+        return [{"time": BEGIN + time, "metrics": values} for time in times]
+
+    (folder / "artifacts").mkdir(parents=True)
+    (folder / "artifacts" / "model.txt").write_text("model MLP: 85,002 parameters\n  layer\n")
+    (folder / "provenance").mkdir()
+    (folder / "provenance" / "git.json").write_text(
+        '[{"path": "/x/repo", "commit": "abc123", "dirty": true, "remote": "host:repo"}]'
+    )
+    dataset = {"kind": "dataset", "attempt": 1, "time": BEGIN, "name": "digits", "source": "/d"}
+    nodes: dict[str, Any] = {"world_size": 2, "nodes": 2, "launcher": "torchrun"}
+    return write_run(
+        folder,
+        [
+            attempt(0, hosts=[], host="n1", **nodes),
+            attempt(100, 200, first_step=4, hosts=[], reason="SIGTERM", **nodes),
+            attempt(200, 300, first_step=8, hosts=[], **nodes)
+            | {"environment": {"torch": "2.9", "hpctrain": "0.1"}},
+        ],
+        [
+            dataset | {"samples": {"train": 1415, "val": 382}, "digest": "d"},
+            *(metrics(1, 10 * n, n, val_accuracy=0.90 + n / 100) for n in range(1, 10)),
+            metrics(3, 290, 12, val_accuracy=0.97, perf_step_ms_p50=3.0),
+            metrics(3, 295, 13, val_accuracy=0.97, perf_step_ms_p50=4.0),
+        ],
+        sensors={"n2": sensor(gpu0=90.0, gpu1=80.0), "n1": sensor(gpu0=10.0)},
+        overrides=["experiment=digits", "name=a b", "tracking.uri=http://me:hunter2@host"],
+    )
+
+
+def test_a_page_says_what_the_run_is_and_how_it_stands(tmp_path: Path) -> None:
+    run = node_run(tmp_path / "run-1")
+    assert report_command.main([str(run), "--html", str(tmp_path / "a.html")]) == 0
+    page = (tmp_path / "a.html").read_text()
+    begin = page.index("The run is finished after 13 steps in 5 min and 3 attempts; val/accuracy")
+    assert "is 0.97, and was best at step 9 with 0.99." in page[begin:]
+    for text in (
+        "python -m hpctrain experiment=digits &#x27;name=a b&#x27;",
+        "<code>experiment=digits</code>",
+        "MLP: 85,002 parameters",
+        "/d (1,415 train, 382 val samples)",
+        "host:repo at <code>abc123</code>, with changes that are not committed",
+        "torch 2.9, hpctrain 0.1",
+        "n1, n2 (2 ranks, launcher torchrun)",
+        f'<a href="{(run / "logs").as_uri()}">',
+        "<td>no end was recorded</td>",
+        "<td>SIGTERM</td>",
+    ):
+        assert text in page, text
+    assert "hunter2" not in page
+    assert page.index("<h1>") < begin < page.index("<dl>") < page.index("Where the time went")
+
+
+@pytest.mark.parametrize(
+    ("state", "facts", "said"),
+    [
+        ("failed", {"error": "ValueError: <b>"}, "has failed after 3 steps in 1 min: ValueError: "),
+        ("interrupted", {"reason": "SIGTERM", "step": 3}, "was stopped after 3 steps in 1 min: sa"),
+        ("finished", {"reason": "early stopping"}, "is finished after 3 steps in 1 min: early st"),
+        ("created", None, "has not begun."),
+    ],
+)
+def test_a_verdict_is_one_sentence(
+    tmp_path: Path, state: str, facts: dict[str, Any] | None, said: str
+) -> None:
+    attempts = [] if facts is None else [attempt(0, 95, **facts) | {"state": state}]
+    events = [metrics(1, 90, 3, train_loss=math.nan)] if attempts else []
+    text = verdict(account(write_run(tmp_path / "run", attempts, events, state=state)))
+    assert said in text.replace("2 min", "1 min")
+    assert text.startswith("The run ")
+    assert "nan" not in text
+
+
+def charts_of(**values: tuple[float, float]) -> str:
+    """Return the chart of a metric with these values, as it stands in a page."""
+    ((name, both),) = values.items()
+    series = Series(array("q", [1, 2]), array("d", both))
+    return svg(run_charts.metric_chart(name, f"train/{name}", {name: series}, []))
+
+
+def test_a_node_has_one_colour_and_gaps_stay_open(tmp_path: Path) -> None:
+    charts = {each.title: each for each in run_charts.run_charts(account(node_run(tmp_path / "r")))}
+    use, cores = drawn(charts["GPU use"]), drawn(charts["cores"])
+    gpus = {str(each.get_label()): each for each in use.get_lines()}
+    nodes = {str(each.get_label()): each for each in cores.get_lines()}
+    assert gpus["n1 gpu_0"].get_color() == nodes["n1"].get_color() == "r"
+    assert gpus["n2 gpu_0"].get_color() == gpus["n2 gpu_1"].get_color() == nodes["n2"].get_color()
+    assert nodes["n2"].get_color() == "g"
+    assert gpus["n2 gpu_0"].get_linestyle() != gpus["n2 gpu_1"].get_linestyle()
+    values = np.asarray(nodes["n1"].get_ydata(), float)
+    assert np.isnan(values).sum() == 1
+    assert (use.get_xlabel(), use.get_ylabel()) == ("minutes since the start", "GPU use, %")
+    assert use.get_ylim()[0] == 0
+    assert use.get_ylim()[1] <= 100
+    many = {f"run-{n}": Series(array("q", [1]), array("d", [n])) for n in range(23)}
+    lines = drawn(run_charts.metric_chart("loss", "train/loss", many, [])).get_lines()
+    assert [line.get_label() for line in lines] == [*many]  # none is left out in silence
+    texts = re.findall(r">(0\.00[0-9]+)</text>", charts_of(lr=(3e-3, 2.9995e-3)))
+    assert len(texts) == len({*texts}) > 3  # no two ticks have one label
+    accuracy, step = drawn(charts["val/accuracy"]), drawn(charts["perf/step_ms_p50"])
+    assert accuracy.get_ylim()[1] <= 1
+    assert (step.get_xlabel(), step.get_ylabel()) == ("step", "step p50, ms")
+
+
+@pytest.mark.parametrize(
+    ("metric", "seen", "limit"),
+    [
+        ("val/accuracy", 0.98, 1.0),
+        ("val/top1_acc", 97.1, 100.0),
+        ("perf/mfu_percent", 0.4, 100.0),
+        ("val/accuracy", 130.0, math.inf),
+        ("val/loss", 0.2, math.inf),
+    ],
+)
+def test_what_a_metric_can_be(metric: str, seen: float, limit: float) -> None:
+    assert most(metric, seen) == limit
+
+
+def grid(folder: Path, by_one: bool) -> list[RunAccount]:
+    """Return the runs of two rates and three seeds; one by one, or of a sweep."""
+    paths = []
+    for lr, scores in {"0.1": (0.5, 0.6, 0.7), "0.010": (0.97, 0.98, 0.999)}.items():
+        for seed, score in enumerate(scores):
+            swept = [f"optimizer.lr={lr}", f"seed={seed}"]
+            given = {"overrides": ["experiment=digits", *swept[: 1 if by_one and not seed else 2]]}
+            run = write_run(
+                folder / f"d-{lr}{seed}",
+                [attempt(0, 100)],
+                [metrics(1, 50, n, val_accuracy=score - 0.1 / n) for n in (1, 9)],
+                result={"step": 9, "val/accuracy": score},
+                config={"seed": seed, "optimizer": {"lr": float(lr), "kind": "adamw"}},
+                **given,
+                **({} if by_one else {"swept": swept, "sweep": {"uid": "s"}}),
+            )
+            paths.append(run)
+    return read(paths, BEGIN)
+
+
+@pytest.mark.parametrize("by_one", [True, False])
+def test_runs_however_started_are_a_sweep_with_seeds(tmp_path: Path, by_one: bool) -> None:
+    accounts = grid(tmp_path, by_one)
+    found = settings(accounts, "seed", ["val/accuracy"])
+    rate = "0.01" if by_one else "0.010"  # what the config has, or what was swept
+    assert [each.values for each in found] == [{"optimizer.lr": rate}, {"optimizer.lr": "0.1"}]
+    sweep = Sweep.of(accounts)
+    assert sorted(sweep.keys) == ["optimizer.lr", "seed"]
+    (bands,) = sweep_charts.settings_charts(found, ["val/accuracy"])
+    for chart in (bands, *sweep_charts.sweep_charts(sweep)):
+        if chart.title.startswith(("val/accuracy", "best runs")):
+            axes = drawn(chart)
+            assert axes.get_ylim()[0] >= 0
+            assert axes.get_ylim()[1] <= 1
+            assert axes.get_ylabel() == "val/accuracy (higher is better)"
+            assert axes.get_xlabel()
+    page = html_view.sweep_page(accounts, sweep, found, [])
+    answer = re.search(r"<h1>.*?</h1>\n(.*?)<h2>", page, re.S)
+    assert answer is not None
+    for text in (
+        f"The best setting is lr={rate}: val/accuracy is 0.983 ± 0.037 (n=3). Next comes lr=0.1",
+        "their intervals do not overlap.",
+        f"The best of 6 runs is <code>d-0.0102</code> (lr={rate} seed=2): val/accuracy is 0.999.",
+        "<code>python -m hpctrain experiment=digits optimizer.lr=0.010 seed=2</code>",
+    ):
+        assert text in answer[1], text
+    mattered = r"What mattered: <code>optimizer.lr</code> alone explains 9\d% of the variance, <co"
+    assert re.search(mattered, answer[1])
+
+
+def test_a_folder_of_runs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid(tmp_path / "r", by_one=True)
+    assert report_command.main([str(tmp_path / "r"), "--over", "seed", "--csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["optimizer.lr", "0.01", "0.1"]

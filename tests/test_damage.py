@@ -1,0 +1,73 @@
+"""Commands on damaged files: an exit code and one sentence, never a traceback, and never a hang."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_module
+from tests.damage import cases
+
+DEEPSPEED = {
+    "train_batch_size": 64,
+    "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95]}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10}},
+}
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 2
+num_processes: 8
+fsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_offload_params: false}
+"""
+HISTORY = (
+    '{"time": 1767225600.0, "host": "node3", "by": "doctor", "verdict": "fail", "findings": '
+    '[{"check": "GPU 0: ECC", "verdict": "fail", "found": "2"}], "figures": {"read_mb_s": 1.0}}\n'
+)
+
+
+@pytest.fixture(scope="module")
+def house(
+    digits: Path, reference: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """One file of each kind that a command reads."""
+    folder = tmp_path_factory.mktemp("house")
+    runs = folder / "runs"
+    trained = reference("train.max_steps=40", "checkpoint.every_steps=20", "train.profile=10-12")
+    run_module("hpctrain", "evaluate", str(trained))
+    shutil.copytree(trained, runs / trained.name)
+    shutil.copytree(trained, runs / "other")
+    shutil.copytree(digits, folder / "digits")
+    (runs / "doctor").mkdir()
+    (runs / "doctor" / "history.jsonl").write_text(HISTORY)
+    (runs / "doctor" / "excluded.json").write_text('{"node3": {"time": 1.0, "why": "ECC"}}')
+    (runs / "sweeps" / "one").mkdir(parents=True)
+    listed = {"run": str(runs / trained.name), "name": trained.name, "swept": ["seed=0"]}
+    state = {"job": "17_0", "state": "finished", "overrides": ["experiment=digits", "seed=0"]}
+    (runs / "sweeps" / "one" / "sweep.json").write_text(json.dumps([listed | state]))
+    (folder / "deepspeed.json").write_text(json.dumps(DEEPSPEED))
+    (folder / "accelerate.yaml").write_text(ACCELERATE)
+    few = ["--data-only", "--steps", "5", "--warm-up", "1", "--save", str(folder / "bench.json")]
+    where = [f"data.path={digits}", "parallel.device=cpu"]
+    run_module("hpctrain", "bench", "experiment=digits", *where, *few)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("seed", "number"),
+    [(0, 40), *(pytest.param(n, 150, marks=pytest.mark.slow) for n in range(1, 9))],
+)
+def test_no_command_breaks_or_hangs(
+    house: Path, tmp_path: Path, seed: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")  # nothing reaches the scheduler
+    found = [*cases(house, tmp_path, random.Random(seed), number)]
+    assert len(found) > number
+    assert [f"{name}\n{one.error}" for name, one in found if one.crashed] == []

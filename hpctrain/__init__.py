@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.3.0.dev0"
 _API = ("submit", "train", "load_run", "submit_function")
 
 

@@ -8,6 +8,7 @@ a login node waits for torch or mlflow.
 from __future__ import annotations
 
 import difflib
+import errno
 import io
 import os
 import re
@@ -18,11 +19,12 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from hpctrain import __version__
 from hpctrain.disk import umask
 from hpctrain.distributed.leaving import exit_at_once_if_group_is_open
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.faults.early_signals import heed_ctrl_c
 from hpctrain.secrets import mask
 from hpctrain.terminal import exact, guard, harmless, indented
@@ -133,17 +135,29 @@ def main() -> None:
         raise
     except BaseException as error:  # torch's CheckpointException is no Exception
         # submitit and Hydra would hide the exception: the log must show it and the job must fail.
-        if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
+        if _is_full(error):
+            code = _print_full(error)
+        elif not (isinstance(error, BrokenPipeError) and _nobody_reads()):
             _print_traceback()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # Python flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = code or 1
+        code = code or (_print_full(error) if _is_full(error) else 1)
     sys.stderr.flush()
     exit_at_once_if_group_is_open(code)
     sys.exit(code)
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _print_full(error: Any) -> int:
+    where = error.filename or "standard output"
+    print(f"error: {where}: cannot be written ({error.strerror})", file=sys.stderr)
+    return StorageError.exit_code
 
 
 def _nobody_reads() -> bool:

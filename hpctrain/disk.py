@@ -55,7 +55,8 @@ def write_atomically(path: Path, text: str, sync: bool = True) -> None:
                 os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that can only be read
+            unfinished.unlink(missing_ok=True)
         raise
 
 

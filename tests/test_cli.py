@@ -1,9 +1,16 @@
 """The parts of the command line that have no other test."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 import hpctrain
 from hpctrain import cli
+from tests.conftest import run_module
 
 
 @pytest.mark.parametrize(
@@ -16,3 +23,36 @@ def test_the_version_is_ours_and_not_hydras(
     monkeypatch.setenv("LOCAL_RANK", "1")  # as torch.distributed.launch sets it, beside the option
     assert cli._dispatch(arguments) == 0
     assert capsys.readouterr().out == f"hpctrain {hpctrain.__version__}\n"
+
+
+def test_a_full_disk_below_the_output_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "hpctrain", "metrics"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=-1, text=True, check=False)
+    said = "error: standard output: cannot be written (No space left on device)\n"
+    assert (done.returncode, done.stderr) == (6, said)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file systems")
+def test_a_disk_that_takes_nothing_more(reference: Callable[..., Path], tmp_path: Path) -> None:
+    """Numbers are shown before they are kept, and a full disk is one sentence."""
+    runs, full = tmp_path / "runs", tmp_path / "full"
+    for folder in (runs, full):
+        folder.mkdir()
+    run = reference()
+    (run / "evaluations").mkdir(exist_ok=True)
+    subprocess.run(["mount", "--bind", run.parent, runs], check=True)
+    subprocess.run(["mount", "-o", "remount,ro,bind", runs], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", full], check=True)
+    try:
+        done = run_module("hpctrain", "evaluate", str(runs / run.name), code=6)
+        assert "accuracy" in done.stdout
+        assert "the result is not kept (Read-only file system)" in done.stderr
+        done = run_module("hpctrain", "evaluate", str(runs / run.name), "--record", code=6)
+        assert "it is val/loss=" in done.stderr
+        done = run_module("hpctrain", "export", str(run), str(full / "out"), code=6)
+        assert "No space left on device" in done.stderr
+        assert "Traceback" not in done.stderr
+    finally:
+        subprocess.run(["umount", runs, full], check=True)

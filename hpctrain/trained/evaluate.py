@@ -14,7 +14,7 @@ from hpctrain.checkpoint.manifest import step_of
 from hpctrain.commands import select
 from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
@@ -74,15 +74,18 @@ def main(argv: list[str]) -> int:
         "data": reference(options.data or run.config.data.path),
         "metrics": means,
     }
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    kept = path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
-    write_atomically(kept, json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result), file=exact())
     else:
         print(f"{path.name}, step {result['step']}, split {split}:")
         for name, value in means.items():
             print(f"  {name:<20} {value:.6g}")
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    kept = path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
+    try:
+        write_atomically(kept, json.dumps(result, indent=1) + "\n")
+    except OSError as error:
+        raise StorageError(f"{kept}: the result is not kept ({error.strerror})") from error
     return 0
 
 

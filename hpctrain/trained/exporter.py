@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -144,8 +145,11 @@ class Exporter:
     def _write_file(self, path: Path, pieces: list[Piece]) -> int:
         """Write one file, and return the bytes of its tensors, which are gone afterwards."""
         tensors = {piece.name: self._tensor(piece) for piece in pieces}
-        save_file(tensors, path, {"format": "pt"})
-        sync(path)
+        try:
+            save_file(tensors, path, {"format": "pt"})
+            sync(path)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"{path}: cannot be written ({error})") from error
         return sum(value.nbytes for value in tensors.values())
 
     def _chosen_layout(self) -> tuple[Layout, dict[str, Any]]:

@@ -186,7 +186,10 @@ class LoadedRun:
         try:
             return recorded.record(self.path, step_of(checkpoint), values, digest).metrics
         except OSError as error:
-            raise StorageError(f"{self.path}: the result cannot be written ({error})") from error
+            shown = ", ".join(f"{name}={value:.6g}" for name, value in values.items())
+            raise StorageError(
+                f"{self.path}: the result cannot be written ({error}); it is {shown}"
+            ) from error
 
     def predict(
         self,
@@ -284,7 +287,10 @@ class LoadedRun:
     def meeting_folder(self) -> Path:
         """Return a folder for the secret by which the ranks of an evaluation know each other."""
         folder = self.path / "evaluations"
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{folder}: cannot be made ({error.strerror})") from error
         return folder
 
     def find_code(self) -> None:

@@ -136,13 +136,15 @@ def read_known(kind: type[T], path: Path, parts: int = 1) -> T | None:
         return None
 
 
-def decode(kind: type[T], content: bytes, file: object) -> T:
+def decode(kind: type[T], content: bytes, file: object, *, surrogates: bool = False) -> T:
     """Return the value of a JSON text.
 
     Args:
         kind: A class of records, or a type of records.
         content: The text, UTF-8.
         file: Where it stands, for the error: a path, or `PATH line 3`.
+        surrogates: Whether half a surrogate pair stays in a text, as in names of files; otherwise
+            it becomes a question mark.
 
     Raises:
         DamageError: It is not such a value, or has a text with NUL.
@@ -153,7 +155,7 @@ def decode(kind: type[T], content: bytes, file: object) -> T:
     try:
         value: T = _decoder(asked).decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        return _decode_again(kind, content, file, error)
+        return _decode_again(kind, content, file, error, surrogates)
     return value
 
 
@@ -162,12 +164,14 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def _decode_again(kind: type[T], content: bytes, file: object, error: Exception) -> T:
+def _decode_again(
+    kind: type[T], content: bytes, file: object, error: Exception, surrogates: bool
+) -> T:
     """Decode what the fast way refused: NaN, an older version, or damage."""
     try:
         tree = json.loads(content)
         text = json.dumps(tree, ensure_ascii=False)
-        if not text.isascii():  # half a surrogate pair becomes a question mark
+        if not (surrogates or text.isascii()):
             tree = json.loads(text.encode(errors="replace"))
     except UnicodeError:
         raise DamageError(file, "it has text that is not Unicode") from None

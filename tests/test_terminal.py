@@ -214,7 +214,7 @@ def test_keys_of_foreign_configs(tmp_path: Path) -> None:
     file.write_text("[" * 100_000)
     for command in ("from-deepspeed", "from-accelerate"):
         found = shown("hpctrain", command, str(file), cwd=tmp_path)
-        assert "nested too deeply" in found
+        assert "nested too deeply" in found or "maximum nesting depth" in found
         assert "Traceback" not in found
 
 

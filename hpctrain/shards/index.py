@@ -292,7 +292,8 @@ class Index:
             raise DataError(f"format is {head.format!r}; this is not an index of {FORMAT}")
         if head.version != VERSION:
             raise DataError(f"found version {head.version}, this hpctrain reads {VERSION}")
-        index = decode(cls, content, where)
+        # Categories may be names of folders, and those may be any bytes.
+        index = decode(cls, content, where, surrogates=True)
         if index.digest != head.digest:
             raise DataError(
                 f"its digest {head.digest} does not fit its fields and shards "

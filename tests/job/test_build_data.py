@@ -385,7 +385,7 @@ def test_encoded_images(build: Build, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("data.shuffle=true", "data.shuffle=True: allowed are full, block, none"),
+        ("data.shuffle=true", "data.shuffle=true: allowed are full, block, none"),
         ("data.balance=klass", "data.balance=klass: the fields of data.path are image uint8"),
         ("data.windows.field=image", "data.windows.field=image: it must be a variable-length"),
         ("data.fields=[image,lable]", "data.fields=lable: the fields of data.path are"),

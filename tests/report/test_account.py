@@ -1,11 +1,13 @@
 """The account of one run: parts of time, energy, cost, notes, and what is left out."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hpctrain.report import report_command
 from hpctrain.report.account import run_account
@@ -267,18 +269,18 @@ def test_waits_for_a_slow_rank_are_lost_and_no_larger_batch_is_advised(tmp_path:
     assert said.startswith(text)
     events = [spent(1, 1000, 10, compute=700, communication=300)]
     (said,) = notes(account(write_run(tmp_path / "other", ended, events)))
-    assert "a larger `train.global_batch_size`" in said
+    assert "`train.global_batch_size=128` makes fewer steps" in said
 
 
 def test_a_note_about_one_run_of_a_sweep_has_its_name(tmp_path: Path) -> None:
     slow = [spent(1, 1000, 10, compute=600, data_wait=400)]
     runs = [write_run(tmp_path / f"run{n}", [attempt(0, 1000)], slow) for n in range(3)]
-    many, one = (
-        [str(line) for line in _notes([account(run) for run in group])][-1]
-        for group in (runs[:2], runs[2:])
-    )
-    assert many.startswith("  * 2 runs: 40% of the time the ranks waited for data")
-    assert one.startswith("  * run2: 40% of the time")
+    console = Console(width=200, file=io.StringIO(), record=True)
+    for group in (runs[:2], runs[2:]):
+        console.print(*_notes([account(run) for run in group]))
+    many, _, one = console.export_text().partition("run2: ")
+    assert "2 runs: 40% of the time the ranks waited for data" in many
+    assert one.startswith("40% of the time")
 
 
 def test_two_notes_do_not_contradict_each_other(tmp_path: Path) -> None:

@@ -44,14 +44,9 @@ class Transform(Protocol):
 
 
 def bind(transform: Transform, statistics: Mapping[str, Statistics]) -> Transform:
-    """Return `transform` with the statistics that it needs.
+    """Return `transform` with the statistics of the training split that it needs.
 
-    Args:
-        transform: If it needs statistics, it has a method `bind(statistics)`.
-        statistics: The statistics of each field of the training split, from the index.
-
-    Raises:
-        DataError: Statistics that the transform needs are not in the index.
+    If it needs some, it has a method `bind(statistics)`.
     """
     method = getattr(transform, "bind", None)
     return transform if method is None else method(statistics)

@@ -31,9 +31,6 @@ class Windows:
     """A source (see `hpctrain.data.loading.loader`) of windows of one field.
 
     Args:
-        reader: Reader of the split.
-        field: The variable-length field.
-        length: Elements of a window.
         stride: Elements from the start of a window to the start of the next; `length` by default.
         documents: Whether samples also have FIELD_document, int32 (length,): the number of the
             document that an element belongs to, counted from 0 in each window. Attention masks
@@ -41,10 +38,6 @@ class Windows:
 
     Attributes:
         fields: FIELD, (length, *shape), and FIELD_document if `documents`.
-
-    Raises:
-        ConfigError: `length` or `stride` is less than 1.
-        DataError: There is no such field, it is of fixed size, or no shard has a whole window.
     """
 
     def __init__(

@@ -127,12 +127,9 @@ def apply(
     """Transform a batch, sample by sample.
 
     `allocate` returns the arrays that are filled, given the arrays of the first sample. Positions
-    in the epoch and indices, for messages, are int64 (n,); the key is (seed, epoch).
-
-    Raises:
-        DataError: The results are not arrays, or differ in dtype or shape. The message names the
-            sample.
-        Exception: What the transform raises, with a note that names the sample.
+    in the epoch and indices, for messages, are int64 (n,); the key is (seed, epoch). What the
+    transform raises gets a note that names the sample. Results that are not arrays, or differ in
+    dtype or shape, are a DataError.
     """
     seed, epoch = key
     out: Mapping[str, Array] = {}

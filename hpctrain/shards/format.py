@@ -199,15 +199,7 @@ class ShardWriter:
         self._files.add(split, batch)
 
     def finish(self, provenance: Mapping[str, Any] | None = None) -> Index:
-        """Write what is left, move the shards into place, and the index last.
-
-        Returns:
-            The index that was written.
-
-        Raises:
-            DataError: There are no samples.
-            StorageError: The disk is full or the folder not writable.
-        """
+        """Write what is left, move the shards into place, and the index last; return it."""
         shards, moments = self._files.finish()
         if not shards:
             raise DataError(f"nothing to write into {self._folder}: the source has no samples")

@@ -19,9 +19,7 @@ MAX_STEPS = 64  # of a group
 class BatchReader:
     """Reads the batches of a group of steps.
 
-    Attributes:
-        batch_bytes: Bytes of a batch. Where samples vary in length, it is the largest batch that
-            has been read.
+    `batch_bytes` is that of the largest batch that has been read, where samples vary in length.
     """
 
     def __init__(

@@ -103,9 +103,12 @@ def draw(sampler: Sampler, epoch: int, draws: Int64s) -> Int64s:
     return samples
 
 
-def check_positions(positions: Int64s, count: int) -> Int64s:
+def check_positions(
+    positions: Int64s, count: int, what: str = "positions", of: str = "samples"
+) -> Int64s:
     """Return the positions as int64; an IndexError if one is not in [0, count)."""
     positions = np.asarray(positions, dtype=np.int64)
-    if positions.size and not (positions.min() >= 0 and positions.max() < count):
-        raise IndexError(f"positions {positions.min()} to {positions.max()} of {count} samples")
+    # As unsigned numbers, negative ones are larger than all others.
+    if positions.size and positions.view(np.uint64).max() >= count:
+        raise IndexError(f"{what} {positions.min()} to {positions.max()} of {count} {of}")
     return positions

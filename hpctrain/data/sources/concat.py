@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.samplers.permutation import groups
 from hpctrain.data.source import Prepares, SampleId, Source, sample_ids
 from hpctrain.errors import DataError
@@ -47,9 +48,7 @@ class Concat:
         The indices are int64 (n,), each in [0, len), and may be repeated. `out` has arrays
         (n, *shape) to fill, for any of the fixed-size fields.
         """
-        indices = np.asarray(indices, dtype=np.int64)
-        if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
-            raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} samples")
+        indices = check_positions(indices, len(self), "indices")
         parts = list(self._parts(indices))
         if len(parts) < 2:  # no copy is needed; an empty read goes to the first source
             source, own, _ = parts[0] if parts else (self._sources[0], indices, slice(0))

@@ -28,6 +28,7 @@ import numpy as np
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place
+from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.source import SampleId
 from hpctrain.data.sources.opened import IO, OpenShards
 from hpctrain.errors import DataError
@@ -211,10 +212,7 @@ class Reader:
 
     def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Return the shard of each index, and its row there: int64 (n,) each."""
-        indices = np.asarray(indices, dtype=np.int64)
-        # As unsigned numbers, negative ones are larger than all others.
-        if indices.size and indices.view(np.uint64).max() >= self._count:
-            raise IndexError(f"indices {indices.min()} to {indices.max()} of {self._count} samples")
+        indices = check_positions(indices, self._count, "indices")
         if len(self._ends) == 1:
             return np.zeros(len(indices), np.int64), indices
         shards = np.searchsorted(self._ends, indices, side="right")

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.source import SampleId
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import ConfigError, DataError
@@ -111,9 +112,7 @@ class Windows:
 
     def _locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Return the shard of each window, and its first element there: int64 (n,) each."""
-        indices = np.asarray(indices, dtype=np.int64)
-        if indices.size and indices.view(np.uint64).max() >= len(self):
-            raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} windows")
+        indices = check_positions(indices, len(self), "indices", "windows")
         shards = np.searchsorted(self._ends, indices, side="right")
         return shards, (indices - self._firsts[shards]) * self._stride
 

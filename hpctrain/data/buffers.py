@@ -26,12 +26,8 @@ BESIDE = 16
 class Buffers:
     """Lends arrays, whose memory it uses again.
 
-    Args:
-        pin: Whether the memory is page-locked, for asynchronous copies to a GPU; without CUDA it
-            has no effect.
-
-    Attributes:
-        pin: Whether the memory is page-locked.
+    With `pin` the memory is page-locked, for asynchronous copies to a GPU; without CUDA it has no
+    effect.
     """
 
     def __init__(self, pin: bool = False) -> None:

@@ -25,13 +25,8 @@ _DRAWS = 0x6472617773  # "draws": so that the keys differ from those of the orde
 class Draws:
     """The random numbers of one batch; each call draws other numbers.
 
-    Args:
-        seed: Any integer.
-        epoch: 0 or more.
-        positions: Positions of the samples in the epoch, int64 (b,).
-
-    Attributes:
-        drawn: How often numbers have been drawn.
+    The positions of the samples in the epoch are int64 (b,). `drawn` says how often numbers have
+    been drawn.
     """
 
     def __init__(self, seed: int, epoch: int, positions: Int64s) -> None:

@@ -30,10 +30,6 @@ class Feed:
     """Iterates over a loader's batches on a device.
 
     Args:
-        loader: The loader of this rank; for a GPU it pins memory.
-        device: Where the batches go.
-        transform: Applied to each batch on the device.
-        seed: Seed of the transforms' random choices.
         ahead_bytes: Size of the batches that are prefetched to a GPU, as they come from the loader;
             at least one batch is.
         closes: Functions that `close` calls, to close what the loader reads from.
@@ -99,11 +95,7 @@ class Feed:
 
     @property
     def last(self) -> Step:
-        """The step whose batch the training was given last. Keeping it keeps no batch.
-
-        Raises:
-            RuntimeError: The training has not been given a batch.
-        """
+        """The step whose batch the training was given last. Keeping it keeps no batch."""
         if self._given is None:
             raise RuntimeError("the training has not been given a batch yet")
         return self._given
@@ -113,9 +105,6 @@ class Feed:
         """The samples of the step whose batch the training was given last, over all ranks.
 
         Samples that only fill up the last batch count.
-
-        Raises:
-            RuntimeError: The training has not been given a batch.
         """
         return self.last.group.batch_size
 
@@ -123,12 +112,7 @@ class Feed:
         """Return where this rank's samples of a step are stored, in the order of the batch.
 
         Samples that only fill up the last batch are left out. It costs nothing until it is asked.
-
-        Args:
-            step: A step that was `last`; None: the one that is.
-
-        Raises:
-            RuntimeError: The training has not been given a batch.
+        Without `step` it is the one that is `last`.
         """
         return self.loader.samples(step or self.last)
 

@@ -45,15 +45,7 @@ class DatasetTokenizer:
 
     @classmethod
     def of(cls, source: str | Path, field: str) -> Self:
-        """Read the tokenizer of a data set.
-
-        Args:
-            source: The folder or URL of the data set.
-            field: The variable-length field that holds the tokens.
-
-        Raises:
-            DataError: The data set or its tokenizer cannot be read, or it has no tokens.
-        """
+        """Read the tokenizer of the data set whose variable-length `field` holds the tokens."""
         index = load_index(source)
         spec = index.fields.get(field)
         if spec is not None and spec.variable and spec.dtype == "uint8":
@@ -70,10 +62,8 @@ class DatasetTokenizer:
     def byte_lengths(self) -> Int64s:
         """Return how many bytes of text each token stands for, (vocabulary,).
 
-        Special tokens and unused ids have none.
-
-        Raises:
-            DataError: The tokenizer's kind does not say which bytes a token stands for.
+        Special tokens and unused ids have none. If the tokenizer's kind does not say which bytes a
+        token stands for, that is a DataError.
         """
         lengths = np.zeros(self.vocabulary, np.int64)
         if not self.content:
@@ -95,22 +85,14 @@ class DatasetTokenizer:
         return lengths
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without an end of document.
-
-        Raises:
-            DataError: The library `tokenizers` is needed and not installed.
-        """
+        """Return the tokens of a text, without an end of document."""
         if not self.content:
             return list(text.encode())
         ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens; incomplete characters become U+FFFD, special tokens nothing.
-
-        Raises:
-            DataError: The library `tokenizers` is needed and not installed.
-        """
+        """Return the text of tokens; incomplete characters give U+FFFD, special tokens nothing."""
         if not self.content:
             return bytes(token for token in tokens if token < BYTES).decode(errors="replace")
         text: str = self._library.decode(list(tokens), skip_special_tokens=True)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from hpctrain.data.draws import Draws
-from hpctrain.data.workers.samples import asked_for
+from hpctrain.data.workers import samples
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import Statistics
 from hpctrain.shards.types import Batch
@@ -44,50 +44,27 @@ class Transform(Protocol):
 
 
 def bind(transform: Transform, statistics: Mapping[str, Statistics]) -> Transform:
-    """Return `transform` with the statistics that it needs.
+    """Return `transform` with the statistics of the training split that it needs.
 
-    Args:
-        transform: If it needs statistics, it has a method `bind(statistics)`.
-        statistics: The statistics of each field of the training split, from the index.
-
-    Raises:
-        DataError: Statistics that the transform needs are not in the index.
+    If it needs some, it has a method `bind(statistics)`.
     """
     method = getattr(transform, "bind", None)
     return transform if method is None else method(statistics)
 
 
-class Watched:
-    """A transform of an evaluation, which ends it when it draws random numbers.
+class Watched(samples.Watched):
+    """The same for a transform of batches, such as `data.batch_transforms[0]`."""
 
-    Args:
-        transform: The transform.
-        key: The place in the config, such as `data.batch_transforms[0]`.
-    """
-
-    def __init__(self, transform: Transform, key: str) -> None:
-        self._transform, self._key = transform, key
-
-    def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """Return what the transform returns.
-
-        Raises:
-            ConfigError: It has drawn random numbers.
-        """
+    def __call__(self, batch: Batch, draws: Draws) -> Any:
+        """Return what the transform returns; a ConfigError if it has drawn random numbers."""
         before = draws.drawn
         result = self._transform(batch, draws)
-        if draws.drawn != before:
-            raise ConfigError(
-                asked_for(self._key, "draws random numbers in an evaluation, for this batch")
-            )
+        self._check(draws.drawn != before, "batch")
         return result
 
     def bind(self, statistics: Mapping[str, Statistics]) -> "Watched":
         """See `bind`."""
         return Watched(bind(self._transform, statistics), self._key)
-
-    def __repr__(self) -> str:
-        return repr(self._transform)
 
 
 class Compose:

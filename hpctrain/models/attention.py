@@ -31,25 +31,14 @@ class Context(Protocol):
     ) -> torch.Tensor:
         """Return the causal attention of the queries of this rank to the keys of all ranks.
 
-        Args:
-            query: (batch, heads, positions of this rank, head_dim).
-            key: (batch, kv_heads, positions of this rank, head_dim).
-            value: The shape of `key`.
-            masks: What `masks` returned; None: each row is one document.
+        Queries are (batch, heads, positions of this rank, head_dim); keys and values have kv_heads.
+        `masks` is what `masks` returned; None: each row is one document.
         """
         ...
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped queries.
-
-    Args:
-        dim: Width of the residual stream.
-        heads: Number of query heads.
-        kv_heads: Number of key and value heads.
-        bias: Whether the projections have a bias.
-        std: Standard deviation of the initial output projection.
-    """
+    """Causal attention with grouped queries."""
 
     def __init__(self, dim: int, heads: int, kv_heads: int, bias: bool, std: float) -> None:
         super().__init__()
@@ -69,16 +58,12 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Mix the values of the positions that each position may see.
 
-        Args:
-            x: (batch, length, dim).
-            rotation: What `rotary` returns; None does not rotate.
-            masks: One bool tensor (batch, 1, length, length), True where a query (third axis) may
-                see a key (fourth axis); with a context what its `masks` returned. None: every
-                position sees itself and those before it.
-            context: The part of the positions that `x` has; None means all.
+        `x` and the result are (batch, length, dim); with a context, of the part of the positions
+        that `x` has. `rotation` is what `rotary` returns; None does not rotate.
 
-        Returns:
-            (batch, length, dim).
+        `masks` is one bool tensor (batch, 1, length, length), True where a query (third axis) may
+        see a key (fourth axis); with a context what its `masks` returned. None: every position sees
+        itself and those before it.
         """
         # -1 instead of the number of heads: under tensor parallelism a rank has a part of them.
         query, key, value = (
@@ -147,15 +132,9 @@ def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:
     """Return the cosines and sines of the rotary embedding, which `rotate` applies.
 
     They are computed in each forward pass. A buffer would lose precision when the model is
-    converted to bfloat16, and would need care on the meta device.
-
-    Args:
-        positions: An integer dtype, (batch or 1, length).
-        head_dim: Elements of a head, an even number.
-        theta: Pair i of a head turns by theta^(-2 i / head_dim) for each position.
-
-    Returns:
-        Two tensors, float32 (batch or 1, 1, length, head_dim / 2).
+    converted to bfloat16, and would need care on the meta device. The positions are integers,
+    (batch or 1, length); pair i of a head turns by theta^(-2 i / head_dim) for each. Both results
+    are float32 (batch or 1, 1, length, head_dim / 2).
     """
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
     angles = positions[:, None, :, None] * theta ** (-pairs / head_dim)
@@ -165,14 +144,8 @@ def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Rotate the pairs (i, i + head_dim / 2) of each head by the angles of its position.
 
-    Llama's own code pairs neighbours instead; Hugging Face's weights are sorted for this order.
-
-    Args:
-        x: Queries or keys, (batch, heads, length, head_dim).
-        rotation: What `rotary` returned.
-
-    Returns:
-        The shape and dtype of `x`; computed in float32.
+    Llama's own code pairs neighbours instead; Hugging Face's weights are sorted for this order. `x`
+    is (batch, heads, length, head_dim). The result has its shape and dtype, computed in float32.
     """
     cos, sin = rotation
     first, second = x.float().chunk(2, -1)

@@ -53,14 +53,7 @@ class ConvNet(Model):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions, and the input added to their result.
-
-    Args:
-        ins: Channels of the input.
-        outs: Channels of the output.
-        stride: Step of the first convolution; 2 halves height and width.
-        norm: "group" or "batch".
-    """
+    """Two 3x3 convolutions, and the input added to their result."""
 
     def __init__(self, ins: int, outs: int, stride: int, norm: str) -> None:
         super().__init__()

@@ -29,12 +29,7 @@ def stored_buffers(*models: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Buffers:
-    """The values of the buffers of some models.
-
-    Args:
-        models: The models.
-        stored: Only the buffers that a checkpoint has, such as statistics, and not tables.
-    """
+    """The values of the buffers of some models; if `stored`, only of those in a checkpoint."""
 
     def __init__(self, *models: nn.Module, stored: bool = False) -> None:
         self._models, self._stored = models, stored
@@ -101,8 +96,7 @@ def same_modes(model: nn.Module) -> Iterator[None]:
 def dry_run(*models: nn.Module) -> Iterator[None]:
     """Leave the buffers and modes of the models, and the random state, as they are before.
 
-    Args:
-        models: What runs, on any device; without one only the random state is kept.
+    Without a model only the random state is kept.
     """
     used = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = [torch.cuda.current_device()] if used else []

@@ -35,24 +35,15 @@ class Experts(nn.Module):
     mask. They are few, and any number of ranks pads a batch in the same way.
 
     Args:
-        dim: Width of the residual stream.
-        hidden: Width of an expert between its projections.
-        experts: Number of experts.
-        per_token: Number of experts that each token uses.
         out_std: Standard deviation of the initial weights of `down`.
         std: Standard deviation of the other initial weights.
-        scores: "sigmoid" or "softmax".
         capacity: At least 1 to hold every token if the experts were used evenly. None: no limit.
         balance_rate: Each step moves the bias of an expert by this much. 0 does not balance.
         shared: Every token passes through this module, too. None: there is none.
 
     Attributes:
         balance: The bias of each expert, float32 (experts,).
-        bank: The weights of the experts.
         load_size: The number of elements that `take_loads` returns.
-
-    Raises:
-        ValueError: A number or name is not possible.
     """
 
     balance: torch.Tensor
@@ -125,9 +116,8 @@ class Experts(nn.Module):
     def take_loads(self) -> torch.Tensor:
         """Return the loads of this rank's backward passes since the last call.
 
-        Returns:
-            float64 (experts + 1,): how many tokens have chosen each expert, and how many of these
-            choices were dropped.
+        float64 (experts + 1,): how many tokens have chosen each expert, and how many of these
+        choices were dropped.
         """
         loads = torch.zeros(self.load_size, dtype=torch.float64, device=self.balance.device)
         for seen in self._loads:
@@ -139,8 +129,7 @@ class Experts(nn.Module):
     def move_balance(self, loads: torch.Tensor) -> None:
         """Make the choice of experts with little load more likely, and of others less.
 
-        Args:
-            loads: The first `experts` elements of `take_loads`, added over all ranks.
+        `loads` are the first `experts` elements of `take_loads`, added over all ranks.
         """
         # Whole numbers are compared, so that the sign does not depend on rounding.
         self.balance += self.balance_rate * (loads.sum() - loads * self.experts).sign().float()
@@ -174,16 +163,8 @@ class Experts(nn.Module):
 class Bank(nn.Module):
     """The weights of all experts; expert e computes down[e](silu(gate[e](x)) * up[e](x)).
 
-    Args:
-        dim: Width of the residual stream.
-        hidden: Width between the projections.
-        experts: Number of experts.
-        std: Standard deviation of the initial `gate` and `up`.
-        out_std: Standard deviation of the initial `down`.
-
-    Attributes:
-        gate: (experts, hidden, dim), as are `up` and `down`. Expert parallel and FSDP2 divide the
-            first two dimensions.
+    `gate`, `up` and `down` are (experts, hidden, dim). Expert parallel and FSDP2 divide the first
+    two dimensions.
     """
 
     def __init__(self, dim: int, hidden: int, experts: int, std: float, out_std: float) -> None:
@@ -201,15 +182,10 @@ class Bank(nn.Module):
         nn.init.normal_(self.down, std=self.out_std)
 
     def forward(self, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Apply to each token its expert.
+        """Apply to each token its expert; (tokens, dim), sorted by expert, as is the result.
 
-        Args:
-            tokens: A floating dtype, (tokens, dim), sorted by expert.
-            counts: int64 (experts,): the number of tokens of each expert. With expert parallel
-                these are the experts of this rank.
-
-        Returns:
-            (tokens, dim).
+        `counts` is int64 (experts,), the tokens of each expert; with expert parallel of this
+        rank's.
         """
         weights = [_local(w) for w in (self.gate, self.up, self.down)]
         kind = tokens.device.type
@@ -229,9 +205,6 @@ def used_evenly(model: nn.Module) -> Iterator[None]:
 
     So a model can be called whose tensors have no values, as `plan` and the count of FLOPs do. No
     token is dropped.
-
-    Args:
-        model: A model; one without experts is not changed.
     """
     layers = [m for m in model.modules() if isinstance(m, Experts)]
     limits = [layer.capacity for layer in layers]
@@ -274,10 +247,8 @@ def _local(weight: torch.Tensor) -> torch.Tensor:
 def mix_counted(bank: nn.Module, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Apply to each token its expert, and replace dropped tokens by 0; the host counts these.
 
-    Args:
-        bank: A `Bank`.
-        tokens: A floating dtype, (tokens, dim), sorted by expert; the dropped ones are the last.
-        counts: int64 (experts + 1,): the tokens of each expert, and those that were dropped.
+    As `Bank.forward`, but the dropped tokens are the last, and `counts`, int64 (experts + 1,), has
+    their number, too.
     """
     dropped = int(counts[-1])
     mixed: torch.Tensor = bank(tokens[: len(tokens) - dropped], counts[:-1])

@@ -10,14 +10,7 @@ STD = 0.02  # of the initial weights, as in GPT-2
 
 
 class Linear(nn.Linear):
-    """A linear layer with normally distributed weights, and biases of zero.
-
-    Args:
-        ins: Number of inputs.
-        outs: Number of outputs.
-        bias: Whether there is a bias.
-        std: Standard deviation of the initial weights.
-    """
+    """A linear layer with normally distributed weights, and biases of zero."""
 
     def __init__(self, ins: int, outs: int, bias: bool, std: float = STD) -> None:
         self.std = std  # the constructor of nn.Linear calls reset_parameters
@@ -39,14 +32,7 @@ class Embedding(nn.Embedding):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)).
-
-    Args:
-        dim: Width of the residual stream.
-        hidden: Width between the projections.
-        bias: Whether the projections have a bias.
-        std: Standard deviation of the initial `down`.
-    """
+    """down(silu(gate(x)) * up(x)); `std` is that of the initial `down`."""
 
     def __init__(self, dim: int, hidden: int, bias: bool, std: float) -> None:
         super().__init__()

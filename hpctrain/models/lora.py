@@ -69,15 +69,8 @@ def add_adapters(
 ) -> None:
     """Give the linear layers whose names fit a pattern an adapter, in place.
 
-    Args:
-        model: A whole model, possibly on the meta device.
-        match: Patterns of names of modules; `*` stands for any text.
-        rank: The number of rows of lora_A.
-        alpha: The adapter is multiplied by alpha / rank.
-        dropout: See `Adapted`.
-
-    Raises:
-        ConfigError: A pattern fits no linear layer.
+    In a pattern `*` stands for any text; one that fits no linear layer is a ConfigError. The model
+    is whole, possibly on the meta device. An adapter is multiplied by alpha / rank.
     """
     linear = {name: module for name, module in model.named_modules() if _is_linear(module)}
     chosen: dict[str, nn.Module] = {}
@@ -93,15 +86,7 @@ def add_adapters(
 
 
 def check_trained(model: nn.Module, also: Sequence[str]) -> None:
-    """Check that each pattern of `freeze_base` fits a parameter.
-
-    Args:
-        model: The whole model, with adapters.
-        also: As for `freeze_base`.
-
-    Raises:
-        ConfigError: A pattern fits none.
-    """
+    """Check that each pattern of `freeze_base` fits a parameter."""
     named = model.named_parameters(remove_duplicate=False)
     names = [name for name, _ in named if not is_adapter(name)]
     for pattern in also:
@@ -129,9 +114,7 @@ def trained_names(model: nn.Module, also: Sequence[str]) -> set[str]:
 def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
     """Let no gradient be computed but for adapters and parameters whose names fit a pattern.
 
-    Args:
-        model: What this rank has of the model, with the names of the whole model.
-        also: Patterns of names of parameters that are trained as well.
+    The names are those of the whole model, of which this rank may have a part.
     """
     trained = trained_names(model, also)
     for name, parameter in model.named_parameters():

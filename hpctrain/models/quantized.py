@@ -49,12 +49,8 @@ class FourBitLinear(nn.Linear):
 def quantize(model: nn.Module) -> None:
     """Pack the weights of all layers that have an adapter, in place.
 
-    Args:
-        model: A whole model, whose weights were loaded.
-
-    Raises:
-        ConfigError: bitsandbytes is not installed, the weights are divided over ranks, or a layer
-            computes otherwise than `torch.nn.Linear`.
+    The model is whole, and its weights were loaded. A layer that computes otherwise than
+    `torch.nn.Linear` is a ConfigError.
     """
     functional = _functional()
     for name, layer in adapted(model):
@@ -75,11 +71,7 @@ def quantize(model: nn.Module) -> None:
 
 
 def rounded(weight: torch.Tensor) -> torch.Tensor:
-    """Return the weight (outputs, inputs) with which a quantized layer computes.
-
-    Raises:
-        ConfigError: bitsandbytes is not installed.
-    """
+    """Return the weight (outputs, inputs) with which a quantized layer computes."""
     functional = _functional()
     found: torch.Tensor = functional.dequantize_4bit(*_packed(functional, weight))
     return found.to(weight.dtype)

@@ -286,12 +286,7 @@ class Transformer(Model):
 class Layer(nn.Module):
     """Attention and an MLP, each of which adds to the residual stream.
 
-    Args:
-        attention_norm: Applied to the input of the attention.
-        attention: The attention.
-        mlp_norm: Applied to the input of the MLP.
-        mlp: The MLP.
-        dropout: Applied to what both add, in training.
+    In training, dropout is applied to what both add.
     """
 
     def __init__(

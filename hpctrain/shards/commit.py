@@ -32,8 +32,7 @@ _REPLACED = "replaced"  # the folder that keeps the index of the data set that i
 def check_ours(folder: Path) -> None:
     """Check that a data set in `folder` may be replaced: hpctrain wrote its files.
 
-    Raises:
-        DataError: Others wrote its files (`python -m data_prep index`); they would be lost.
+    Those that others wrote (`python -m data_prep index`) would be lost, which is a DataError.
     """
     try:
         index = Index.load(folder)
@@ -55,14 +54,8 @@ def check_ours(folder: Path) -> None:
 def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     """Move shards from PARTIAL into `folder`, the index last, and remove PARTIAL.
 
-    Args:
-        folder: A data set in it is replaced.
-        index: Index of the new data set.
-        moves: The path in PARTIAL of each shard, and of each file beside the shards.
-
-    Raises:
-        DataError: The data set in `folder` cannot be replaced; see `check_ours`.
-        StorageError: The folder cannot be written; `resume` may finish the commit later.
+    `moves` has the path in PARTIAL of each shard, and of each file beside the shards. A data set in
+    the folder is replaced. After a StorageError, `resume` may finish the commit later.
     """
     partial = folder / PARTIAL
     check_ours(folder)
@@ -77,12 +70,7 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
 
 
 def resume(folder: Path) -> bool:
-    """Finish the commit that was begun in `folder`; return whether there was one.
-
-    Raises:
-        DataError: _MOVES cannot be read.
-        OSError: The folder cannot be written.
-    """
+    """Finish the commit that was begun in `folder`; return whether there was one."""
     partial = folder / PARTIAL
     try:
         moves = dict(json.loads((partial / _MOVES).read_bytes()))
@@ -112,21 +100,13 @@ def resume(folder: Path) -> bool:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Finish the commit of an interrupted writer, and remove its other files but the lock.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """Finish the commit of an interrupted writer, and remove its other files but the lock."""
     if not resume(folder):
         _empty(folder / PARTIAL)
 
 
 def discard(folder: Path) -> None:
-    """Call `clear_leftovers`, and remove PARTIAL; the caller holds the exclusive lock.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """Call `clear_leftovers`, and remove PARTIAL; the caller holds the exclusive lock."""
     clear_leftovers(folder)
     (folder / PARTIAL / LOCK).unlink(missing_ok=True)
     with suppress(OSError):  # the next writer has put its lock there
@@ -136,12 +116,7 @@ def discard(folder: Path) -> None:
 def settle(folder: Path, *, wait: float = 0) -> None:
     """Finish the commit of a writer that was killed, if there is one.
 
-    Args:
-        folder: The folder of the data set; it need not exist.
-        wait: See `lock`.
-
-    Raises:
-        StorageError: The folder cannot be written, or another process holds it.
+    The folder need not exist. `lock` explains `wait`.
     """
     try:
         names = set(os.listdir(folder / PARTIAL))
@@ -166,17 +141,8 @@ def settle(folder: Path, *, wait: float = 0) -> None:
 def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
     """Lock `folder` against other writers while the descriptor is open, and make PARTIAL.
 
-    Args:
-        folder: An existing folder.
-        shared: Whether other processes may hold the lock too, if they share it.
-        wait: How many seconds to wait for another process to unlock it.
-
-    Returns:
-        The descriptor; None where the file system has no locks.
-
-    Raises:
-        OSError: The folder cannot be written.
-        StorageError: Another process holds the lock.
+    Return the descriptor; None where the file system has no locks. With `shared`, others may share
+    the lock. If another process holds it after `wait` seconds, that is a StorageError.
     """
     path, end = folder / PARTIAL / LOCK, time.monotonic() + wait
     while True:

@@ -50,9 +50,6 @@ class Compression:
         codec: One of LEVELS.
         level: A higher level is smaller and slower; None: the codec's default, if it has levels.
         chunk_bytes: Bytes of the samples of a chunk, about, before they are compressed.
-
-    Raises:
-        ConfigError: There is no such codec, level or chunk, or the library is missing.
     """
 
     codec: str = "none"
@@ -83,11 +80,7 @@ class Compression:
         return self.codec if self.level is None else f"{self.codec} (level {self.level})"
 
     def check(self, fields: Mapping[str, Field]) -> None:
-        """Check that the samples fit into chunks.
-
-        Raises:
-            DataError: One sample (one element, if the length varies) is too large.
-        """
+        """Check that a sample (an element, if the length varies) of a field fits into a chunk."""
         for name, field in fields.items():
             if self.codec != "none" and field.nbytes > MOST_BYTES:
                 raise DataError(
@@ -128,10 +121,8 @@ def plugins() -> Any:
     """Return hdf5plugin, and make HDF5 use the codecs of hdf5plugin.
 
     HDF5 may have found other builds of the codecs before: netCDF4 sets HDF5_PLUGIN_PATH when it is
-    imported. Another build writes the same values in other bytes.
-
-    Raises:
-        ImportError: It is not installed.
+    imported. Another build writes the same values in other bytes. If it is not installed, that is
+    an ImportError.
     """
     library = import_module("hdf5plugin")
     files = library.get_config().registered_filters

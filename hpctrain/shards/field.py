@@ -50,12 +50,7 @@ class Field:
     axis: Count = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
-        """Check that a shard can hold the field.
-
-        Raises:
-            DataError: The dtype is unknown, the shape has no elements or too many axes, or the axis
-                is impossible.
-        """
+        """Check that a shard can hold the field."""
         if self.dtype not in DTYPES:
             raise DataError(f"dtype {self.dtype} is not supported; allowed: {', '.join(DTYPES)}")
         if any(size < 1 for size in self.shape):
@@ -100,11 +95,7 @@ class Field:
 
 
 def check_name(name: str, what: str) -> None:
-    """Check that the name of a field or split is portable in file names and HDF5.
-
-    Raises:
-        DataError: It is not; the message says what is allowed.
-    """
+    """Check that the name of a field or split is portable in file names and HDF5."""
     if not NAME.fullmatch(name):
         raise DataError(
             f"{what} {name!r}: a name has letters, digits, '_', '-' and '.' and starts with "

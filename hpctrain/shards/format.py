@@ -69,21 +69,9 @@ _LOOK_FIELD = 2**12  # bytes of each field, at least
 class ShardFiles:
     """Writes samples into shards in one folder, and nothing else: no index, no lock.
 
-    It takes the memory of about a shard for each split; a compressed shard takes two more while
-    it is written.
-
-    Args:
-        folder: An existing folder.
-        fields: The schema; None: the schema of the first batch.
-        max_bytes: Data in one shard, before it is compressed.
-        compression: Codec of the shards.
-        sync: Whether each shard is forced to the disk; False: the caller does it.
-
-    Attributes:
-        fields: The schema, once it is known.
-
-    Raises:
-        DataError: A field cannot be stored.
+    It takes the memory of about a shard for each split; a compressed shard takes two more while it
+    is written. Without `fields` the schema is that of the first batch. `max_bytes` is the data in
+    one shard, before it is compressed. Without `sync` the caller forces the shards to the disk.
     """
 
     def __init__(
@@ -140,11 +128,7 @@ class ShardFiles:
                 self._flush(state)
 
     def finish(self) -> tuple[list[Shard], dict[str, dict[str, Moments]]]:
-        """Write what is left; return the shards and, by split and field, the statistics.
-
-        Raises:
-            StorageError: The disk is full or the folder not writable.
-        """
+        """Write what is left; return the shards and, by split and field, the statistics."""
         for state in self._splits.values():
             if state.count:
                 self._flush(state)
@@ -215,15 +199,7 @@ class ShardWriter:
         self._files.add(split, batch)
 
     def finish(self, provenance: Mapping[str, Any] | None = None) -> Index:
-        """Write what is left, move the shards into place, and the index last.
-
-        Returns:
-            The index that was written.
-
-        Raises:
-            DataError: There are no samples.
-            StorageError: The disk is full or the folder not writable.
-        """
+        """Write what is left, move the shards into place, and the index last; return it."""
         shards, moments = self._files.finish()
         if not shards:
             raise DataError(f"nothing to write into {self._folder}: the source has no samples")

@@ -94,11 +94,7 @@ class Shard:
     elements: Mapping[str, Count] = field(default_factory=lambda: _NO_ELEMENTS)
 
     def __post_init__(self) -> None:
-        """Check path and sizes.
-
-        Raises:
-            DataError: The path leads out of the folder, or a size is not positive.
-        """
+        """Check path and sizes."""
         parts = self.path.split("/")  # an absolute path begins with an empty one
         if "" in parts or "." in parts or ".." in parts:
             raise DataError(f"shard {self.path!r} leaves the data set's folder")
@@ -160,11 +156,7 @@ class Index:
     group: str = ""
 
     def __post_init__(self) -> None:
-        """Check the categories and the group.
-
-        Raises:
-            DataError: A field does not exist.
-        """
+        """Check the categories and the group."""
         categories = {name: tuple(values) for name, values in self.categories.items()}
         object.__setattr__(self, "categories", categories)  # the order in which they are loaded
         for name in categories:
@@ -193,32 +185,20 @@ class Index:
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
     def split(self, name: str) -> Split:
-        """Return one split's shards.
-
-        Raises:
-            DataError: There is no such split; the message lists the splits.
-        """
+        """Return one split's shards."""
         shards = tuple(shard for shard in self.shards if shard.split == name)
         if not shards:
             raise DataError(f"there is no split {name!r}; this data set has {_names(self.splits)}")
         return Split(name, shards, sum(shard.count for shard in shards))
 
     def check(self, folder: Path) -> None:
-        """Compare each shard's size on disk with the index: one stat each, nothing is read.
-
-        Raises:
-            DataError: A shard is missing, truncated or longer than listed.
-        """
+        """Compare each shard's size on disk with the index: one stat each, nothing is read."""
         for shard in self.shards:
             check_shard(Path(folder) / shard.path, shard)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read `folder/index.json`; the shards are not read (see `check`).
-
-        Raises:
-            DataError: There is no folder or no index, or this version cannot read it.
-        """
+        """Read `folder/index.json`; the shards are not read (see `check`)."""
         path = Path(folder) / FILE
         try:
             with open_regular(path) as file:
@@ -238,11 +218,7 @@ class Index:
 
     @classmethod
     def loads(cls, content: bytes, where: str) -> Self:
-        """Parse an `index.json`; `where` names it in messages.
-
-        Raises:
-            DataError: It is not an index that this version can read.
-        """
+        """Parse an `index.json`; `where` names it in messages."""
         try:
             return cls._parse(content, where)
         except DamageError as error:
@@ -251,11 +227,7 @@ class Index:
             raise DataError(f"{where}: {error}") from None
 
     def save(self, folder: Path) -> None:
-        """Write `folder/index.json` whole or not at all (temporary name, fsync, rename).
-
-        Raises:
-            OSError: The folder cannot be written.
-        """
+        """Write `folder/index.json` whole or not at all (temporary name, fsync, rename)."""
         path = Path(folder) / FILE
         unfinished = temporary(path)
         content = {
@@ -309,11 +281,7 @@ class _Head(Record, frozen=True):
 
 
 def check_shard(path: Path, shard: Shard) -> None:
-    """Compare the size of a shard's file with the index.
-
-    Raises:
-        DataError: The file is missing, truncated or longer than listed.
-    """
+    """Compare the size of a shard's file with the index."""
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:

@@ -32,22 +32,11 @@ _SPAN = 2**16  # largest range of integers that is counted in a table
 class Moments:
     """Running statistics of a field, in float64.
 
-    Args:
-        fields: Number of fields of the data set: with many fields, each may have fewer classes.
-
-    Attributes:
-        most: The most classes that are counted.
-        count: Number of finite values.
-        mean: Mean of the finite values.
-        square: Sum of the squared deviations from the mean.
-        low: Least finite value, or None.
-        high: Greatest finite value, or None.
-        nonfinite: Number of values that are not finite.
-        nan: How many of these are NaN.
-        classes: How often each value occurs; None if a sample is not one integer, or there are
-            more than `most` values.
-        lengths: Statistics of the lengths of variable-length samples.
-        total: Sum of the lengths.
+    `count`, `mean`, `square` (the sum of the squared deviations from the mean), `low` and `high`
+    are those of the finite values. `nonfinite` counts the others, and `nan` those of them that are
+    NaN. `classes` says how often each value occurs; None if a sample is not one integer, or there
+    are more than `most` values, of which there are fewer in a data set of many fields. `lengths`
+    are those of variable-length samples, and `total` is their sum.
     """
 
     def __init__(self, fields: int = 1) -> None:

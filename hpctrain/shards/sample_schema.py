@@ -15,11 +15,7 @@ ArrayBatch = Mapping[str, Array | Ragged | Sequence[Array]]
 
 
 def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Check the names of fields.
-
-    Raises:
-        DataError: There is no field, a name is not portable, or the loader needs the name.
-    """
+    """Check the names of fields."""
     if not fields:
         raise DataError("a data set needs at least one field")
     for name in fields:
@@ -33,11 +29,7 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
 
 
 def infer_fields(batch: ArrayBatch) -> dict[str, Field]:
-    """Return the schema of a batch: a list or a `Ragged` is a variable-length field.
-
-    Raises:
-        DataError: A shard cannot hold the dtype or shape of a field; the message names it.
-    """
+    """Return the schema of a batch: a list or a `Ragged` is a variable-length field."""
     fields = {}
     for name, value in batch.items():
         # A fixed-size field is (n, *shape); a sample of a variable-length field (length, *shape).
@@ -51,11 +43,7 @@ def infer_fields(batch: ArrayBatch) -> dict[str, Field]:
 
 
 def check_batch(batch: ArrayBatch, fields: Mapping[str, Field]) -> dict[str, Array | Ragged]:
-    """Return the batch in the order of the schema, each variable-length field as a `Ragged`.
-
-    Raises:
-        DataError: A field is missing or unknown, or has another dtype, shape or count.
-    """
+    """Return the batch in the order of the schema, each variable-length field as a `Ragged`."""
     if set(batch) != set(fields):
         raise DataError(
             f"a batch has the fields {', '.join(sorted(batch))}; the data set has "

@@ -47,24 +47,11 @@ def write_shard(
     *,
     sync: bool = True,
 ) -> tuple[int, str]:
-    """Write one file, and force it to the disk.
+    """Write one file, and force it to the disk; return its size in bytes and digest "xxh3_128:…".
 
-    A compressed file takes memory of twice its size.
-
-    Args:
-        path: Path of the file; it is replaced if it exists.
-        split: Name of the split.
-        fields: The schema.
-        parts: For each field its samples in one or more pieces, of the schema's dtype and shape;
-            the pieces of a variable-length field are `Ragged`.
-        compression: Codec of all datasets but the offsets of variable-length fields.
-        sync: Whether the file is forced to the disk; False: the caller does it.
-
-    Returns:
-        The size of the file in bytes, and its digest "xxh3_128:…".
-
-    Raises:
-        OSError: The file cannot be written.
+    A compressed file takes memory of twice its size. A field has its samples in one or more
+    `parts`, of the schema's dtype and shape; those of a variable-length field are `Ragged`. The
+    offsets are never compressed. Without `sync` the caller forces the file to the disk.
     """
     datasets: dict[str, Sequence[Array]] = {}
     for name, field in fields.items():

@@ -74,14 +74,7 @@ class Evolution(SplitTask):
         self._shells: torch.Tensor | None = None
 
     def bind(self, source: str | Path) -> Self:
-        """Return this task with the scales of the data set and the fitted linear map.
-
-        Args:
-            source: The folder or URL of the data set.
-
-        Raises:
-            DataError: The data set has no such field, or no statistics of it.
-        """
+        """Return this task with the scales of the data set and the fitted linear map."""
         bound = copy.copy(self)
         reader = Reader(source, self.split, [self.field, *self.constants])
         bound._scale = 1 / _moments(reader.index, self.split, self.field)[1]
@@ -103,12 +96,7 @@ class Evolution(SplitTask):
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """Return the sums of a `Task`; trajectories whose mask is False do not count.
 
-        Args:
-            outputs: The changes, a floating dtype, (batch x (steps - 1), channels, *grid).
-            batch: The batch.
-
-        Raises:
-            ConfigError: The outputs have another shape.
+        The outputs are the changes, a floating dtype, (batch x (steps - 1), channels, *grid).
         """
         change = prediction(outputs, "changes (pairs of snapshots, channels, *grid)")
         before, after, constants = self._pairs(batch)

@@ -19,10 +19,7 @@ _ROUNDED = 1e-2  # probabilities that were mixed in bf16
 class Labels:
     """Finds the labels of a field that are outside their range.
 
-    Args:
-        key: The config key that names the field.
-        name: The field.
-        cure: What to do about a label that shall not count; "VALUE" stands for it.
+    `cure` says what to do about a label that shall not count; "VALUE" stands for it.
     """
 
     def __init__(self, key: str, name: str, cure: str = "") -> None:
@@ -33,14 +30,9 @@ class Labels:
     def outside(self, labels: torch.Tensor, count: int, whole: str) -> torch.Tensor:
         """Return which labels are outside their range, bool, in the shape of the labels.
 
-        Args:
-            labels: Shape (rows, ...), without those that are left out: integers from 0 to
-                `count` - 1, or a floating dtype from 0 to 1.
-            count: The number of classes.
-            whole: What has so many classes, for the error.
-
-        Raises:
-            ConfigError: A label is outside, and the host may wait for the device.
+        The labels, (rows, ...), without those that are left out, are integers in
+        [0, count), or a floating dtype from 0 to 1. `whole` says what has so many classes, for the
+        error, which is raised if the host may wait for the device.
         """
         if labels.is_floating_point():
             wrong = ~((labels >= -_ROUNDED) & (labels <= 1 + _ROUNDED))  # NaN is outside, too

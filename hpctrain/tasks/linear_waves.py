@@ -32,10 +32,8 @@ class LinearWaves:
     def fit(cls, before: torch.Tensor, after: torch.Tensor, constants: torch.Tensor) -> LinearWaves:
         """Fit the maps to pairs of snapshots.
 
-        Args:
-            before: float32 (pairs, channels, *grid).
-            after: The same shape.
-            constants: float32 (pairs, constants).
+        Both snapshots are float32 (pairs, channels, *grid), and the constants float32 (pairs,
+        constants).
         """
         x, y = _inputs(_modes(before.double()), constants.double()), _modes(after.double())
         # Normal equations: a mode has few unknowns, and as many equations as there are pairs.

@@ -69,11 +69,7 @@ class _Measuring(SplitTask):
 
 
 def measuring(task: Task, device: torch.device) -> _Measuring | None:
-    """Return the task with its metrics, None if it has none.
-
-    Raises:
-        ConfigError: The task has metrics, but is no `SplitTask`.
-    """
+    """Return the task with its metrics, None if it has none."""
     if not getattr(task, "metrics", None):
         return None
     if not isinstance(task, SplitTask):

@@ -64,12 +64,8 @@ class MultiLabel(SplitTask):
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """Return the sums of a `Task`; samples whose mask is False do not count.
 
-        Args:
-            outputs: Logits, a floating dtype, in the shape of the target; (batch, 1) for (batch,).
-            batch: The batch.
-
-        Raises:
-            ConfigError: Logits and labels do not fit.
+        The outputs are logits, a floating dtype, in the shape of the target; (batch, 1) for
+        (batch,).
         """
         logits, labels = self._read(outputs, batch)
         weights = self._on(logits)

@@ -15,13 +15,9 @@ _ATTRIBUTES = ("logits", "sample")
 def prediction(outputs: Any, needed: str) -> torch.Tensor:
     """Return the tensor that the model has computed.
 
-    Args:
-        outputs: A tensor, or an object that has one as its attribute `logits` or `sample`, as the
-            models of transformers and diffusers return.
-        needed: What the task needs, such as "logits (batch, classes)", for the error.
-
-    Raises:
-        ConfigError: It is neither.
+    It is the output, or its attribute `logits` or `sample`, as the models of transformers and
+    diffusers have. `needed` says what the task needs, such as "logits (batch, classes)", for the
+    error.
     """
     for name in _ATTRIBUTES:
         outputs = getattr(outputs, name, outputs)

@@ -83,12 +83,7 @@ class Regression(SplitTask):
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """Return the sums of a `Task`; samples whose mask is False do not count.
 
-        Args:
-            outputs: Predictions, a floating dtype, in the shape of the target.
-            batch: The batch.
-
-        Raises:
-            ConfigError: The predictions have another shape, or the channels are not those named.
+        The outputs are predictions, a floating dtype, in the shape of the target.
         """
         found, target = self.measured(outputs, batch)
         error, mask = found - target, batch["mask"]
@@ -147,11 +142,8 @@ def relative_l2(
 ) -> torch.Tensor:
     """Return |error| / |target| of each sample, float32 (batch,), with L2 norms.
 
-    Args:
-        error: float32 (batch, ...).
-        target: The same shape. A target of zeros counts with the smallest norm above 0, so that
-            its error is large but finite.
-        weights: Factors of the squares, in a shape that multiplies them.
+    Error and target are float32 (batch, ...). A target of zeros counts with the smallest norm above
+    0, so that its error is large but finite. The weights multiply the squares.
     """
     squares = [x.square() if weights is None else x.square() * weights for x in (error, target)]
     above, below = (x.flatten(1).sum(1) if x.dim() > 1 else x for x in squares)

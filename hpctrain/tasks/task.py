@@ -110,15 +110,7 @@ class SplitTask(ABC):
 
 
 def check_arguments(names: Sequence[str], needed: Sequence[str]) -> None:
-    """Raise an error if the inputs of a task would be other arguments of the model.
-
-    Args:
-        names: The arguments of the model's forward function.
-        needed: The attribute `arguments` of the task.
-
-    Raises:
-        ConfigError: The model has other names there.
-    """
+    """Raise an error if the inputs of a task would be other arguments of the model."""
     found = [*names[1 : 1 + len(needed)]]
     if found == [*needed]:
         return
@@ -132,14 +124,7 @@ def check_arguments(names: Sequence[str], needed: Sequence[str]) -> None:
 
 
 def checked(sums: Any) -> Sums:
-    """Return what a task has returned, if it is sums and counts.
-
-    Args:
-        sums: The result of a task.
-
-    Raises:
-        ConfigError: It is something else; the message says what it is and what it must be.
-    """
+    """Return what a task has returned, if it is sums and counts."""
     form = 'a task returns {"loss": (sum, count), ...}, whose values are tensors of shape ()'
     if not isinstance(sums, dict):
         raise ConfigError(f"the task returned {described(sums)}: {form}")
@@ -162,26 +147,15 @@ def derived(task: Task, means: dict[str, float]) -> dict[str, float]:
     """Return the means, followed by the metrics that the task computes from them.
 
     Perplexity, for example, is exp(loss) of the mean over all ranks and steps, not a mean of
-    perplexities.
-
-    Args:
-        task: If it has such metrics, its method `derived(means)` returns them by name.
-        means: Sum / count of each name over all ranks; empty if there was no batch.
+    perplexities. A task that has some has a method `derived(means)`. Means are empty if there was
+    no batch.
     """
     method = getattr(task, "derived", None)
     return means if method is None or not means else {**means, **method(means)}
 
 
 def bind(task: Task, source: str | Path) -> Task:
-    """Return the task with what it needs to know of the data set.
-
-    Args:
-        task: If it needs something, its method `bind(source)` returns the task that knows it.
-        source: The folder or URL of the data set.
-
-    Raises:
-        DataError: The data set has not what the task needs.
-    """
+    """Return the task with what it needs to know of the data set, by its method `bind(source)`."""
     method = getattr(task, "bind", None)
     bound: Task = task if method is None else method(source)
     return bound
@@ -190,13 +164,8 @@ def bind(task: Task, source: str | Path) -> Task:
 def on_part(task: Task, part: Part | None) -> Task:
     """Return the task that adds up only the positions of this rank.
 
-    Args:
-        task: Its method `on(part)` returns the task for a model whose outputs are those of a part
-            of each sequence. Batches still have whole sequences.
-        part: The part of this rank; None returns the task itself.
-
-    Raises:
-        ConfigError: The task has no such method.
+    Its method `on(part)` returns the task for a model whose outputs are those of a part of each
+    sequence; batches still have whole sequences. None returns the task itself.
     """
     if part is None:
         return task
@@ -213,16 +182,7 @@ def on_part(task: Task, part: Part | None) -> Task:
 
 
 def field(batch: Batch, name: str, key: str) -> torch.Tensor:
-    """Return the field `name` of the batch.
-
-    Args:
-        batch: Field name to tensor.
-        name: Name of the field.
-        key: Config key that holds the name, for the error.
-
-    Raises:
-        ConfigError: The data set has no such field.
-    """
+    """Return the field `name` of the batch; `key` is the config key that holds the name."""
     if name not in batch:
         fields = ", ".join(other for other in batch if other != "mask")
         raise ConfigError(f"{key}={name}: the data set's fields are {fields}")

@@ -19,17 +19,7 @@ MAX_STEPS = 64  # of a group
 class BatchReader:
     """Reads the batches of a group of steps.
 
-    Args:
-        source: Where the samples come from.
-        share: Samples of a batch.
-        collate: Makes the batches.
-        buffers: Memory for the fixed-size fields.
-        workers: Processes that transform the samples; None: samples are not transformed.
-        seed: Seed of the workers' random choices.
-
-    Attributes:
-        batch_bytes: Bytes of a batch. Where samples vary in length, it is the largest batch that
-            has been read.
+    `batch_bytes` is that of the largest batch that has been read, where samples vary in length.
     """
 
     def __init__(

@@ -32,17 +32,7 @@ WIDER = {np.dtype("uint16"): "int32", np.dtype("uint32"): "int64"}
 
 
 class Collate:
-    """Makes batches.
-
-    Args:
-        fields: The fields of the data set; transforms may return others.
-        layout: How variable-length fields are laid out.
-        buffers: Memory for values that become wider; says whether batches are page-locked.
-
-    Raises:
-        ConfigError: There is no such layout.
-        DataError: A field has a name that the batch needs.
-    """
+    """Makes batches."""
 
     def __init__(self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers) -> None:
         if layout not in ("pad", "pack"):
@@ -61,13 +51,8 @@ class Collate:
         """Return one batch for each step.
 
         It calls few of torch's operations: each releases the GIL, and has to wait to get it back.
-
-        Args:
-            rows: Each field of steps * b samples.
-            mask: bool (steps, b); False for a repeated sample.
-
-        Raises:
-            DataError: A field has another number of rows, or is named "mask".
+        Each field of `rows` has steps * b samples. The mask is bool (steps, b), False for a
+        repeated sample.
         """
         steps, size = mask.shape
         columns: dict[str, Sequence[torch.Tensor]] = {MASK: self._tensor(mask).unbind()}

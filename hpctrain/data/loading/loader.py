@@ -162,20 +162,12 @@ class Loader:
 
     @property
     def where(self) -> tuple[int, Int64s]:
-        """The epoch of the batch handed out last, and its positions there, int64 (b,).
-
-        Raises:
-            RuntimeError: No batch has been handed out.
-        """
+        """The epoch of the batch handed out last, and its positions there, int64 (b,)."""
         return self.last.group.epoch, self.last.positions
 
     @property
     def last(self) -> Step:
-        """The step whose batch was handed out last. Keeping it keeps its plan, not its batch.
-
-        Raises:
-            RuntimeError: No batch has been handed out.
-        """
+        """The step whose batch was handed out last. Keeping it keeps its plan, not its batch."""
         if self._last is None:
             raise RuntimeError("the loader has not handed out a batch yet")
         return self._last
@@ -183,13 +175,8 @@ class Loader:
     def samples(self, step: Step | None = None) -> list[SampleId]:
         """Return where this rank's samples of a step are stored, in the order of the batch.
 
-        Samples that only fill up the last batch are left out.
-
-        Args:
-            step: A step that was `last`; None: the one that is.
-
-        Raises:
-            RuntimeError: No batch has been handed out.
+        Samples that only fill up the last batch are left out. Without `step` it is the one that is
+        `last`.
         """
         return sample_ids(self._source, (step or self.last).samples)
 
@@ -206,11 +193,7 @@ class Loader:
         return {"consumed": self._consumed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Let the next `iter()` continue from `state`.
-
-        Raises:
-            DataError: `state` is not the state of a loader.
-        """
+        """Let the next `iter()` continue from `state`."""
         try:
             consumed = operator.index(state["consumed"])
         except (KeyError, TypeError):

@@ -29,14 +29,8 @@ _GROUP_S = 0.25  # seconds that the reading of a group of several batches may ta
 class Prefetcher:
     """Reads the groups of one rank in their order.
 
-    Args:
-        planner: Says what each step reads.
-        reader: Reads the batches of a group.
-        threads: Threads that read ahead; 0: the consumer reads each group when it needs it.
-        prefetch_bytes: How many bytes are read ahead, about; at least one group for each thread.
-
-    Attributes:
-        wait_s: Seconds that the consumer has waited for groups.
+    About `prefetch_bytes` are read ahead, but at least one group for each thread. With 0 threads
+    the consumer reads each group when it needs it. `wait_s` is how long the consumer has waited.
     """
 
     def __init__(

@@ -17,12 +17,9 @@ from hpctrain.shards.types import Int64s
 
 
 class Plan(NamedTuple):
-    """What this rank reads in some steps; each array is (steps, share).
+    """Positions in the epoch and samples of some steps; each array is (steps, share).
 
-    Attributes:
-        positions: Positions in the epoch.
-        samples: Indices of the samples at these positions.
-        mask: False for a repeated sample that only fills up the last batch.
+    The mask is False for a repeated sample that only fills up the last batch.
     """
 
     positions: Int64s
@@ -33,12 +30,9 @@ class Plan(NamedTuple):
 class Group(NamedTuple):
     """Successive steps of a stretch.
 
-    Attributes:
-        epoch: Their epoch.
-        planned: The plan of the whole stretch.
-        first: Place of the first step in the stretch.
-        consumed: The loader's state after each step.
-        batch_size: The samples of a step over all ranks, with those that only fill up.
+    `first` is the place of the first one in the stretch, `planned` the plan of the whole stretch,
+    and `consumed` the loader's state after each step. `batch_size` is the samples of a step over
+    all ranks, with those that only fill up.
     """
 
     epoch: int
@@ -60,12 +54,7 @@ class Group(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of a group.
-
-    Attributes:
-        group: The group.
-        number: The number of the step, counted from the first one there.
-    """
+    """One step of a group; `number` counts from the first one there."""
 
     group: Group
     number: int
@@ -85,13 +74,7 @@ class Step(NamedTuple):
 
 
 class Planner:
-    """Plans the steps of a loader, and tells the source what will be read.
-
-    Args:
-        steps: Says which positions each step has.
-        sampler: Says which sample stands at a position.
-        source: What the samples are read from.
-    """
+    """Plans the steps of a loader, and tells the source what will be read."""
 
     def __init__(self, steps: Steps, sampler: Sampler, source: Source) -> None:
         self._steps, self._sampler = steps, sampler

@@ -48,24 +48,8 @@ class _Stage(NamedTuple):
 class Steps:
     """The steps of one rank.
 
-    Args:
-        count: Positions in an epoch.
-        global_batch_size: Samples of one step, over all ranks.
-        dp_rank: This rank among the `dp_size` that divide the data.
-        dp_size: Data-parallel ranks.
-        dp_count: This rank takes the samples of so many ranks, from dp_rank on.
-        tail: An incomplete last batch of an epoch is left out ("drop") or filled up ("pad").
-        max_epochs: There are steps for so many epochs, counted from the state 0; None: for all.
-        ramp: Before the steps of `global_batch_size` come those of smaller ones: pairs of a global
-            batch size and the number of its steps.
-
-    Attributes:
-        share: Samples of one step on this rank, after the ramp.
-        steps_per_epoch: Steps of a whole epoch, after the ramp.
-
-    Raises:
-        ConfigError: Sizes or ranks do not fit together.
-        DataError: There are fewer samples than one batch has (tail "drop").
+    The arguments are those of `hpctrain.data.loading.loader.Loader`. `share`, the samples of one
+    step on this rank, and `steps_per_epoch` are those after the ramp.
     """
 
     def __init__(

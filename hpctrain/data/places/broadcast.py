@@ -31,15 +31,9 @@ log = logging.getLogger(__name__)
 def broadcast(folder: Path, source: Path, shards: Sequence[Shard]) -> None:
     """Send shards to all nodes of this job. Only one process calls this.
 
-    Args:
-        folder: The folder of the staged shards (`Stage.folder`). It exists on every node and has
-            the same path there.
-        source: The folder of the data set.
-        shards: The shards to send. Together they must fit into the budget of every node. A shard is
-            sent even if a node has it already.
-
-    Raises:
-        LaunchError: This process is not in a Slurm job, or sbcast fails. The message quotes sbcast.
+    The folder (`Stage.folder`) has the same path on every node, and the shards must fit together
+    into the budget of every node. A shard is sent even if a node has it already. Outside of a Slurm
+    job, or if sbcast fails, a LaunchError is raised.
     """
     if "SLURM_JOB_ID" not in os.environ or not shutil.which("sbcast"):
         raise LaunchError("sbcast sends files to the nodes of a Slurm job, and this is none")
@@ -58,14 +52,7 @@ def broadcast(folder: Path, source: Path, shards: Sequence[Shard]) -> None:
 
 
 def receive(depot: Depot, shard: Shard) -> bool:
-    """Accept a claimed shard that a broadcast has left in the depot.
-
-    Returns:
-        False if there is no such file, or if its content is wrong.
-
-    Raises:
-        OSError: The file cannot be renamed.
-    """
+    """Accept a claimed shard that a broadcast has left in the depot; False without a right one."""
     arrived = depot.folder / f"{digest_of(shard)}{BROADCAST}"
     try:
         if arrived.stat().st_size != shard.bytes:

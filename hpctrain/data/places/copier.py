@@ -38,10 +38,7 @@ _State = Literal["staged", "busy", "no room"]
 class Copier:
     """The part of a `Stage` that belongs to one process.
 
-    Args:
-        origin: Where the shards come from.
-        depot: The folder for the copies. `stop` closes it.
-        threads: How many shards are copied ahead at the same time.
+    `stop` closes the depot. `threads` says how many shards are copied ahead at the same time.
     """
 
     def __init__(self, origin: Origin, depot: Depot, threads: int) -> None:

@@ -54,20 +54,10 @@ _FLOCK = "hhqqi4x"  # struct flock of fcntl(2): type, whence, start, length, pid
 class Depot:
     """The folder of staged shards, its budget and its locks.
 
-    Args:
-        base: An existing folder of this node, such as TMPDIR.
-        budget_bytes: The limit for all files in it together. None: half of the free space. If the
-            folder is in memory (/dev/shm), also at most a quarter of the memory that the job may
-            use, because the files there count as the job's memory.
-
-    Attributes:
-        folder: The folder that holds the shards.
-        budget_bytes: The limit in bytes, as above.
-        in_memory: Whether the folder is in memory.
-
-    Raises:
-        StorageError: `base` is not a folder, is on the network, cannot be written, or other users
-            can change the files.
+    `base` is an existing folder of this node, such as TMPDIR, whose files other users cannot
+    change; a StorageError says why one cannot be used. `budget_bytes` limits all files in it
+    together. None: half of the free space; in memory (/dev/shm) also at most a quarter of the
+    memory that the job may use, because the files there count as the job's memory.
     """
 
     def __init__(self, base: Path, budget_bytes: int | None = None) -> None:
@@ -123,11 +113,7 @@ class Depot:
         return True
 
     def claim(self, shard: Shard) -> bool:
-        """Become the only process that copies a shard, until `hold` or `drop`.
-
-        Returns:
-            False if another process uses, copies or evicts the shard.
-        """
+        """Become the only process that copies a shard, until `hold` or `drop`; else False."""
         return self._flock(fcntl.F_WRLCK, _offset(digest_of(shard)))
 
     def drop(self, shard: Shard) -> None:
@@ -137,16 +123,9 @@ class Depot:
     def create(self, shard: Shard, keep: Collection[str]) -> tuple[int, Path] | None:
         """Create a file for the copy of a claimed shard, and reserve all its space on the disk.
 
-        Args:
-            shard: The shard.
-            keep: Digests of the shards that this process uses. They are never evicted.
-
-        Returns:
-            An open descriptor and the path. None if there is no room, even after evicting the
-            shards that nobody uses, the least recently used first.
-
-        Raises:
-            OSError: The folder cannot be written or has disappeared.
+        Return an open descriptor and the path; None if there is no room, even after evicting the
+        shards that nobody uses, the least recently used first. Those of the digests in `keep` are
+        never evicted. An OSError means that the folder cannot be written or has disappeared.
         """
         with self._accounting():
             if not self._make_room(shard.bytes, keep):

@@ -24,9 +24,7 @@ CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def kind_of(folder: Path, mounts: Path = MOUNTS) -> Kind:
     """Return the kind of file system of `folder`, or of the nearest existing folder above it.
 
-    Args:
-        folder: The folder. Symbolic links in it are followed.
-        mounts: A list of mounts in the format of /proc/self/mountinfo (proc(5)).
+    Symbolic links are followed. `mounts` has the format of /proc/self/mountinfo (proc(5)).
     """
     real, found, best = os.path.realpath(folder), "", ""
     for line in mounts.read_text(errors="surrogateescape").splitlines():

@@ -41,8 +41,7 @@ _Sink = Callable[[memoryview], object]
 class WrongShard(DataError):
     """A shard's bytes differ from those that the index lists.
 
-    Attributes:
-        found: The digest of the bytes that were read; "" if already the size is wrong.
+    `found` is the digest of the bytes that were read; "" if already the size is wrong.
     """
 
     def __init__(self, message: str, found: str = "") -> None:
@@ -53,9 +52,8 @@ class WrongShard(DataError):
 class Origin(Protocol):
     """The files of a data set, by their name in it.
 
-    Attributes:
-        name: The folder or URL, for messages.
-        folder: The folder where the files can be opened in place; None if they must be copied.
+    `name` is the folder or URL, for messages. `folder` is where the files can be opened in place;
+    None if they must be copied.
     """
 
     name: str
@@ -127,20 +125,12 @@ def is_url(source: str | Path) -> bool:
 
 
 def open_origin(source: str | Path) -> Origin:
-    """Return the origin of the data set at `source`, a folder or a URL.
-
-    Raises:
-        DataError: A package that the URL needs is not installed.
-    """
+    """Return the origin of the data set at `source`, a folder or a URL."""
     return _UrlOrigin(str(source)) if is_url(source) else FolderOrigin(Path(source))
 
 
 def load_index(source: str | Path) -> Index:
-    """Read the index of a data set in a folder or at a URL.
-
-    Raises:
-        DataError: There is no index, it cannot be read, or a package for the URL is not installed.
-    """
+    """Read the index of a data set in a folder or at a URL."""
     if not is_url(source):
         return Index.load(Path(source))
     origin = open_origin(source)
@@ -159,9 +149,7 @@ def load_index(source: str | Path) -> Index:
 def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
     """Yield the bytes of a file in order. Each block is valid until the next one is requested.
 
-    Raises:
-        OSError: The file does not exist or may not be read: a repetition would not help.
-        DataError: A read keeps failing.
+    An OSError says that a repetition would not help; a read that keeps failing is a DataError.
     """
     buffer = memoryview(bytearray(BLOCK))
     position, file = 0, None
@@ -198,9 +186,7 @@ def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
 def pour(origin: Origin, shard: Shard, sink: _Sink) -> None:
     """Read a whole shard, pass each block to `sink`, and check the bytes against the index.
 
-    Raises:
-        WrongShard: Its size or digest differs from the index. `sink` has already got the bytes.
-        DataError: The shard is missing or cannot be read, or the index has another kind of digest.
+    A WrongShard is raised after `sink` has got the bytes; a DataError if the shard cannot be read.
     """
     digest_of(shard)
     name, size, digest = f"{origin.name}/{shard.path}", 0, xxhash.xxh3_128()
@@ -225,11 +211,7 @@ def pour(origin: Origin, shard: Shard, sink: _Sink) -> None:
 
 
 def digest_of(shard: Shard) -> str:
-    """Return the 32 hexadecimal digits of a shard's digest.
-
-    Raises:
-        DataError: The index has another kind of digest.
-    """
+    """Return the 32 hexadecimal digits of a shard's digest."""
     match = _DIGEST.fullmatch(shard.digest)
     if match is None:
         raise DataError(

@@ -40,24 +40,10 @@ def open_place(
 ) -> Place:
     """Choose where shards are read. The table of the module explains the modes.
 
-    The copies lie in `folder`. Without it, they lie in the first usable folder of SLURM_TMPDIR,
-    TMPDIR, /tmp and /dev/shm.
-
-    Args:
-        source: Folder or URL of the data set.
-        mode: "none", "node" or "auto".
-        shards: The shards that this node may need. The largest one must fit.
-        folder: A folder of the node for the copies. It is made if it does not exist.
-        budget_bytes: The limit for all staged files of this user on the node together. None: half
-            of the free space; in memory (/dev/shm, a tmpfs) also at most a quarter of the memory
-            that the job may use.
-        environ: The environment variables with the names of the folders.
-
-    Raises:
-        ConfigError: The mode is unknown, or does not work with a URL.
-        StorageError: The mode is "node" or the source is a URL, and no folder is usable. The
-            message says why for each folder.
-        DataError: A package that the URL needs is not installed.
+    The copies lie in `folder`, which is made if it does not exist. Without it, they lie in the
+    first usable folder of SLURM_TMPDIR, TMPDIR, /tmp and /dev/shm. The largest of the shards, which
+    are those that this node may need, must fit. `Depot` explains the budget. A StorageError says
+    why no folder is usable, if the mode is "node" or the source a URL.
     """
     if mode not in MODES:
         raise ConfigError(f"data.stage={mode}: it is one of {', '.join(MODES)}")

@@ -10,12 +10,7 @@ EVERY_S = 10.0
 
 
 class Progress:
-    """Counts bytes, from any thread.
-
-    Args:
-        what: The beginning of each log line.
-        total: Number of bytes to process.
-    """
+    """Counts bytes, from any thread."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._done = what, total, 0

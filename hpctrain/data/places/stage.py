@@ -40,17 +40,8 @@ class Stage:
     their own state. A process leaves no thread and no lock behind, however it ends. It leaves at
     most an unfinished copy, which the next process removes. Finished copies stay for the next job.
     In memory (/dev/shm) they do not stay: the last process that uses a copy removes it, and if all
-    processes were killed, the next process that opens the depot does.
-
-    Args:
-        source: Folder or URL of the data set.
-        base: An existing folder of this node. The shards lie in a private folder inside it.
-        budget_bytes: The limit for all staged files together; see `Depot`.
-        threads: How many shards are copied ahead at the same time.
-
-    Raises:
-        StorageError: `base` cannot be used.
-        DataError: A package that the URL needs is not installed.
+    processes were killed, the next process that opens the depot does. `Depot` and `Copier` explain
+    the arguments.
     """
 
     _copier: Copier | None
@@ -86,9 +77,8 @@ class Stage:
     def path(self, shard: Shard) -> Path:
         """Return a file that can be opened now and stays until `release`. May wait for its copy.
 
-        Raises:
-            DataError: The shard is missing or unreadable, or its digest was wrong twice.
-            StorageError: The shard cannot be staged, and the source is a URL.
+        A shard that is missing or unreadable, or whose digest was wrong twice, is a DataError. One
+        that cannot be staged is a StorageError if the source is a URL.
         """
         return self._own_copier().path(shard)
 

@@ -41,18 +41,7 @@ def verified(
 ) -> Place:
     """Return a place that checks shards according to `mode`. "full" checks them in this call.
 
-    Args:
-        place: The place where the shards are opened.
-        mode: One of MODES.
-        source: Folder or URL of the data set.
-        shards: The shards that may be read.
-        rank: This rank's number, of the `ranks` that divide the work of "full". An error on one
-            rank must end all of them.
-        ranks: Number of ranks.
-
-    Raises:
-        ConfigError: The mode is unknown.
-        DataError: Only with "full"; see `verify`.
+    The `ranks` divide the work of "full", so an error on one rank must end all of them.
     """
     if mode not in MODES:
         raise ConfigError(f"data.verify={mode}: it is one of {', '.join(MODES)}")
@@ -64,14 +53,8 @@ def verified(
 def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] = ()) -> None:
     """Read shards where the data set lies, in threads, and compare them with the index.
 
-    Args:
-        source: Folder or URL of the data set.
-        shards: The shards to read.
-        others: Other shards of the data set. If a file holds the bytes of another shard, the
-            message names that shard.
-
-    Raises:
-        DataError: Names every shard that is missing, unreadable or wrong.
+    The DataError names every shard that is missing, unreadable or wrong, and which of `others`, the
+    other shards of the data set, a file holds instead.
     """
     origin = open_origin(source)
     progress = Progress("verifying", sum(shard.bytes for shard in shards))
@@ -100,12 +83,7 @@ class Verified:
         self._start()
 
     def path(self, shard: Shard) -> Path:
-        """Return the file of a shard, verified; see `Place`.
-
-        Raises:
-            DataError: The file differs from the index.
-            StorageError: The place cannot provide the file.
-        """
+        """Return the file of a shard, verified; see `Place`."""
         path = self._place.path(shard)
         key = (shard.digest, path)
         if key not in self._right:
@@ -154,11 +132,7 @@ def _problem(
 
 
 def check_digest(path: Path, shard: Shard) -> None:
-    """Compare all bytes of a file with the index. The file may have another name than the shard.
-
-    Raises:
-        DataError: The file is missing or unreadable, or its bytes differ.
-    """
+    """Compare all bytes of a file with the index. The file may have another name than the shard."""
     try:
         pour(FolderOrigin(path.parent), replace(shard, path=path.name), lambda block: None)
     except DataError as error:  # a copy has another name

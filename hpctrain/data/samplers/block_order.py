@@ -32,18 +32,7 @@ from hpctrain.shards.types import Int64s
 class BlockOrder:
     """A permutation of [0, count) per epoch that goes through blocks, and its inverse.
 
-    Args:
-        count: Number of samples, 1 to 2^62.
-        seed: Any integer, taken modulo 2^64.
-        block_size: Samples in a block, 1 or more.
-        window: Number of blocks that are mixed, 1 or more.
-
-    Attributes:
-        blocks_per_epoch: Number of blocks.
-
-    Raises:
-        ConfigError: `block_size` or `window` is less than 1.
-        DataError: `count` is out of range.
+    `count` is 1 to 2^62, the seed is taken modulo 2^64, and `window` is how many blocks are mixed.
     """
 
     def __init__(self, count: int, seed: int, block_size: int, window: int) -> None:
@@ -88,11 +77,8 @@ class BlockOrder:
         """Return the blocks to read for these positions and for the window after them.
 
         The next window is read while samples are taken from this one, because it is needed all at
-        once.
-
-        Returns:
-            Ranges of indices [first, end), int64 (k, 2). The windows are in the order in which they
-            are needed, the blocks of a window in the order on disk.
+        once. The result is ranges of indices [first, end), int64 (k, 2). The windows are in the
+        order in which they are needed, the blocks of a window in the order on disk.
         """
         windows = _in_order(self.window_of(epoch, positions))
         last = (self.blocks_per_epoch - 1) // self.window
@@ -152,15 +138,8 @@ class Lanes:
     With global_batch_size = lanes * run, rank r of n reads lanes / n lanes and nothing else. Over a
     `BlockOrder` these are windows of its own. Other batch sizes and numbers of ranks get the same
     sequence, but several ranks read the same window. Each epoch contains each position of `sampler`
-    once.
-
-    Args:
-        sampler: The order whose windows are dealt out.
-        lanes: A multiple of every number of ranks that will be used, 1 or more.
-        run: Number of consecutive positions that a lane gets, 1 or more.
-
-    Raises:
-        ConfigError: `lanes` or `run` is less than 1.
+    once. `lanes` is a multiple of every number of ranks that will be used, and `run` is how many
+    consecutive positions a lane gets.
     """
 
     def __init__(self, sampler: BlockOrder, lanes: int, run: int) -> None:

@@ -32,19 +32,9 @@ class Buckets:
 
     Samples of the same length keep the order of the sampler. If the last window cannot be divided
     into whole units, its last samples in the order of the sampler (of any length) form a shorter
-    unit at the end.
-
-    Args:
-        sampler: The order of the samples before sorting.
-        lengths: Returns the lengths, (n,), of the samples int64 (n,). It is called with a whole
-            window.
-        window: Positions of the sampler that are sorted together: a multiple of `size`. A hundred
-            units need little padding and still mix the samples.
-        size: Samples in a unit, usually the global batch size or a divisor of it.
-        seed: Any integer, taken modulo 2^64.
-
-    Raises:
-        ConfigError: A size is less than 1, or the window is not a multiple of it.
+    unit at the end. `lengths` returns the lengths, (n,), of the samples int64 (n,) of a whole
+    window. A unit has `size` samples, usually the global batch size or a divisor of it, and
+    `window` is a multiple of that. A hundred units need little padding and still mix the samples.
     """
 
     def __init__(
@@ -68,11 +58,7 @@ class Buckets:
         self._recent: tuple[tuple[tuple[int, int], Int64s], ...] = ()
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the samples at `positions` of `epoch`; see `Sampler`.
-
-        Raises:
-            DataError: `lengths` did not give one number for each sample.
-        """
+        """Return the samples at `positions` of `epoch`; see `Sampler`."""
         windows, offsets = np.divmod(check_positions(positions, self.count), self.window)
         samples = np.empty_like(offsets)
         for window, rows in groups(windows):

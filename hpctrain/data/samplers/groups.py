@@ -28,14 +28,8 @@ def divide(
 ) -> NDArray[np.intp]:
     """Return the number of the part of each sample, (n,); each part has at least one group.
 
-    Args:
-        keys: The key of each sample's group, (n,).
-        fractions: The part that each gets of the samples; they add up to 1.
-        seed: Other seeds give other divisions.
-        strata: The class of each sample, (n,): each part has its fraction of each class, about.
-
-    Raises:
-        DataError: There are fewer groups than parts.
+    `keys`, (n,), says which group a sample belongs to. The fractions add up to 1. With `strata`,
+    the class of each sample, (n,), each part has its fraction of each class, about.
     """
     found, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
     if len(found) < len(fractions):

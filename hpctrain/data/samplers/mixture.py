@@ -44,7 +44,6 @@ class Mixture:
             lie end to end in this order, as in `Concat`.
         weights: The weight of each data set, by name. Only ratios matter, and a missing weight is
             0. Without `weights`, they are count ** (1 / temperature).
-        seed: Any integer. Each data set's order has a seed made of this one and the name.
         temperature: 1 mixes in proportion to the counts, a larger value more evenly, inf equally.
         samplers: The sampler of the samples [0, count) of some of the data sets, by name. The
             others are shuffled by an `Order`. The weights use the count of the sampler, which is
@@ -56,11 +55,6 @@ class Mixture:
 
     Attributes:
         shares: The fraction of the positions that each data set has, after rounding.
-
-    Raises:
-        ConfigError: A name is not in `counts`; a weight is negative, not finite, too small for the
-            period, or for an empty data set; all weights are 0; the temperature is not above 0.
-        DataError: There is no data set, or a count is impossible.
     """
 
     def __init__(
@@ -117,9 +111,6 @@ def temper(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
 
     (Devlin, "Multilingual BERT", 2018; Arivazhagan et al., "Massively multilingual neural machine
     translation in the wild", arXiv:1907.05019.)
-
-    Raises:
-        ConfigError: The temperature is not above 0.
     """
     if not temperature > 0:  # nor NaN
         raise ConfigError(f"temperature {temperature}: it is above 0")

@@ -49,13 +49,7 @@ class Sampler(Protocol):
 class Order:
     """A permutation of [0, count) for each epoch, and its inverse.
 
-    Args:
-        count: Number of samples, 1 to 2^62.
-        seed: Any integer, taken modulo 2^64.
-        shuffle: False is the identity.
-
-    Raises:
-        DataError: `count` is out of range.
+    `count` is 1 to 2^62, and the seed is taken modulo 2^64. Without `shuffle` it is the identity.
     """
 
     def __init__(self, count: int, seed: int, shuffle: bool = True) -> None:
@@ -83,13 +77,6 @@ class Repeat:
 
     Each of them has another order and ends before the next one begins, so every other sample comes
     between two repetitions of a sample.
-
-    Args:
-        sampler: The sampler to repeat.
-        times: 1 or more.
-
-    Raises:
-        ConfigError: `times` is less than 1.
     """
 
     def __init__(self, sampler: Sampler, times: int) -> None:
@@ -106,10 +93,8 @@ class Repeat:
 def draw(sampler: Sampler, epoch: int, draws: Int64s) -> Int64s:
     """Return the samples of `draws`, counted from the beginning of `epoch` through later epochs.
 
-    Args:
-        sampler: It is called once for each epoch that `draws` touch.
-        epoch: 0 or more.
-        draws: int64 (n,), 0 or more, in any order.
+    The draws are int64 (n,), 0 or more, in any order. The sampler is called once for each epoch
+    that they touch.
     """
     epochs, positions = np.divmod(draws, sampler.count)
     samples = np.empty_like(positions)
@@ -118,13 +103,12 @@ def draw(sampler: Sampler, epoch: int, draws: Int64s) -> Int64s:
     return samples
 
 
-def check_positions(positions: Int64s, count: int) -> Int64s:
-    """Return the positions as int64.
-
-    Raises:
-        IndexError: A position is not in [0, count).
-    """
+def check_positions(
+    positions: Int64s, count: int, what: str = "positions", of: str = "samples"
+) -> Int64s:
+    """Return the positions as int64; an IndexError if one is not in [0, count)."""
     positions = np.asarray(positions, dtype=np.int64)
-    if positions.size and not (positions.min() >= 0 and positions.max() < count):
-        raise IndexError(f"positions {positions.min()} to {positions.max()} of {count} samples")
+    # As unsigned numbers, negative ones are larger than all others.
+    if positions.size and positions.view(np.uint64).max() >= count:
+        raise IndexError(f"{what} {positions.min()} to {positions.max()} of {count} {of}")
     return positions

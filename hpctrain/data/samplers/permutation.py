@@ -49,12 +49,8 @@ def make_key(*words: int) -> int:
 def hashes(key: int | _UInt64s, counters: Int64s) -> _UInt64s:
     """Return output number `counters` of the splitmix64 stream that starts at `key`.
 
-    Args:
-        key: One stream, whose outputs are all different, or one stream per counter.
-        counters: Any shape, 0 or more.
-
-    Returns:
-        uint64 of the broadcast shape.
+    The result is uint64 of the broadcast shape. One stream's outputs are all different; there may
+    also be a key for each counter. Counters are 0 or more.
     """
     start = key if isinstance(key, np.ndarray) else np.uint64(key)
     x = (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA) + start
@@ -69,11 +65,8 @@ def hashes(key: int | _UInt64s, counters: Int64s) -> _UInt64s:
 def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> Int64s:
     """Map values by the permutation of [0, count) that belongs to `key`, or by its inverse.
 
-    Args:
-        count: 1 to 2^62.
-        key: 64 bits.
-        values: int64 (n,), each in [0, count). This is not checked.
-        inverse: Whether to apply the inverse.
+    `count` is 1 to 2^62, `key` has 64 bits, and the values are int64 (n,), each in [0, count),
+    which is not checked.
     """
     if count <= SMALL:
         return _table(count, key)[int(inverse)][values].astype(np.int64)
@@ -95,14 +88,7 @@ def permute_each(
     """Map each value by its own permutation: number `numbers[i]` under `key`.
 
     It is fast if there are few different numbers, or if `count` is small: then many permutations
-    are sorted together.
-
-    Args:
-        count: 1 to 2^62.
-        key: 64 bits.
-        numbers: int64 (n,), 0 or more.
-        values: int64 (n,), each in [0, count). This is not checked.
-        inverse: Whether to apply the inverse.
+    are sorted together. The numbers are int64 (n,), 0 or more; the rest is as for `permute`.
     """
     result = np.empty_like(values)
     if count > SMALL:

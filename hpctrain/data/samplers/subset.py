@@ -30,15 +30,9 @@ Rows = Mapping[str, Array | Ragged]
 class Subset:
     """The samples with the given indices and no others.
 
-    Args:
-        sampler: Says which number of [0, len(indices)) is at a position: an order, a block order, a
-            weighted sampler, …
-        indices: The indices of the samples. An index that occurs twice is drawn twice. An array is
-            stored as int32 if possible, a range as it is.
-        of: Number of samples of the data set.
-
-    Raises:
-        DataError: There is no index, or an index lies outside the data set.
+    The sampler says which number of [0, len(indices)) is at a position, and `of` is the number of
+    samples of the data set. An index that occurs twice is drawn twice. An array is stored as int32
+    if possible, a range as it is.
     """
 
     def __init__(self, sampler: Sampler, indices: NDArray[Any] | range, of: int) -> None:
@@ -47,12 +41,7 @@ class Subset:
         self.indices = indices if isinstance(indices, range) else _compact(indices, of)
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the samples at `positions` of `epoch`; see `Sampler`.
-
-        Raises:
-            IndexError: A position is out of range, or the sampler returns a number beyond the
-                indices.
-        """
+        """Return the samples at `positions` of `epoch`; see `Sampler`."""
         chosen = self.sampler(epoch, positions)
         if not isinstance(self.indices, range):
             return self.indices[chosen].astype(np.int64)
@@ -82,12 +71,7 @@ def _check_indices(indices: NDArray[Any] | range, of: int) -> None:
 
 
 def parse_subset(text: str, count: int) -> NDArray[Any] | range:
-    """Return the indices that START:STOP:STEP selects of `count` samples, or those in FILE.npy.
-
-    Raises:
-        ConfigError: `text` is neither a slice nor the name of a readable file.
-        DataError: The file holds no valid indices.
-    """
+    """Return the indices that START:STOP:STEP selects of `count` samples, or those in FILE.npy."""
     if not text.endswith(".npy"):
         return parse_slice(text, count)
     try:
@@ -101,11 +85,7 @@ def parse_subset(text: str, count: int) -> NDArray[Any] | range:
 
 
 def parse_slice(text: str, count: int) -> range:
-    """Return the indices that START:STOP:STEP selects of `count` samples, as in Python.
-
-    Raises:
-        ConfigError: `text` has another form, the step is 0, or no sample is selected.
-    """
+    """Return the one or more indices that START:STOP:STEP selects of `count`, as in Python."""
     match = re.fullmatch(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*(?::\s*(-?\d+)?\s*)?", text)
     parts = [int(part) if part else None for part in match.groups()] if match else [0]
     if parts[-1] == 0:
@@ -122,17 +102,8 @@ def select(
     """Return the indices of the samples for which `predicate` is true, in ascending order.
 
     All of `source` is read once, in order. Open it only with the fields that the predicate needs.
-
-    Args:
-        source: The data set.
-        predicate: Given the fields of n samples, returns bool (n,).
-        chunk: Samples read at a time.
-
-    Returns:
-        int32 if that holds all indices of the data set, else int64.
-
-    Raises:
-        DataError: The predicate returned something else.
+    The predicate gets the fields of `chunk` samples at a time, and returns bool (n,). The result is
+    int32 if that holds all indices of the data set, else int64.
     """
     found = [_compact(np.empty(0), len(source))]
     for start, rows in _scan(source, chunk):
@@ -150,9 +121,6 @@ def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
     """Return a fixed-size field of all samples, (len(source), *shape), for labels and weights.
 
     All of `source` is read once, in order. Open it only with that field.
-
-    Raises:
-        DataError: There is no such field, or it has a variable length.
     """
     field = source.fields.get(name)
     if field is None or field.variable:
@@ -175,12 +143,7 @@ def group_keys(source: Source, name: str, chunk: int = CHUNK) -> NDArray[np.uint
 def of_groups(text: str, keys: NDArray[np.uint64]) -> NDArray[Any]:
     """Return the samples of the groups that START:STOP:STEP selects, in ascending order.
 
-    Args:
-        text: It counts the groups in the order in which they first come.
-        keys: The key of each sample's group, (n,).
-
-    Raises:
-        ConfigError: As `parse_slice`.
+    Groups count in the order in which they first come; `keys`, (n,), says which one a sample has.
     """
     numbers = first_seen(keys)
     chosen = np.asarray(parse_slice(text, int(numbers.max()) + 1))

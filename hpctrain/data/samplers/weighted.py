@@ -24,16 +24,9 @@ class Weighted:
     """Draws with replacement, in proportion to weights.
 
     The hash of a position is a uniform random number, which is looked up in the cumulative weights.
-    Memory: 8 bytes per sample. A weight below 2^-52 of the sum may be rounded to 0.
-
-    Args:
-        weights: (n,), one number >= 0 for each sample. Not all are 0.
-        seed: Any integer, taken modulo 2^64.
-        count: Positions in an epoch; by default n.
-
-    Raises:
-        DataError: A weight is negative or not finite (the message says which), all are 0, or
-            `count` is less than 1.
+    Memory: 8 bytes per sample. A weight below 2^-52 of the sum may be rounded to 0. There is one
+    weight >= 0 for each sample, (n,), and not all are 0. An epoch has `count` positions, by default
+    n.
     """
 
     def __init__(self, weights: NDArray[Any], seed: int, count: int | None = None) -> None:
@@ -61,20 +54,9 @@ class Balanced:
     """Draws each class equally often, and within a class each sample equally often.
 
     Draw k of a class of n samples is position k % n of the class's own order number k // n, over
-    all epochs. Memory: 4 or 8 bytes per sample.
-
-    Args:
-        labels: (n,), the class of each sample, as any integer.
-        seed: Any integer, taken modulo 2^64.
-        count: Positions in an epoch, a multiple of the number of classes; by default the largest
-            one that is not more than n.
-
-    Attributes:
-        classes: The distinct labels, in ascending order.
-
-    Raises:
-        DataError: `labels` are not integers (n,), or there are none, or `count` is not such a
-            multiple.
+    all epochs. Memory: 4 or 8 bytes per sample. The labels are any integers, (n,), and `classes`
+    the distinct ones in ascending order. An epoch has `count` positions, a multiple of the number
+    of classes; by default the largest one that is not more than n.
     """
 
     def __init__(self, labels: NDArray[Any], seed: int, count: int | None = None) -> None:

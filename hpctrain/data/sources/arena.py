@@ -47,9 +47,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class Addresses(NamedTuple):
     """Where rows begin, counted in words from the beginning of the arena.
 
-    Attributes:
-        words: Word numbers, int64 (n,).
-        size: Bytes of a word, one of WORDS.
+    `words` are int64 (n,), and `size` is the bytes of a word, one of WORDS.
     """
 
     words: torch.Tensor
@@ -64,16 +62,8 @@ class Addresses(NamedTuple):
 class Arena:
     """A reserved range of addresses, divided into slots that each hold one mapped file.
 
-    Args:
-        files: Number of files.
-        largest: Bytes of the largest file.
-
-    Attributes:
-        slots: How many files can be mapped at the same time: all of them, where possible.
-        slot_bytes: Distance between the addresses of two slots.
-
-    Raises:
-        OSError: The limit on addresses (`ulimit -v`) is too low for one file.
+    `slots` is how many files can be mapped at the same time: all of them, where possible. An
+    OSError means that the limit on addresses (`ulimit -v`) is too low for one file.
     """
 
     def __init__(self, files: int, largest: int) -> None:
@@ -97,11 +87,7 @@ class Arena:
         weakref.finalize(self, _libc.munmap, start, reserved)
 
     def map(self, slot: int, descriptor: int, size: int) -> None:
-        """Map the `size` bytes of an open file into `slot`. It replaces the file that was there.
-
-        Raises:
-            OSError: The file cannot be mapped.
-        """
+        """Map the `size` bytes of an open file into `slot`. It replaces the file that was there."""
         start = self._base + slot * self.slot_bytes
         _map(start, self.slot_bytes, _NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED)
         _map(start, size, mmap.PROT_READ, mmap.MAP_SHARED | _FIXED, descriptor)
@@ -114,10 +100,8 @@ class Arena:
     def gather(self, addresses: Addresses, out: Array) -> None:
         """Fill `out` with n rows of bytes, which begin at the n `addresses`.
 
-        Args:
-            addresses: Where the rows begin. All rows lie in mapped files, and the size of a row is
-                a multiple of the word.
-            out: A contiguous array of any dtype and shape that holds the bytes of n rows.
+        All rows lie in mapped files, and the size of a row is a multiple of the word. `out` is
+        contiguous, of any dtype and shape that holds the bytes of n rows.
         """
         places, word = addresses
         count = places.shape[0]

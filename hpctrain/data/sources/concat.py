@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.samplers.permutation import groups
 from hpctrain.data.source import Prepares, SampleId, Source, sample_ids
 from hpctrain.errors import DataError
@@ -22,14 +23,8 @@ from hpctrain.shards.types import Array, Int64s
 class Concat:
     """The samples of the first source, then those of the next.
 
-    Args:
-        sources: The sources by name; error messages use the names.
-
-    Attributes:
-        fields: The schema of the first source; the others have the same fields, in any order.
-
-    Raises:
-        DataError: There is no source, or the fields do not agree.
+    Error messages use the names of the sources. All have the same fields, in any order; the schema
+    is that of the first.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
@@ -50,16 +45,10 @@ class Concat:
     ) -> Mapping[str, Array | Ragged]:
         """Return the samples `indices`, in that order, with one read of each source that has some.
 
-        Args:
-            indices: int64 (n,), each in [0, len); repeats are allowed.
-            out: Arrays (n, *shape) to fill, for any of the fixed-size fields.
-
-        Raises:
-            IndexError: An index is out of range.
+        The indices are int64 (n,), each in [0, len), and may be repeated. `out` has arrays
+        (n, *shape) to fill, for any of the fixed-size fields.
         """
-        indices = np.asarray(indices, dtype=np.int64)
-        if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
-            raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} samples")
+        indices = check_positions(indices, len(self), "indices")
         parts = list(self._parts(indices))
         if len(parts) < 2:  # no copy is needed; an empty read goes to the first source
             source, own, _ = parts[0] if parts else (self._sources[0], indices, slice(0))

@@ -64,11 +64,6 @@ def decode(
 
     Returns:
         uint8 (n, channels, height, width).
-
-    Raises:
-        DataError: An image is damaged, truncated, too large, of 16 bits or of another size; the
-            message names the sample.
-        ConfigError: Pillow is not installed, or there is no such `channels` or `fit`.
     """
     _check(fit, channels)
     names = range(len(images)) if samples is None else samples
@@ -89,21 +84,8 @@ def decode(
 class Decoded:
     """A source that decodes a field of encoded images.
 
-    Args:
-        source: The source of the encoded images.
-        field: Name of the field, uint8 of variable length.
-        size: See `decode`; None: all images have the size of sample 0.
-        fit: See `decode`.
-        channels: See `decode`.
-        max_pixels: See `decode`.
-        threads: How many threads decode a batch together, at least 1.
-
-    Attributes:
-        fields: The schema of the decoded samples.
-
-    Raises:
-        ConfigError: See `decode`.
-        DataError: The field is missing or of another kind, or sample 0 cannot be read.
+    `field` is uint8 of variable length. `decode` explains the other arguments; without a size all
+    images have that of sample 0. `threads`, at least 1, decode a batch together.
     """
 
     def __init__(

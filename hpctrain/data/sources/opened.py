@@ -40,13 +40,9 @@ SHORT = 16  # elements; shorter spans of an unmapped dataset are read row by row
 class OpenShards:
     """Shards that are opened when they are first needed. Threads may share them, processes not.
 
-    Args:
-        shards: All shards that may be needed. A shard is identified by its position in this list.
-        place: Where their files are.
-        fields: The fields that are read.
-        io: How uncompressed, contiguous data is read: "mmap", "read", or "auto", which is "read" on
-            network file systems.
-        since_ns: See `hpctrain.data.sources.watch`.
+    A shard is identified by its position in `shards`. `io` says how uncompressed, contiguous data
+    is read: "mmap", "read", or "auto", which is "read" on network file systems.
+    `hpctrain.data.sources.watch` explains `since_ns`.
     """
 
     def __init__(
@@ -94,9 +90,7 @@ class OpenShards:
         """Call `action`, which reads from `shards`, int64 (n,), and return what it returns.
 
         What it returns was read from unchanged files. If one was touched, `action` is called again.
-
-        Raises:
-            DataError: A shard was changed since it was opened. Also see `held`.
+        If one was changed, that is a DataError.
         """
         while True:
             with self.held(shards):
@@ -113,11 +107,7 @@ class OpenShards:
 
     @contextmanager
     def held(self, shards: Int64s) -> Iterator[None]:
-        """Open `shards`, int64 (n,), and keep them open until the context ends.
-
-        Raises:
-            DataError: A shard is missing, damaged or differs from the index.
-        """
+        """Open `shards`, int64 (n,), and keep them open until the context ends."""
         # If all shards fit, none is ever closed, and nothing has to be counted.
         if self._limit >= len(self._shards) and self._open[shards].all():
             yield
@@ -172,13 +162,9 @@ class OpenShards:
     def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
         """Read n spans of the same length. Their shards are held.
 
-        Args:
-            name: The dataset: FIELD, FIELD/offsets or FIELD/values.
-            shards: The shard of each span, int64 (n,).
-            starts: First element of each span in its shard, int64 (n,). The span ends within the
-                dataset.
-            length: Elements of every span.
-            out: Filled with the bytes of the n spans. Contiguous, of any dtype and shape.
+        `name` is FIELD, FIELD/offsets or FIELD/values. `shards` and `starts`, the first element of
+        each span in its shard, are int64 (n,), and a span ends within the dataset. `out` is
+        contiguous, of any dtype and shape, and is filled with the bytes of the n spans.
         """
         if not out.nbytes:
             return
@@ -212,12 +198,8 @@ class OpenShards:
     def runs(self, name: str, shards: Int64s, starts: Int64s, ends: Int64s, out: Array) -> None:
         """Read spans of different lengths, end to end. Otherwise like `spans`.
 
-        Args:
-            name: The dataset: FIELD/values.
-            shards: The shard of each span, int64 (n,).
-            starts: First element of each span in its shard, int64 (n,).
-            ends: Where each span ends in `out`, int64 (n,).
-            out: (total, *shape).
+        `name` is FIELD/values, and `out` is (total, *shape). `ends`, int64 (n,), says where each
+        span ends in it.
         """
         lengths = np.diff(ends, prepend=0)
         longest = int(lengths.max(initial=0))

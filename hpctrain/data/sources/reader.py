@@ -28,6 +28,7 @@ import numpy as np
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.place import Place
 from hpctrain.data.places.placement import open_place
+from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.source import SampleId
 from hpctrain.data.sources.opened import IO, OpenShards
 from hpctrain.errors import DataError
@@ -44,17 +45,10 @@ class Reader:
 
     Args:
         folder: Folder of the data set (with its index.json), or its URL.
-        split: Name of the split.
-        fields: The fields to read, in this order; all by default.
         place: Where the shards' files are, if not in `folder`.
         index: The index of the data set; None: it is read from `folder`.
         io: How contiguous datasets are read: "mmap" maps them, "read" reads them, "auto" reads
             them on network file systems and maps them on others.
-
-    Attributes:
-        index: The data set's index.
-        fields: The schema of the samples.
-        shards: The shards of the split, in order.
 
     Raises:
         DataError: There is no data set, or no such split or field; the message lists those that
@@ -100,18 +94,9 @@ class Reader:
     ) -> dict[str, Array | Ragged]:
         """Return the samples `indices`, in that order; repeats are allowed.
 
-        Args:
-            indices: int64 (n,), each in [0, len).
-            out: Arrays (n, *shape) to fill, for any of the fixed-size fields.
-
-        Returns:
-            For each field the array of `out`, or a new array (n, *shape); a `Ragged` of n samples
-            if the length varies.
-
-        Raises:
-            DataError: A shard is missing, damaged, was changed during the run or does not agree
-                with the index.
-            IndexError: An index is out of range.
+        The indices are int64 (n,), each in [0, len), and `out` has arrays (n, *shape) to fill, for
+        any of the fixed-size fields. A field is the array of `out`, or a new array (n, *shape); a
+        `Ragged` of n samples if the length varies.
         """
         shards, rows = self.locate(indices)
         given = out or {}
@@ -153,12 +138,9 @@ class Reader:
     def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
         """Read spans of a variable-length field's values, over the ends of samples too.
 
-        Args:
-            name: The field.
-            shards: The shard of each span, as its place in `self.shards`, int64 (n,).
-            starts: First element of each span in the shard's values, int64 (n,).
-            length: Elements of every span; each span lies within its shard.
-            out: Array (n, length, *shape) to fill.
+        `shards`, places in `self.shards`, and `starts`, the first element of each span in the
+        shard's values, are int64 (n,). Each span lies within its shard. `out` is
+        (n, length, *shape).
         """
         opened = self.opened
         for part in _parts(len(starts), opened.at_once):
@@ -186,11 +168,7 @@ class Reader:
         return found
 
     def only(self, fields: Iterable[str]) -> Self:
-        """Return a reader of the same samples that reads these fields alone.
-
-        Raises:
-            DataError: There is no such field.
-        """
+        """Return a reader of the same samples that reads these fields alone."""
         return type(self)(
             self.folder, self.split, fields, place=self._place, index=self.index, io=self._io
         )
@@ -233,15 +211,8 @@ class Reader:
         self._place.plan([self.shards[i] for i in unique[np.argsort(first)].tolist()])
 
     def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the shard of each index, and its row there: int64 (n,) each.
-
-        Raises:
-            IndexError: An index is out of range.
-        """
-        indices = np.asarray(indices, dtype=np.int64)
-        # As unsigned numbers, negative ones are larger than all others.
-        if indices.size and indices.view(np.uint64).max() >= self._count:
-            raise IndexError(f"indices {indices.min()} to {indices.max()} of {self._count} samples")
+        """Return the shard of each index, and its row there: int64 (n,) each."""
+        indices = check_positions(indices, self._count, "indices")
         if len(self._ends) == 1:
             return np.zeros(len(indices), np.int64), indices
         shards = np.searchsorted(self._ends, indices, side="right")

@@ -35,10 +35,9 @@ class _Noted(NamedTuple):
 class Watch:
     """The stamps of the shards that a process has opened.
 
-    Args:
-        shards: All shards. A shard is identified by its position in this list.
-        since_ns: When the run began to read the data set, in ns since 1970. A file that was written
-            later is compared with its digest when it is first opened.
+    A shard is identified by its position in `shards`. `since_ns` is when the run began to read the
+    data set, in ns since 1970; a file that was written later is compared with its digest when it is
+    first opened.
     """
 
     def __init__(self, shards: Sequence[Shard], since_ns: int) -> None:
@@ -49,9 +48,6 @@ class Watch:
         """Note the stamp of a shard that is about to be opened, and return it.
 
         If it was written since the run began, or since it was open before, its digest decides.
-
-        Raises:
-            DataError: The file is missing, or its bytes are not those that the index lists.
         """
         # A staged copy was compared with the digest when it was made. Its ctime changes whenever a
         # process says that it uses the copy (see `Depot.hold`).
@@ -59,11 +55,7 @@ class Watch:
         return self._settle(shard, path, own, noted.stamp if own and noted else None)
 
     def admit_again(self, shard: int) -> Stamp:
-        """Note the new stamp of a shard that is open and was touched, if its digest is right.
-
-        Raises:
-            DataError: Its bytes are not those that the index lists.
-        """
+        """Note the new stamp of a shard that is open and was touched, if its digest is right."""
         path, stamp, own = self._noted[shard]
         return self._settle(shard, Path(path), own, stamp)
 
@@ -71,9 +63,6 @@ class Watch:
         """Return those of the admitted `shards`, int64 (n,), whose file has another stamp now.
 
         A file that was replaced or removed is not among them: the open file stays as it was.
-
-        Raises:
-            DataError: The file system cannot say it.
         """
         found = []
         needed = np.zeros(len(self._shards), np.bool_)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.source import SampleId
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import ConfigError, DataError
@@ -31,9 +32,6 @@ class Windows:
     """A source (see `hpctrain.data.loading.loader`) of windows of one field.
 
     Args:
-        reader: Reader of the split.
-        field: The variable-length field.
-        length: Elements of a window.
         stride: Elements from the start of a window to the start of the next; `length` by default.
         documents: Whether samples also have FIELD_document, int32 (length,): the number of the
             document that an element belongs to, counted from 0 in each window. Attention masks
@@ -41,10 +39,6 @@ class Windows:
 
     Attributes:
         fields: FIELD, (length, *shape), and FIELD_document if `documents`.
-
-    Raises:
-        ConfigError: `length` or `stride` is less than 1.
-        DataError: There is no such field, it is of fixed size, or no shard has a whole window.
     """
 
     def __init__(
@@ -118,9 +112,7 @@ class Windows:
 
     def _locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Return the shard of each window, and its first element there: int64 (n,) each."""
-        indices = np.asarray(indices, dtype=np.int64)
-        if indices.size and indices.view(np.uint64).max() >= len(self):
-            raise IndexError(f"indices {indices.min()} to {indices.max()} of {len(self)} windows")
+        indices = check_positions(indices, len(self), "indices", "windows")
         shards = np.searchsorted(self._ends, indices, side="right")
         return shards, (indices - self._firsts[shards]) * self._stride
 

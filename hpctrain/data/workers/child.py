@@ -121,11 +121,7 @@ class Child:
 
 
 def pickled(transform: Transform) -> BinaryIO:
-    """Return a file in memory with the transform and what a fresh process needs to import it.
-
-    Raises:
-        ConfigError: The transform cannot be pickled.
-    """
+    """Return a file in memory with the transform and what a fresh process needs to import it."""
     try:
         content = pickle.dumps(transform)
     except Exception as error:  # PicklingError, AttributeError, TypeError or any other

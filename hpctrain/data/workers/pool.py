@@ -50,8 +50,7 @@ _pools: "weakref.WeakSet[Workers]" = weakref.WeakSet()
 def stacks() -> dict[str, str]:
     """Return the stacks of the processes that transform samples now; any thread may call it.
 
-    Returns:
-        By the process and its samples, what `Child.stacks` returns.
+    They are those of `Child.stacks`, by the process and its samples.
     """
     busy = [each for pool in [*_pools] for each in pool._workers if each.tasks]
     return {f"{each.name} with {each.samples}": each.stacks() for each in busy}
@@ -60,19 +59,8 @@ def stacks() -> dict[str, str]:
 class Workers:
     """`count` processes that apply `transform` to the samples of `source`.
 
-    Threads may share it. Its processes live until `close`.
-
-    Args:
-        source: Read in the threads that call `submit`.
-        transform: See `hpctrain.data.workers.samples`.
-        count: Number of processes. 0 transforms in `submit` itself, so that a debugger works.
-
-    Attributes:
-        count: Number of processes.
-
-    Raises:
-        ConfigError: The count is negative, or the transform cannot be pickled.
-        DataError: The processes cannot be started.
+    Threads may share it. Its processes live until `close`. The source is read in the threads that
+    call `submit`. With a count of 0, `submit` itself transforms, so that a debugger works.
     """
 
     def __init__(self, source: Source, transform: Transform, count: int) -> None:
@@ -109,19 +97,13 @@ class Workers:
     def submit(self, key: tuple[int, int], positions: Int64s, indices: Int64s) -> "Future[Rows]":
         """Read samples and let a worker transform them.
 
-        Args:
-            key: (seed, epoch). A sample's random numbers depend on the key and the position.
-            positions: int64 (n,), n >= 1: the positions of the samples in the epoch.
-            indices: int64 (n,): the indices of the samples in the source.
+        A sample's random numbers depend on the key, (seed, epoch), and its position in the epoch.
+        The positions are int64 (n,), n >= 1, as are the indices in the source.
 
-        Returns:
-            A future of {field: array (n, *shape)}. The memory is reused after the arrays and the
-            future have been dropped. The future's exception is that of the transform, with the
-            sample and the worker's traceback as notes, or a DataError if the results of a batch
-            differ in shape or a worker was killed.
-
-        Raises:
-            DataError: The source cannot be read, or there is not enough memory.
+        The future has {field: array (n, *shape)}, whose memory is reused after the arrays and the
+        future have been dropped. Its exception is that of the transform, with the sample and the
+        worker's traceback as notes, or a DataError if the results of a batch differ in shape or a
+        worker was killed.
         """
         future: Future[Rows] = Future()
         future.set_running_or_notify_cancel()  # a task that runs cannot be cancelled

@@ -61,26 +61,22 @@ def has_drawn(generator: np.random.Generator) -> bool:
 class Watched:
     """A transform of an evaluation, which ends it when it draws random numbers.
 
-    Args:
-        transform: See the module.
-        key: The place in the config, such as `data.transforms[0]`.
+    `key` is the place in the config, such as `data.transforms[0]`.
     """
 
-    def __init__(self, transform: Transform, key: str) -> None:
+    def __init__(self, transform: Callable[..., Any], key: str) -> None:
         self._transform, self._key = transform, key
 
-    def __call__(self, sample: Sample, random: np.random.Generator) -> Mapping[str, Any]:
-        """Return what the transform returns.
-
-        Raises:
-            ConfigError: It has drawn random numbers.
-        """
+    def __call__(self, sample: Any, random: Any) -> Any:
+        """Return what the transform returns; a ConfigError if it has drawn random numbers."""
         result = self._transform(sample, random)
-        if has_drawn(random):
-            raise ConfigError(
-                asked_for(self._key, "draws random numbers in an evaluation, for this sample")
-            )
+        self._check(has_drawn(random), "sample")
         return result
+
+    def _check(self, drawn: bool, what: str) -> None:
+        if drawn:
+            why = f"draws random numbers in an evaluation, for this {what}"
+            raise ConfigError(asked_for(self._key, why))
 
     def __repr__(self) -> str:
         return repr(self._transform)
@@ -127,12 +123,9 @@ def apply(
     """Transform a batch, sample by sample.
 
     `allocate` returns the arrays that are filled, given the arrays of the first sample. Positions
-    in the epoch and indices, for messages, are int64 (n,); the key is (seed, epoch).
-
-    Raises:
-        DataError: The results are not arrays, or differ in dtype or shape. The message names the
-            sample.
-        Exception: What the transform raises, with a note that names the sample.
+    in the epoch and indices, for messages, are int64 (n,); the key is (seed, epoch). What the
+    transform raises gets a note that names the sample. Results that are not arrays, or differ in
+    dtype or shape, are a DataError.
     """
     seed, epoch = key
     out: Mapping[str, Array] = {}

@@ -49,9 +49,8 @@ def view(memory: NDArray[np.uint8], block: Block) -> Array:
 class Segment:
     """A piece of shared memory that can grow.
 
-    Args:
-        descriptor: The descriptor of a segment that another process made. It is closed with this
-            object. None makes a new segment.
+    `descriptor` is that of a segment that another process made; it is closed with this object. None
+    makes a new segment.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -61,9 +60,7 @@ class Segment:
     def reserve(self, size: int) -> None:
         """Make at least `size` bytes usable. The content stays, and existing arrays stay valid.
 
-        Raises:
-            OSError: There is not enough memory. (Without this check, a later write would end the
-                process with SIGBUS.)
+        Without enough memory it is an OSError: a later write would end the process with SIGBUS.
         """
         if self._map is None or len(self._map) < size:
             size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

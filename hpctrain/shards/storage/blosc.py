@@ -22,11 +22,7 @@ from hpctrain.shards.storage.scratch import Bytes, Damaged, load, scratch
 
 @cache
 def library() -> Any:
-    """Return the package, set to release the GIL in this process.
-
-    Raises:
-        Undecodable: The package is not installed.
-    """
+    """Return the package, set to release the GIL in this process."""
     package = load("blosc2")
     package.set_releasegil(True)
     return package
@@ -38,10 +34,6 @@ def native(name: str, *arguments: Any) -> Callable[..., int] | None:
 
     It takes addresses, and ctypes releases the GIL. c-blosc2 documents `blosc2_unshuffle`. The
     functions of LZ4 are part of the library.
-
-    Args:
-        name: The name of the function.
-        arguments: The ctypes of its arguments.
     """
     try:
         spec = find_spec("blosc2")  # without the import, which takes half a second
@@ -56,13 +48,8 @@ def native(name: str, *arguments: Any) -> Callable[..., int] | None:
 def decode_chunk(chunk: Bytes, size: int, out: Bytes | None) -> Bytes:
     """Decode a Blosc or Blosc2 chunk.
 
-    Args:
-        chunk: The bytes of the chunk, uint8. They may be changed.
-        size: Bytes of the decoded content.
-        out: uint8 (size,), filled and returned. None: a buffer of this thread is used.
-
-    Raises:
-        Damaged, ValueError, RuntimeError: The chunk cannot be decoded.
+    The chunk is uint8, and may be changed. `out`, uint8 (size,), is filled and returned; None uses
+    a buffer of this thread. Damaged, ValueError and RuntimeError say that it cannot be decoded.
     """
     found, _, stored = struct.unpack_from("<iii", chunk.data, 4)
     if found != size or not 16 <= stored <= len(chunk):  # the library does not check them
@@ -85,10 +72,8 @@ def decode_chunk(chunk: Bytes, size: int, out: Bytes | None) -> Bytes:
 def decode_frame(frame: Bytes, size: int, out: Bytes | None) -> Bytes:
     """Decode a contiguous frame of one chunk, which is flat or in n-dimensional blocks.
 
-    The arguments are those of `decode_chunk`.
-
-    Raises:
-        Damaged, ValueError, RuntimeError, LookupError, TypeError: The frame cannot be decoded.
+    The arguments are those of `decode_chunk`. LookupError and TypeError, too, say that it cannot be
+    decoded.
     """
     (header,) = struct.unpack_from(">i", frame.data, 11)
     (total,) = struct.unpack_from(">Q", frame.data, 16)

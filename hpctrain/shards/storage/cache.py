@@ -25,15 +25,9 @@ class ChunkCache:
     outside `use`.
 
     Threads may share the cache. If two threads need the same chunk, the first decodes it and the
-    second waits. A forked child starts with an empty cache.
-
-    Args:
-        max_bytes: The limit for all buffers. Chunks that are in use at the same time may exceed it.
-
-    Attributes:
-        max_bytes: The limit. A change takes effect at the next chunk.
-        nbytes: Bytes of all buffers now.
-        decoded: Number of chunks that were loaded so far.
+    second waits. A forked child starts with an empty cache. Chunks that are in use at the same time
+    may exceed `max_bytes`, a change of which takes effect at the next chunk. `nbytes` are those of
+    all buffers now, and `decoded` counts the loaded chunks.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:

@@ -18,10 +18,8 @@ MOST = 2**28  # chunks; their table takes 5 GB
 class ChunkTable:
     """The chunks of a dataset as they are stored.
 
-    Raises:
-        Undecodable: Only HDF5 can read the dataset.
-        Damaged: A chunk reaches beyond the end of the file, is where none can be, or is not
-            compressed but has another size than a chunk, or the number of chunks is absurd.
+    Undecodable is raised if only HDF5 can read the dataset, Damaged if it is impossible: a chunk
+    beyond the end of the file, or where none can be, or an absurd number of chunks.
     """
 
     def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
@@ -80,9 +78,7 @@ def chunk_grid(dataset: h5py.Dataset) -> list[int]:
 def listed_chunks(dataset: h5py.Dataset) -> tuple[Int64s, list[Any]]:
     """Return the chunks that the file lists: their numbers in C order, and h5py's `StoreInfo`.
 
-    Raises:
-        Damaged: A chunk is listed twice, or at a place where the dataset has none.
-        OSError, RuntimeError: HDF5 cannot read the list.
+    A chunk that is listed twice, or where the dataset has none, is Damaged.
     """
     found: list[Any] = []
     if dataset.id.get_num_chunks():

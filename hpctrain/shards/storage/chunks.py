@@ -68,29 +68,11 @@ class Chunked:
 
     The sample axis is the first axis, or another one, which is moved to the front.
 
-    Threads may share it. A forked child must drop it and open the dataset again.
-
-    Args:
-        dataset: A dataset of a file that is open for reading. If `direct`, the file may be closed
-            afterwards.
-        path: The path of the file.
-        pool: Threads that decode ahead. Without a pool, chunks are decoded when they are needed.
-        cache: The cache for decoded chunks.
-        axis: The sample axis.
-
-    Attributes:
-        path: The path of the file.
-        name: The name of the dataset.
-        shape: The shape of the dataset, with the samples first.
-        dtype: The dtype of the dataset and of the returned arrays.
-        direct: Whether the dataset is read without HDF5.
-        reason: Why it is not read without HDF5.
-        chunk_rows: Samples in a chunk; 1 if there are no chunks.
-        chunk_bytes: Bytes of that many samples, decoded.
-
-    Raises:
-        DataError: Nothing that is installed can undo a filter, or a chunk lies beyond the end of
-            the file.
+    Threads may share it. A forked child must drop it and open the dataset again. The dataset's file
+    is open for reading, and may be closed afterwards if the dataset is `direct`, read without HDF5;
+    if it is not, `reason` says why. Without a pool, chunks are decoded when they are needed.
+    `shape` has the samples first. `chunk_rows` is the samples in a chunk, 1 if there are no chunks,
+    and `chunk_bytes` their decoded bytes.
     """
 
     def __init__(
@@ -133,16 +115,9 @@ class Chunked:
     def rows(self, rows: Int64s, out: Array | None = None) -> Array:
         """Return samples in the given order.
 
-        Args:
-            rows: int64 (n,), each in [0, shape[0]). Repeats are allowed.
-            out: (n, *shape[1:]) of `dtype`, C-contiguous, filled and returned. None: a new array.
-
-        Returns:
-            (n, *shape[1:]), which belongs to the caller.
-
-        Raises:
-            DataError: The samples cannot be read or are damaged. The message names the file and the
-                samples.
+        `rows` is int64 (n,), each in [0, shape[0]); repeats are allowed. `out`, (n, *shape[1:]) of
+        `dtype`, C-contiguous, is filled and returned; None: a new array. The DataError names the
+        file and the samples.
         """
         if out is None:
             out = np.empty((len(rows), *self.shape[1:]), self.dtype)
@@ -165,11 +140,7 @@ class Chunked:
         return out
 
     def copy(self, start: int, stop: int, out: Array) -> None:
-        """Copy the samples from `start` to `stop` into `out`, (stop - start, *shape[1:]).
-
-        Raises:
-            DataError: See `rows`.
-        """
+        """Copy the samples from `start` to `stop` into `out`, (stop - start, *shape[1:])."""
         if self._chunks is None:
             self._select(slice(start, stop), out)
             return

@@ -62,12 +62,8 @@ class Filter(NamedTuple):
 class Pipeline:
     """Undoes the filters of one dataset. Threads may share it.
 
-    Args:
-        filters: The filters in the order in which they were applied.
-        nbytes: Bytes of a whole decoded chunk.
-
-    Raises:
-        Undecodable: A filter is unknown here, or its library is missing.
+    The filters are in the order in which they were applied, and `nbytes` is that of a whole decoded
+    chunk. A filter that is unknown here, or whose library is missing, is Undecodable.
     """
 
     def __init__(self, filters: Sequence[Filter], nbytes: int) -> None:
@@ -86,21 +82,15 @@ class Pipeline:
     def applied(self, mask: int) -> list[int]:
         """Return the positions in the pipeline of the filters that a chunk went through.
 
-        Args:
-            mask: Bit i is set if filter i was left out for this chunk.
+        Bit i of the mask is set if filter i was left out for this chunk.
         """
         return [i for i in range(len(self._filters)) if not mask >> i & 1]
 
     def decode(self, stored: Bytes, mask: int, out: Bytes) -> None:
         """Undo the filters of one chunk.
 
-        Args:
-            stored: The bytes of the chunk in the file, uint8. They may be changed.
-            mask: Bit i is set if filter i was left out for this chunk.
-            out: uint8 (nbytes,), filled.
-
-        Raises:
-            Damaged: The bytes cannot be decoded, or a checksum does not match.
+        The stored bytes are uint8, and may be changed; `out`, uint8 (nbytes,), is filled. For the
+        mask see `applied`. Damaged: the bytes cannot be decoded, or a checksum does not match.
         """
         applied, data = self.applied(mask), stored
         for i in reversed(applied):

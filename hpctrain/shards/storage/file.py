@@ -45,12 +45,7 @@ class File:
         return cls._open.get(key) or cls._open.setdefault(key, cls(path))
 
     def read(self, offset: int, out: Bytes) -> None:
-        """Fill `out` with the bytes from `offset`.
-
-        Raises:
-            Damaged: The file ends before `out` is full.
-            OSError: The bytes cannot be read, even after repetitions.
-        """
+        """Fill `out` with the bytes from `offset`; a file that ends before is Damaged."""
         patiently(lambda: self._read(offset, out), self._reopen)
 
     def will_need(self, offset: int, size: int) -> None:
@@ -88,9 +83,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 def patiently(action: Callable[[], T], again: Callable[[], None] | None = None) -> T:
     """Call `action`, and repeat it if a file system fails for a short time.
 
-    Args:
-        action: What to do. An OSError of _PASSING is not raised before the last try.
-        again: Called before each repetition.
+    An OSError of _PASSING is not raised before the last try; `again` is called before each
+    repetition.
     """
     for pause in PAUSES_S:
         try:

@@ -16,11 +16,6 @@ def samples_first(sizes: Sizes, axis: int) -> Sizes:
 class Grid:
     """The chunks of a dataset: ranges of samples ("runs"), each in one or more chunks ("tiles").
 
-    Args:
-        shape: Shape of the dataset.
-        chunk: Shape of a chunk.
-        axis: The sample axis.
-
     Attributes:
         rows: Samples in a run.
         tiles: The chunks that together hold a sample. Each has its number, the slices of the sample

@@ -19,14 +19,8 @@ class Elsewhere(Exception):
 def find(file: h5py.File, place: str) -> h5py.Dataset | None:
     """Return the dataset at a path in an open file, or None if no dataset is there.
 
-    Soft links are followed inside the file. No other file is opened.
-
-    Args:
-        file: A file that is open for reading.
-        place: The path of the dataset, such as "images/train".
-
-    Raises:
-        Elsewhere: A link on the path leads to another file, or the values lie in another file.
+    Soft links are followed inside the file. No other file is opened. A link that leads to another
+    file, and values that lie in another file, raise Elsewhere.
     """
     here: h5py.Group | h5py.Dataset = file["/"]
     names, followed = _names(place), 0

@@ -28,22 +28,11 @@ INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32",
 class Layout:
     """The datasets of a shard, named FIELD, or FIELD/offsets and FIELD/values.
 
-    Args:
-        path: The file.
-        shard: The entry of the index.
-        fields: The fields that are read.
-        mapped: Whether datasets are mapped where that is possible.
-
     Attributes:
-        path: The file.
-        size: Bytes of the file.
         offsets: Byte offset in the file of each dataset that can be mapped.
         rows: The readers of the other datasets.
         totals: Number of elements of each dataset.
         stamp: The stamp of the file from before it was opened.
-
-    Raises:
-        DataError: The file is missing, damaged or differs from the index.
     """
 
     def __init__(
@@ -151,14 +140,9 @@ def disagreement(
 ) -> tuple[str, str] | None:
     """Compare a dataset with what the index lists.
 
-    Args:
-        dataset: A dataset of a shard.
-        dtypes: The dtypes that it may have; the first is the one to name.
-        shape: The shape that it must have; None stands for any size.
-
-    Returns:
-        What the dataset is and what the index lists, such as `float32 [3, 9]` and
-        `float64 [any, 8]`; None when they agree.
+    Return what the dataset is and what the index lists, such as `float32 [3, 9]` and
+    `float64 [any, 8]`; None when they agree. It may have any of the dtypes, the first of which is
+    named; None in the shape stands for any size.
     """
     dtype, found = dtype_of(dataset), list(dataset.shape or ())  # None: there is no data at all
     same = len(found) == len(shape) and all(

@@ -19,15 +19,8 @@ _RUN_BYTES = 8 * 2**20  # the largest read
 class Plain:
     """A contiguous, uncompressed dataset whose first axis is the sample.
 
-    Args:
-        path: The path of the file.
-        name: The name of the dataset, for messages.
-        offset: Byte offset of the first row in the file.
-        dtype: The dtype, in native byte order.
-        shape: Shape of a row.
-
-    Attributes:
-        chunk_rows: Rows that are stored together: 1.
+    `offset` is that of the first row in the file, in bytes. The dtype has the native byte order,
+    and `shape` is that of a row.
     """
 
     chunk_rows = 1
@@ -41,12 +34,7 @@ class Plain:
         self._file = File.open(path)
 
     def rows(self, rows: Int64s) -> Array:
-        """Return rows in the given order, with repeats allowed: (n, *shape).
-
-        Raises:
-            DataError: Rows cannot be read, even after repetitions. The message names the file and
-                the samples.
-        """
+        """Return rows in the given order, with repeats allowed: (n, *shape)."""
         out = np.empty((len(rows), *self._shape), self._dtype)
         order = np.argsort(rows, kind="stable")
         step = np.diff(rows[order])
@@ -64,11 +52,7 @@ class Plain:
         return out
 
     def copy(self, start: int, stop: int, out: Array) -> None:
-        """Copy the rows from `start` to `stop` into `out`, (stop - start, *shape), contiguous.
-
-        Raises:
-            DataError: See `rows`.
-        """
+        """Copy the rows from `start` to `stop` into `out`, (stop - start, *shape), contiguous."""
         with reading(self._path, self._name, start, stop - 1):
             flat = out.reshape(-1).view(np.uint8)
             self._file.read(self._offset + start * self._row, flat)

@@ -26,11 +26,7 @@ class Damaged(Exception):
 
 
 def load(name: str) -> Any:
-    """Import a library.
-
-    Raises:
-        Undecodable: It is not installed.
-    """
+    """Import a library; Undecodable if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -60,9 +60,6 @@ class Stamp(NamedTuple):
 
         Within one tick of the clock two writes have the same time. If the last write was just now,
         this waits for the next tick.
-
-        Raises:
-            OSError: There is no such file.
         """
         while True:
             stamp = cls.of(os.stat(path), compare_ctime=compare_ctime)

@@ -31,18 +31,9 @@ def start_from(
 ) -> Match:
     """Load the weights whose names the model has, in place; all ranks call this together.
 
-    Adapters (LoRA) are left as they are.
-
-    Args:
-        module: The model, wrapped or not, divided or not, with memory.
-        weights: What is loaded.
-        rename: How stored names become those of the model.
-        skip: Patterns of names that are not loaded.
-        stages: The ranks that have the stages of a pipeline; None without a pipeline.
-        all_used: Whether the model must have all that is stored; see `Match.refuse_unused`.
-
-    Returns:
-        What matched in the whole model, the same on all ranks.
+    Adapters (LoRA) are left as they are. Returns what matched in the whole model, the same on all
+    ranks, whose stages of a pipeline the ranks `stages` have. With `all_used` the model must have
+    all that is stored; see `Match.refuse_unused`.
 
     Raises:
         ConfigError: A pattern fits nothing, shapes or kinds of numbers differ, nothing matches, or
@@ -71,18 +62,7 @@ def compare(
     skip: Sequence[str] = (),
     stages: dist.ProcessGroup | None = None,
 ) -> Match:
-    """Return which stored weights belong to which of a model, possibly on the meta device.
-
-    Args:
-        module: As for `start_from`.
-        weights: As for `start_from`.
-        rename: As for `start_from`.
-        skip: As for `start_from`.
-        stages: As for `start_from`.
-
-    Raises:
-        ConfigError: As for `match`.
-    """
+    """Return which stored weights belong to which of a model, possibly on the meta device."""
     own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
     facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
     computes = Computed.of(module)
@@ -105,11 +85,8 @@ class Computed(NamedTuple):
     """What a model computes itself, so that a stored one is not needed.
 
     Older files have buffers that are no part of a model's weights any more: the frequencies of a
-    rotary embedding, masks, positions.
-
-    Attributes:
-        names: The names of its buffers that are not saved.
-        patterns: Regular expressions that a model of transformers has for such names.
+    rotary embedding, masks, positions. `names` are those of the buffers of the model that are not
+    saved; `patterns` are regular expressions that a model of transformers has for such names.
     """
 
     names: Sequence[str]
@@ -160,14 +137,8 @@ def _check_copies(
 def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = False) -> None:
     """Load the weights of a checkpoint of the same model, in place; each rank does it alone.
 
-    Args:
-        module: The model, wrapped or not, divided or not, with memory.
-        weights: Those of the checkpoint.
-        trained_only: Whether the checkpoint lacks the weights of the base (LoRA), which are left as
-            they are.
-
-    Raises:
-        StorageError: The checkpoint lacks a weight, or one has another shape.
+    With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
+    are. Raises a StorageError if it lacks another weight, or one has another shape.
     """
     own = _weights_of(module)
     if trained_only:
@@ -194,12 +165,7 @@ def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = F
 def restore_average(module: nn.Module, average: StoredWeights) -> None:
     """Give a model the average of its parameters, in place; each rank does it alone.
 
-    Args:
-        module: The model, wrapped or not, divided or not, with the weights of the checkpoint.
-        average: That of the checkpoint (`open_weights` of its part "ema").
-
-    Raises:
-        StorageError: The checkpoint has none.
+    The model has the weights of the checkpoint. Raises a StorageError if that has no average.
     """
     if not average.shapes:
         raise StorageError(
@@ -214,9 +180,6 @@ def names_of_base(module: nn.Module) -> set[str]:
 
     They are the frozen ones, which have the values of the base. It has every adapter, also one that
     `optimizer.groups` freezes.
-
-    Args:
-        module: The model, wrapped or not, in which what is not trained needs no gradient.
     """
     named = module.named_parameters(remove_duplicate=False)
     return {plain_name(n) for n, p in named if not (p.requires_grad or is_adapter(n))}

@@ -51,15 +51,8 @@ _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(va
 class Reader(dcp.FileSystemReader):
     """A reader of one checkpoint, for `dcp.load`.
 
-    Args:
-        checkpoint: The folder of the checkpoint.
-
-    Attributes:
-        folder: The same.
-        saved: What is known of each entry of the saved state, by its dotted name.
-
-    Raises:
-        StorageError: `.metadata` cannot be read, or holds anything but DCP's metadata.
+    `saved` is what is known of each entry of the saved state, by its dotted name. Raises a
+    StorageError if `.metadata` cannot be read, or holds anything but DCP's metadata.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -75,9 +68,7 @@ class Reader(dcp.FileSystemReader):
     def load(self, state: dict[str, Any], *, no_dist: bool = False) -> None:
         """Load into the tensors of `state`, in place; other objects are replaced.
 
-        Args:
-            state: A part of what was saved. All ranks call this with the same names.
-            no_dist: Whether this process loads alone.
+        All ranks call this with the same names; with `no_dist` this process loads alone.
 
         Raises:
             StorageError: A file cannot be read, lacks something, or holds an object that could run

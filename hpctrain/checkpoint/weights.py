@@ -16,14 +16,10 @@ def load_weights(
 ) -> None:
     """Load only the weights of a checkpoint, on this process alone.
 
-    Args:
-        model: The plain model.
-        checkpoint: The folder of the checkpoint. Where the ranks had models that differ (local
-            SGD), rank 0's is taken.
-        ema: Take the moving average of the parameters (`train.ema`). Parameters that were frozen,
-            and buffers, are those of the model.
-        trained_only: Whether the checkpoint lacks the weights of the base (LoRA), which are left as
-            they are.
+    `ema` takes the moving average of the parameters (`train.ema`); those that were frozen, and
+    buffers, are the model's. Where the ranks had models that differ (local SGD), rank 0's is taken.
+    With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
+    are.
 
     Raises:
         StorageError: The checkpoint lacks weights of the model, or cannot be read.

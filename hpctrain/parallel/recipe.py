@@ -76,14 +76,9 @@ def parallelize(
 ) -> ParallelModel:
     """Build the model and spread it over the ranks; all ranks call this together.
 
-    Args:
-        build: Returns a new model. It is called on the meta device, too.
-        config: `parallel`, `train`, `optimizer` and `seed` are read.
-        mesh: The ranks.
-        precision: The number formats.
-        loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
-        arguments: The names of the model's arguments that the task's inputs after the first are
-            for; empty if the task says nothing.
+    `build` is called on the meta device, too. With `loss_parallel` the task computes the loss from
+    logits that tensor parallel divides. `arguments` are those of the model that the task's inputs
+    after the first are for; none if the task says nothing.
 
     Raises:
         ConfigError: The model has no blocks that could be found, or no plan, but needs them; or it

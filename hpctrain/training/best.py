@@ -11,12 +11,10 @@ from hpctrain.training.improvement import Improvement
 class Best(Improvement):
     """Follows the metric of `checkpoint.best`, and tells when its best value is safe.
 
-    Args:
-        metric: The name of the metric; None keeps no best checkpoint.
-        mode: "min" or "max"; None takes it from the name.
-        record: Called on every rank with the metric, its best value and its step, as soon as the
-            checkpoint of that step is committed.
-        exists: Whether there still is a checkpoint of a step; the same answer on all ranks.
+    The metric None keeps no best checkpoint; the mode is "min" or "max", None takes it from the
+    name. Every rank calls `record` with the metric, its best value and its step, as soon as the
+    checkpoint of that step is committed. `exists` tells whether there still is a checkpoint of a
+    step, the same on all ranks.
     """
 
     def __init__(
@@ -41,11 +39,7 @@ class Best(Improvement):
         return self.value is not None and self.step == step != self._marked
 
     def mark(self, saved: int) -> None:
-        """Record the best value if its checkpoint is the one that was saved last.
-
-        Args:
-            saved: The step of that checkpoint.
-        """
+        """Record the best value if its checkpoint is that of the step that was saved last."""
         if self.is_due(saved):
             self._marked = saved
             self._record({"metric": self.metric, "value": self.value, "step": self.step})

@@ -12,19 +12,12 @@ from hpctrain.config.rules.metrics import better
 
 
 class Improvement:
-    """Follows one metric.
+    """Follows one metric, or nothing if it is None.
 
-    Args:
-        metric: The name of the metric; None follows nothing.
-        mode: "min" or "max", which values are better; None takes it from the name.
-        min_delta: A value is better only if it is better by more than this.
-        patience: So many values in a row that are not better end the run; None never does.
-
-    Attributes:
-        metric: The name of the metric.
-        value: The best value; None before the first one.
-        step: The global step of the best value.
-        since: The number of values after the best one.
+    The mode is "min" or "max", which values are better; None takes it from the name. A value is
+    better only if it is better by more than `min_delta`; after `patience` values in a row that are
+    not (`since` counts them) the run ends, with None it never does. `value` is the best one, None
+    before the first, and `step` its global step.
     """
 
     def __init__(
@@ -58,9 +51,8 @@ class Improvement:
     def judge(self, metrics: dict[str, float], step: int) -> bool:
         """Take the value of a step; return whether it is the best so far.
 
-        Args:
-            metrics: The metrics that are new at this step. Without the metric nothing changes.
-            step: The global step.
+        The metrics are those that are new at this step; without the one that is followed nothing
+        changes.
         """
         if self.metric not in metrics:
             return False

@@ -68,12 +68,9 @@ class Every:
 class Outcome:
     """How `Trainer.fit` ended.
 
-    Attributes:
-        finished: True when all steps were made; False when the run was stopped and saved.
-        step: The global step that was reached.
-        first_step: The global step that training started from: 0, or that of the checkpoint.
-        metrics: The last value of every metric.
-        reason: Why the run has finished before `max_steps`; "" if it has not.
+    `finished` is False when the run was stopped and saved; `reason` tells why it has finished
+    before `max_steps`, "" if it has not. `step` was reached from `first_step`, 0 or that of the
+    checkpoint. `metrics` are the last values.
     """
 
     finished: bool

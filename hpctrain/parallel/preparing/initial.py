@@ -68,13 +68,8 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
 def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:
     """Return the model to spread, and how `fill` will give it its initial values.
 
-    Args:
-        build: Returns a new model.
-        seed: The seed of the run.
-        from_rank_0: Whether rank 0 can send the parts of a model that has no `init_module`.
-
-    Returns:
-        The model on the meta device, or, if every rank has to build it, with memory on the CPU.
+    It is on the meta device, or, if every rank has to build it, has memory on the CPU.
+    `from_rank_0`: rank 0 can send the parts of a model that has no `init_module`.
     """
     model = skeleton(build, seed)
     if model is not None and isinstance(model, Initializes):
@@ -96,14 +91,8 @@ def fill(
 ) -> None:
     """Give a model that `begin` has returned its initial values, in place.
 
-    Args:
-        model: Whole or sharded, or the stage of a pipeline.
-        values: As `begin` has returned it.
-        build: Returns a new model.
-        seed: The seed of the run.
-        device: Device of the rank.
-        storage: Parameters are stored on this device.
-        group: The ranks that have the same modules; None means all.
+    `storage` is the device of the parameters, `group` the ranks that have the same modules; None
+    means all.
     """
     if values == "by modules":
         fill_modules(model, build, seed, device, storage, group)
@@ -130,16 +119,9 @@ def fill_modules(
     """Give a model of the meta device memory and its initial parameters.
 
     The values are those of the model that `build` returns, whatever classes the modules of `model`
-    have by now. All ranks of the group call this together.
-
-    Args:
-        model: Whole or sharded, or the stage of a pipeline.
-        build: Returns a new model, which has `init_module`, and modules and parameters of the same
-            names.
-        seed: The seed of the run.
-        device: Device of the rank, for the communication.
-        storage: Parameters are stored on this device.
-        group: The ranks that have the same modules; None means all.
+    have by now. All ranks of the group call this together. That model has `init_module`, and
+    modules and parameters of the same names. `device` is that of the communication, `storage` that
+    of the parameters.
     """
     allocate(model, storage)
     if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
@@ -282,12 +264,7 @@ def _fill_from_rank_0(
 
 
 def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Give all ranks the parameters and buffers of the first one, in place.
-
-    Args:
-        model: Built by every rank, the same modules on all of them.
-        group: The ranks; None means all.
-    """
+    """Give all ranks the parameters and buffers of the group's first one, in place."""
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return
     with torch.no_grad():

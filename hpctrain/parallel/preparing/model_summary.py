@@ -46,14 +46,9 @@ class _Line:
 class ModelSummary:
     """What a model consists of.
 
-    Attributes:
-        kind: The class of the model.
-        parameters: The elements of all parameters, each counted once.
-        trained: Those that are trained.
-        bytes: The size of the parameters.
-        buffer_bytes: The size of the buffers, such as the statistics of batch norms.
-        dtypes: The number formats of the parameters.
-        lines: The table of layers.
+    `parameters` and `trained` are numbers of elements, each counted once; `bytes` is the size of
+    the parameters, `buffer_bytes` that of buffers such as the statistics of batch norms. `lines` is
+    the table of layers.
     """
 
     kind: str
@@ -70,10 +65,7 @@ class ModelSummary:
     ) -> ModelSummary:
         """Return the summary of a model.
 
-        Args:
-            model: The whole model, possibly on the meta device.
-            trained: The names of the parameters that are trained; None: those with a gradient.
-            blocks: The class names of the blocks, from `parallel.blocks`.
+        `trained` names parameters of the whole model; None: those with a gradient.
         """
         named = list(model.named_parameters())
         if trained is None:

@@ -20,9 +20,7 @@ log = logging.getLogger(__name__)
 def prepare_modes(model: nn.Module, *, says: bool) -> None:
     """Set a model to train, in place; parts that its constructor has set to evaluate stay so.
 
-    Args:
-        model: The whole model, on any device.
-        says: Whether rank 0 names these parts in the log.
+    With `says` rank 0 names these parts in the log.
     """
     if not model.training:
         model.train()

@@ -13,11 +13,7 @@ from hpctrain.errors import ConfigError
 def check_layers(model: nn.Module) -> None:
     """Refuse layers whose parameters or gradients cannot be divided, counted or judged.
 
-    Args:
-        model: As its class has made it.
-
-    Raises:
-        ConfigError: A layer learns its sizes from its first batch, or has sparse gradients.
+    A ConfigError names a layer that learns its sizes from its first batch, or has sparse gradients.
     """
     for name, module in model.named_modules():
         place = f"model: the layer {name} ({type(module).__name__})" if name else "model: it"
@@ -47,13 +43,7 @@ def ties(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
 
 
 def tie(model: nn.Module, first: str, others: Sequence[str]) -> None:
-    """Let modules share a parameter, in place.
-
-    Args:
-        model: The model.
-        first: The name of the parameter that they get.
-        others: The names that it gets.
-    """
+    """Let the modules that have the other names share the parameter `first`, in place."""
     parameter = model.get_parameter(first)
     for other in others:
         module, _, key = other.rpartition(".")

@@ -14,11 +14,8 @@ _ROWS = 80  # a picture with more cannot be read
 def picture(rows: dict[str, dict[str, Any]], title: str, lowest: int) -> Any:
     """Return a figure of matplotlib.
 
-    Args:
-        rows: By name, as `hpctrain.training.measuring.histograms` writes them. If there are too
-            many, those of a module are added up.
-        title: What is shown.
-        lowest: The power of two of the first bin.
+    The rows are by name, as `hpctrain.training.measuring.histograms` writes them. If there are too
+    many, those of a module are added up. `lowest` is the power of two of the first bin.
     """
     from matplotlib.figure import Figure  # without pyplot, which would keep the figure
 

@@ -42,20 +42,13 @@ class NoHistograms:
     def take(self, model: ParallelModel, factor: Scalar) -> None:
         """Record the histograms of a step, if they are due; all ranks call this together.
 
-        Args:
-            model: The model after a backward pass, before its update.
-            factor: Makes a gradient of the model that of the global batch.
+        The model is after a backward pass, before its update. The factor makes its gradient that of
+        the global batch.
         """
 
 
 class Histograms(NoHistograms):
-    """Records the histograms of a run.
-
-    Args:
-        every: They are taken in the steps that are multiples of this.
-        run_dir: The run directory.
-        tracker: That of this rank.
-    """
+    """Records the histograms of a run, in the steps that are multiples of `every`."""
 
     def __init__(self, every: int, run_dir: Path, tracker: Tracker) -> None:
         self._every, self._tracker = every, tracker

@@ -19,11 +19,8 @@ _ENOUGH = 4  # looks
 class SilentLayers:
     """Looks at the gradients of one run.
 
-    Args:
-        report_every: The steps between two reports; 0 looks at nothing.
-
-    Attributes:
-        layers: The number of layers that had a gradient at the last `read`.
+    `layers` is the number of those that had a gradient at the last `read`. Without reports
+    (`report_every` 0) it looks at nothing.
     """
 
     def __init__(self, report_every: int = 0) -> None:

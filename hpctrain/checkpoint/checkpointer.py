@@ -37,11 +37,12 @@ from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.checkpoint.tensor_reader import Reader, local, module_state
+from hpctrain.checkpoint.tensor_reader import Reader, module_state
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError, MisfitError, StorageError
 from hpctrain.models.dry_run import stored_buffers
 

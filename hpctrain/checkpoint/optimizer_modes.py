@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.checkpoint.tensor_reader import local
+from hpctrain.distributed.tensors import local
 
 
 class OptimizerModes:

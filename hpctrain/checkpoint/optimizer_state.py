@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
-from hpctrain.checkpoint.tensor_reader import local
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 
 Place = tuple[DeviceMesh, Sequence[Placement]]

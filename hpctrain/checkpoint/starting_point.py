@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,11 +14,14 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.matching import Dtypes, Match, Rename, match, misshapen
-from hpctrain.checkpoint.stored_weights import StoredWeights
-from hpctrain.checkpoint.tensor_reader import dtype_name, local, module_state
+from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
+from hpctrain.checkpoint.tensor_reader import module_state
+from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.distributed import objects
+from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models.lora import is_adapter
+from hpctrain.models.ties import ties
 
 
 def start_from(
@@ -43,9 +47,9 @@ def start_from(
     found = compare(module, weights, rename, skip, stages)
     if all_used:
         found.refuse_unused()
-    own, ties = _weights_of(module), _ties(module)
+    own, firsts = _weights_of(module), _first_names(module)
     loaded: dict[str, str] = {}
-    copies = {n: loaded.setdefault(ties.get(n, n), n) for n in found.stored}
+    copies = {n: loaded.setdefault(firsts.get(n, n), n) for n in found.stored}
     copies = {name: first for name, first in copies.items() if name != first}
     weights.load(
         {s: own[name] for name, s in found.stored.items() if name in own and name not in copies}
@@ -75,7 +79,7 @@ def compare(
         {name: shape for name, (shape, _) in facts.items()},
         rename,
         skip,
-        _ties(module),
+        _first_names(module),
         Dtypes(weights.dtypes, {name: dtype for name, (_, dtype) in facts.items()}),
         computes.includes,
     )
@@ -144,12 +148,12 @@ def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = F
     if trained_only:
         left_out = names_of_base(module)
         own = {name: value for name, value in own.items() if name not in left_out}
-    ties = _ties(module)
+    firsts = _first_names(module)
     found = {name: value for name, value in own.items() if name in weights.shapes}
     # A parameter with two names, as in tied embeddings, may be saved under one of them.
-    loaded = {ties.get(name, name) for name in found}
+    loaded = {firsts.get(name, name) for name in found}
     for name in own:
-        if ties.get(name, name) not in loaded:
+        if firsts.get(name, name) not in loaded:
             raise StorageError(
                 f"{weights.path} has no {name}: it is the checkpoint of another model"
             )
@@ -175,6 +179,25 @@ def restore_average(module: nn.Module, average: StoredWeights) -> None:
     average.load({name: value for name, value in own.items() if name in average.shapes})
 
 
+def load_weights(
+    model: nn.Module, checkpoint: Path, *, ema: bool = False, trained_only: bool = False
+) -> None:
+    """Load only the weights of a checkpoint, on this process alone.
+
+    `ema` takes the moving average of the parameters (`train.ema`); those that were frozen, and
+    buffers, are the model's. Where the ranks had models that differ (local SGD), rank 0's is taken.
+    With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
+    are.
+
+    Raises:
+        StorageError: The checkpoint lacks weights of the model, or cannot be read.
+    """
+    files = WeightFiles(checkpoint, None)
+    restore(model, open_weights(files), trained_only=trained_only)
+    if ema:
+        restore_average(model, open_weights(files, "ema"))
+
+
 def names_of_base(module: nn.Module) -> set[str]:
     """Return the names of the parameters that a checkpoint with adapters (LoRA) lacks.
 
@@ -194,14 +217,9 @@ def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
-def _ties(module: nn.Module) -> dict[str, str]:
-    """Return the first name of each parameter that several modules share."""
-    first: dict[int, str] = {}
-    ties: dict[str, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        plain = plain_name(name)
-        ties[plain] = first.setdefault(id(parameter), plain)
-    return ties
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name of parameters that several modules share, by their others."""
+    return {plain_name(other): plain_name(n) for n, others in ties(module) for other in others}
 
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")

@@ -17,8 +17,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from hpctrain.checkpoint.number_kinds import torch_name
-from hpctrain.checkpoint.tensor_reader import Reader, dtype_name, local
+from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.checkpoint.weight_files import Stored, WeightFiles
+from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import StorageError
 
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
+from hpctrain.distributed.tensors import local
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -89,5 +89,4 @@ def _copied(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    values = tensor.detach()
-    return values.to_local() if isinstance(values, DTensor) else values
+    return local(tensor.detach())

@@ -37,10 +37,9 @@ from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
-from hpctrain.training.best import Best
 from hpctrain.training.display import Display
 from hpctrain.training.hooks import Hooks, RunState
-from hpctrain.training.improvement import Improvement
+from hpctrain.training.improvement import Best, Improvement
 from hpctrain.training.measuring.meter import NoMeter
 from hpctrain.training.notes import Notes
 from hpctrain.training.schedule import Schedule

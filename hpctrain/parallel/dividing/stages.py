@@ -21,7 +21,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
-from hpctrain.parallel.preparing.parameters import ties
+from hpctrain.models.ties import ties
 
 
 class Absent(nn.Module):

@@ -31,9 +31,9 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import Adapted, adapted
 from hpctrain.models.plan import Plan
+from hpctrain.models.ties import tie, ties
 from hpctrain.parallel.dividing.chosen_plan import matching
 from hpctrain.parallel.dividing.stages import Absent
-from hpctrain.parallel.preparing.parameters import tie, ties
 
 
 def divide_layers(

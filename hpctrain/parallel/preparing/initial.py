@@ -28,8 +28,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import DistributedError
-from hpctrain.parallel.preparing.parameters import tie, ties, undivided
+from hpctrain.models.ties import tie, ties
+from hpctrain.parallel.preparing.parameters import undivided
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]
@@ -169,7 +171,7 @@ def fill_modules(
                     whole = whole.to(device)
                     _broadcast(whole, source, group)
                 with torch.no_grad():
-                    _own_part(target).copy_(_cut(whole, target))
+                    local(target).copy_(_cut(whole, target))
     torch.manual_seed(seed)  # the ranks have drawn other modules
 
 
@@ -209,10 +211,6 @@ def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
 
 def _joined(name: str, key: str) -> str:
     return f"{name}.{key}" if name else key
-
-
-def _own_part(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _cut(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,6 @@
-"""Parameters that need care: several modules share them, or FSDP2 cannot divide them."""
+"""Parameters that need care: they cannot be divided, counted or judged as others are."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -30,24 +28,6 @@ def check_layers(model: nn.Module) -> None:
                 f"{place} has sparse=True, and sparse gradients cannot be added over ranks, "
                 "clipped and judged as the others: give sparse=False, which trains the same"
             )
-
-
-def ties(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
-    """Yield the names of parameters that several modules share: the first, and the others."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    for same in names.values():
-        if len(same) > 1:
-            yield same[0], same[1:]
-
-
-def tie(model: nn.Module, first: str, others: Sequence[str]) -> None:
-    """Let the modules that have the other names share the parameter `first`, in place."""
-    parameter = model.get_parameter(first)
-    for other in others:
-        module, _, key = other.rpartition(".")
-        setattr(model.get_submodule(module), key, parameter)
 
 
 def undivided(model: nn.Module) -> list[nn.Parameter]:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.distributed import objects
+from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.tasks import Task, measuring
@@ -182,7 +183,7 @@ def _outline(part: Mapping[str, Any], tensors: list[torch.Tensor]) -> dict[str, 
                 "ranks can merge tensors, and lists of tensors"
             )
         tensors += items
-        shapes = [[str(each.dtype).removeprefix("torch."), [*each.shape]] for each in items]
+        shapes = [[dtype_name(each.dtype), [*each.shape]] for each in items]
         outline[name] = shapes if isinstance(value, list) else shapes[0]
     return outline
 

@@ -31,9 +31,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from hpctrain.config.schema import FSDPConfig, ParallelConfig
+from hpctrain.models.ties import ties
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.parameters import ties, undivided
+from hpctrain.parallel.preparing.parameters import undivided
 from hpctrain.parallel.reducing.lockstep import Lockstep
 from hpctrain.parallel.reducing.scalars import Scalars
 from hpctrain.parallel.reducing.unused import Unused

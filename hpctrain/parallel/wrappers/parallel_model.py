@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.tensor import whole_gradients
@@ -118,9 +119,9 @@ class ParallelModel:
         norm = factor * (whole if isinstance(factor, torch.Tensor) else whole.item())
         if clip_norm is not None:
             factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
-        local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-        for device in {g.device for g in local}:  # offload leaves undivided parameters on the GPU
-            same = [g for g in local if g.device == device]
+        own = [local(g) for g in gradients]
+        for device in {g.device for g in own}:  # offload leaves undivided parameters on the GPU
+            same = [g for g in own if g.device == device]
             here = torch.as_tensor(factor).to(device, same[0].dtype.to_real())
             torch._foreach_mul_(same, here)
         return norm
@@ -195,8 +196,7 @@ def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     # Every rank adds its part of the squares, divided by the number of ranks that add the same.
     alike: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        alike.setdefault(copies(gradient, mesh), []).append(local)
+        alike.setdefault(copies(gradient, mesh), []).append(local(gradient))
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for count, tensors in alike.items():
         norm = torch.nn.utils.get_total_norm(tensors)

@@ -14,12 +14,13 @@ meta device) has the same summary, and nothing is computed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import plain_class
 from hpctrain.parallel.preparing.blocks import find_blocks
@@ -60,25 +61,18 @@ class ModelSummary:
     lines: tuple[_Line, ...]
 
     @classmethod
-    def of(
-        cls, model: nn.Module, trained: Collection[str] | None = None, blocks: Sequence[str] = ()
-    ) -> ModelSummary:
-        """Return the summary of a model.
-
-        `trained` names parameters of the whole model; None: those with a gradient.
-        """
-        named = list(model.named_parameters())
-        if trained is None:
-            trained = {name for name, parameter in named if parameter.requires_grad}
-        counter = _Counter({id(p) for name, p in named if name in trained})
+    def of(cls, model: nn.Module, blocks: Sequence[str] = ()) -> ModelSummary:
+        """Return the summary of a whole model, whose blocks may have these class names."""
+        own = list(model.parameters())
+        counter = _Counter()
         lines = tuple(counter.lines(model, "", _holders(model, list(blocks))))
         return cls(
             kind=type(model).__name__,
-            parameters=sum(p.numel() for _, p in named),
-            trained=sum(p.numel() for name, p in named if name in trained),
-            bytes=sum(p.nbytes for _, p in named),
+            parameters=sum(p.numel() for p in own),
+            trained=sum(p.numel() for p in own if p.requires_grad),
+            bytes=sum(p.nbytes for p in own),
             buffer_bytes=sum(b.nbytes for b in model.buffers()),
-            dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for _, p in named})),
+            dtypes=tuple(sorted({dtype_name(p.dtype) for p in own})),
             lines=lines,
         )
 
@@ -96,8 +90,7 @@ class ModelSummary:
 class _Counter:
     """Counts each parameter for the first layer that has it."""
 
-    def __init__(self, trained: set[int]) -> None:
-        self._trained = trained
+    def __init__(self) -> None:
         self._counted: set[int] = set()
 
     def lines(
@@ -135,7 +128,7 @@ class _Counter:
     ) -> _Line:
         new = [parameter for parameter in parameters if id(parameter) not in self._counted]
         self._counted |= {*map(id, new)}
-        trained = sum(p.numel() for p in new if id(p) in self._trained)
+        trained = sum(p.numel() for p in new if p.requires_grad)
         count = sum(parameter.numel() for parameter in new)
         return _Line(name, kind, shape, 1, count, trained, sum(p.nbytes for p in new))
 

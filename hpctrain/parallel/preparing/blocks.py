@@ -38,7 +38,7 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
             continue
         members = [(key, m) for key, m in module.named_children() if _size(m)]
         kinds = {plain_class(member) for _, member in members}
-        named = [(f"{name}.{key}" if name else key, m) for key, m in members]
+        named = [(path_of(name, key), m) for key, m in members]
         if len(kinds) == 1:
             lists.setdefault(kinds.pop(), []).extend(named)
         elif len(members) > 1 and all(any(True for _ in m.children()) for _, m in members):
@@ -125,3 +125,8 @@ def _sum(blocks: list[tuple[str, nn.Module]]) -> int:
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def path_of(name: str, key: str) -> str:
+    """Return the name in the whole model of what a module of this name has under a key."""
+    return f"{name}.{key}" if name else key

@@ -31,6 +31,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import DistributedError
 from hpctrain.models.ties import tie, ties
+from hpctrain.parallel.preparing.blocks import path_of
 from hpctrain.parallel.preparing.parameters import undivided
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ def fill_modules(
     assert original is not None
     holders = []
     for name, module in original.named_modules():
-        keys = [key for key in _own(module) if _joined(name, key) in targets]
+        keys = [key for key in _own(module) if path_of(name, key) in targets]
         if keys:
             holders.append((name, module, keys))
     rank, ranks = 0, 1
@@ -162,7 +163,7 @@ def fill_modules(
             raise DistributedError(f"another rank could not draw the values of {turn[failed][0]}")
         for source, (name, module, keys) in enumerate(turn):
             for key in keys:
-                like, target = _own(module)[key], targets[_joined(name, key)]
+                like, target = _own(module)[key], targets[path_of(name, key)]
                 if source == rank:
                     whole = drawn[key]
                 else:
@@ -207,10 +208,6 @@ def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
     """Return the dtype in which a parameter or a buffer is drawn."""
     drawn = isinstance(like, nn.Parameter) and like.is_floating_point()
     return torch.get_default_dtype() if drawn else like.dtype
-
-
-def _joined(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
 
 
 def _cut(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

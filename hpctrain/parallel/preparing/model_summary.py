@@ -23,7 +23,7 @@ from torch import nn
 from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import plain_class
-from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.blocks import find_blocks, path_of
 
 _WIDTH = 80
 _MOST = 40  # lines; the last of them stands for all that are left
@@ -100,12 +100,12 @@ class _Counter:
         blocks, around = holders
         own = list(module.named_parameters(recurse=False))
         for key, parameter in own:
-            yield self._line(_joined(name, key), "Parameter", [parameter], tuple(parameter.shape))
+            yield self._line(path_of(name, key), "Parameter", [parameter], tuple(parameter.shape))
         children = [(k, m) for k, m in module.named_children() if any(True for _ in m.parameters())]
         alone = len(children) == 1 and not own
         found: list[tuple[str, list[_Line]]] = []
         for key, child in children:
-            path = _joined(name, key)
+            path = path_of(name, key)
             is_list = isinstance(child, _LISTS) or path in around
             if path not in blocks and (is_list or (alone and any(True for _ in child.children()))):
                 found.append((key, list(self.lines(child, path, holders))))
@@ -147,11 +147,11 @@ def _folded(name: str, members: Sequence[tuple[str, list[_Line]]]) -> Iterator[_
     """Yield the lines of the members of a list; members with the same lines are put together."""
     alike: dict[tuple[_Line, ...], list[str]] = {}
     for key, lines in members:
-        start = len(_joined(name, key))
+        start = len(path_of(name, key))
         look = tuple(replace(line, name=line.name[start:]) for line in lines)
         alike.setdefault(look, []).append(key)
     for look, keys in alike.items():
-        path = _joined(name, _together(keys))
+        path = path_of(name, _together(keys))
         for line in look:
             yield replace(line, name=path + line.name, count=line.count * len(keys))
 
@@ -163,10 +163,6 @@ def _together(keys: Sequence[str]) -> str:
         if numbers == [*range(numbers[0], numbers[-1] + 1)]:
             return f"{keys[0]}-{keys[-1]}"
     return ",".join(keys if len(keys) <= 3 else (*keys[:2], "...", keys[-1]))
-
-
-def _joined(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
 
 
 def _table(lines: Sequence[_Line], *, with_trained: bool) -> list[str]:

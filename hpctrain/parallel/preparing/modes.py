@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch import nn
 
+from hpctrain.parallel.preparing.blocks import path_of
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
@@ -39,4 +40,4 @@ def _evaluating(name: str, module: nn.Module) -> Iterator[str]:
         yield f"{name} ({type(module).__name__})"
         return
     for key, child in module.named_children():
-        yield from _evaluating(f"{name}.{key}" if name else key, child)
+        yield from _evaluating(path_of(name, key), child)

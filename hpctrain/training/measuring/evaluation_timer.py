@@ -19,8 +19,8 @@ from hpctrain.faults.copied import Copied
 class EvaluationTimer:
     """Tells when the seconds since the last evaluation are over.
 
-    None is the null form, which adds nothing to the reduction. The clock of one rank alone
-    `decides`; it returns seconds that never decrease.
+    Without `every_s` it is the null form, which adds nothing to the reduction. The clock of one
+    rank alone `decides`; it returns seconds that never decrease.
     """
 
     def __init__(

@@ -27,11 +27,11 @@ ALLOWED = {
     "tracking": "",
     "trackers": "tracking",
     "faults": "distributed.objects shards.types",
-    "checkpoint": "distributed.long_work distributed.objects distributed.ranks models.dry_run "
-    "models.lora",
+    "checkpoint": "distributed.long_work distributed.objects distributed.ranks "
+    "distributed.tensors models.dry_run models.lora models.ties",
     "parallel": (
-        "config distributed.objects models.attention models.dry_run models.lora models.plan "
-        "shards.types tasks"
+        "config distributed.objects distributed.tensors models.attention models.dry_run "
+        "models.lora models.plan models.ties shards.types tasks"
     ),
     "forecast": "config hardware tracking.journal",
     "runs": (
@@ -45,7 +45,7 @@ ALLOWED = {
     ),
     "training": (
         "checkpoint config data distributed.long_work distributed.objects distributed.ranks "
-        "faults models.dry_run parallel shards tasks tracking"
+        "distributed.tensors faults models.dry_run parallel shards tasks tracking"
     ),
     "launch": (
         "config forecast runs tracking.left tracking.meta tracking.page.links tracking.refusal "
@@ -78,7 +78,7 @@ ALLOWED = {
     ),
     "plan": (
         "config data doctor.history forecast hardware job.building launch models.dry_run "
-        "models.experts models.lora models.plan parallel runs shards tasks"
+        "models.experts models.lora models.plan models.ties parallel runs shards tasks"
     ),
     "bench": (
         "config data distributed doctor.measures faults.stop forecast hardware job "

@@ -37,11 +37,12 @@ from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.checkpoint.tensor_reader import Reader, local, module_state
+from hpctrain.checkpoint.tensor_reader import Reader, module_state
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError, MisfitError, StorageError
 from hpctrain.models.dry_run import stored_buffers
 
@@ -86,23 +87,13 @@ class Checkpointer:
     the model differ, all of them are saved as `replica.RANK.*`. Only the same number of ranks loads
     `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
 
-    Args:
-        folder: Holds one folder for each checkpoint.
-        keep: Number of checkpoints that are kept; older ones are removed.
-        ranks: The rank of this process.
-        model: The model on its ranks.
-        optimizer: The optimizer of the model's parameters.
-        keep_every: The checkpoints of the multiples of this step are kept as well.
-        kept: The checkpoints of these steps are kept as well.
-        average: The moving average of the model's parameters, by name. A checkpoint that has one is
-            loaded into these tensors.
-        base: The digest of the weights that the adapters of the model (LoRA) belong to. Then its
-            frozen parameters are neither saved nor loaded; "" saves the whole model.
-        readers: Who else reads the checkpoints; rank 0 asks it.
-        layout: Tells which states the optimizer makes, and how the ranks divide them.
+    `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
+    the multiples of `keep_every` and of the steps in `kept`. Rank 0 asks the `readers` which they
+    need. A checkpoint that has an `average` is loaded into these tensors. `base` is the digest of
+    the weights that the adapters of the model (LoRA) belong to: then its frozen parameters are
+    neither saved nor loaded. "" saves the whole model.
 
     Attributes:
-        readers: The same.
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
             as "buffer 1.running_var"; "" if all is.
         modes: The modes of the optimizer; a checkpoint is saved in the one for evaluations.
@@ -146,14 +137,11 @@ class Checkpointer:
     def save(self, step: int, progress: Progress, best: int = 0) -> bool:
         """Write and commit a checkpoint; every rank calls this at the same step.
 
-        Args:
-            step: Global step.
-            progress: Everything else that the run needs to continue, as JSON; rank 0's is written.
-            best: The step of the best checkpoint, which is kept; 0 if there is none.
+        `progress` is all else that the run needs to continue, as JSON, of which rank 0's is
+        written. `best` is the step of the best checkpoint, which is kept; 0 if there is none.
 
-        Returns:
-            Whether all parameters are finite, and all buffers that were so at the start, the same
-            on all ranks. Any other checkpoint is written for a look at it; no run resumes from it.
+        Returns whether all parameters are finite, and all buffers that were so at the start, the
+        same on all ranks. Any other checkpoint is written for a look at it; no run resumes from it.
 
         Raises:
             StorageError: There is no space or no permission. Older checkpoints stay as they are.

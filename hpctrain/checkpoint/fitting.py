@@ -27,12 +27,8 @@ def misfit(
 ) -> str:
     """Return which weights of a checkpoint are not those of the model; "" if all fit.
 
-    Args:
-        saved: What is known of each entry of the checkpoint, by its name.
-        state: The weights of the model on this rank, by name.
-        part: The first part of the model's names in the checkpoint, such as `model`.
-        divided: Whether the ranks have different weights, as in a pipeline. Then all of them call
-            this together.
+    `part` is the first part of the model's names in the checkpoint, such as `model`. If the ranks
+    have different weights (`divided`), as in a pipeline, all of them call this together.
     """
     own = list(_differences(saved, state, part))
     there = {key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")}

@@ -81,11 +81,7 @@ class Manifest:
     base: str = ""
 
     def __post_init__(self) -> None:
-        """Check the names of the files.
-
-        Raises:
-            ValueError: A file lies elsewhere.
-        """
+        """Check the names of the files; raise a ValueError if one lies elsewhere."""
         if outside := [name for name in self.files if Path(name).name != name]:
             raise ValueError(f"{outside[0]} is not a file of this checkpoint")
 
@@ -103,11 +99,7 @@ class Manifest:
 
     @classmethod
     def read(cls, checkpoint: Path) -> Manifest:
-        """Read the manifest in the folder of a checkpoint.
-
-        Raises:
-            StorageError: It is missing or damaged.
-        """
+        """Read the manifest in a checkpoint; raise a StorageError if it is missing or damaged."""
         path = checkpoint / NAME
         try:
             with open_regular(path) as file:
@@ -120,12 +112,8 @@ class Manifest:
     def parse(cls, content: bytes, path: Path) -> Manifest:
         """Return the manifest with this content.
 
-        Args:
-            content: The bytes of the file.
-            path: The file, for the error.
-
-        Raises:
-            DamageError: It is damaged, or a newer release has written it.
+        Raises a DamageError, which names the path, if it is damaged, or a newer release has written
+        it.
         """
         version = decode(_Version, content, path).version
         if version != VERSION:
@@ -144,11 +132,7 @@ class Manifest:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the folders of the committed checkpoints of a run, the newest first.
-
-    Args:
-        folder: The folder that holds one folder for each checkpoint.
-    """
+    """Return the folders of the committed checkpoints in a run's `folder`, the newest first."""
     return sorted(folder.glob("step-????????"), reverse=True)
 
 

@@ -26,12 +26,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Rename:
-    """A pattern of stored names, and the names that they get.
-
-    Attributes:
-        match: The pattern.
-        to: The new name; it has as many `*` as `match`, or none.
-    """
+    """A pattern of stored names, and the names that they get, with as many `*` as it or none."""
 
     match: str
     to: str
@@ -130,14 +125,9 @@ def match(
 ) -> Match:
     """Find the stored weight of each weight of a model.
 
-    Args:
-        stored: The shapes of the stored weights by name.
-        model: The shapes of the model's weights by name.
-        rename: How stored names become those of the model. The first rule that fits counts.
-        skip: Patterns of names, of the model or stored, that are not loaded.
-        ties: Weights that are the same parameter as another one: its name.
-        dtypes: The number formats; what is not there is not compared.
-        computes: Whether the model has no weight of a name because it computes it itself.
+    The first rule of `rename` that fits a name counts. `skip` are patterns of names, of the model
+    or stored, that are not loaded. `ties` names the parameter that a weight is the same as.
+    `computes` tells whether the model has no weight of a name because it computes it itself.
 
     Raises:
         ConfigError: A pattern fits nothing, two weights get one name, numbers are of another kind,

@@ -42,21 +42,12 @@ def torch_name(dtype: str) -> str:
 
 
 def fits(stored: str, own: str) -> bool:
-    """Return whether numbers of one dtype keep their meaning in another one.
-
-    Args:
-        stored: The name in torch of the stored dtype, such as bfloat16.
-        own: That of the model.
-    """
+    """Return whether numbers of a stored dtype, such as bfloat16, keep their meaning in our own."""
     return _kind(stored) == _kind(own)
 
 
 def packed(dtypes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield weights that are stored as codes beside their scales, and the name of the format.
-
-    Args:
-        dtypes: The name in torch of the dtype of each stored tensor, by its name.
-    """
+    """Yield weights that are stored as codes beside their scales, and the name of the format."""
     for name, dtype in dtypes.items():
         if _kind(dtype) in ("floating", "complex", "bool"):
             continue

@@ -16,21 +16,14 @@ from typing import Any
 
 import torch
 
-from hpctrain.checkpoint.tensor_reader import local
+from hpctrain.distributed.tensors import local
 
 
 class OptimizerModes:
     """The two modes of an optimizer; one without them has the same weights for everything.
 
-    Args:
-        optimizer: The optimizer.
-        names: The names of the parameters that are trained.
-        parameters: These parameters, in the same order.
-        changed: Called after the parameters were changed outside of a step.
-
-    Attributes:
-        training: While other weights are evaluated or saved, those that are trained, by name;
-            empty without modes.
+    `changed` is called after the parameters were changed outside of a step. While other weights are
+    evaluated or saved, `training` has those that are trained, by name; it is empty without modes.
     """
 
     def __init__(
@@ -55,11 +48,7 @@ class OptimizerModes:
         return {n: torch.empty_like(p, requires_grad=False) for n, p in self._parameters.items()}
 
     def restore(self, training: Mapping[str, torch.Tensor]) -> None:
-        """Go on with the training with weights that were saved, in `eval()`'s place.
-
-        Args:
-            training: `training` as it was saved; empty if the checkpoint has none.
-        """
+        """Go on with what was saved as `training`, in `eval()`'s place; it may be empty."""
         self._call(self._train)
         self._set(training)
 

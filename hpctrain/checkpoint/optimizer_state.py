@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
-from hpctrain.checkpoint.tensor_reader import local
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 
 Place = tuple[DeviceMesh, Sequence[Placement]]
@@ -38,11 +38,8 @@ _INNER = (torch.Tensor, list, tuple, dict)
 class OptimizerState:
     """The state of an optimizer, to be saved and loaded.
 
-    Args:
-        optimizer: The optimizer.
-        names: The names of the parameters in the plain model.
-        parameters: The parameters that it may have, in the same order.
-        layout: Tells what the optimizer makes; None where that is not known.
+    `names` are those of the parameters in the plain model, which the optimizer may have. `layout`
+    tells what it makes; None where that is not known.
     """
 
     def __init__(
@@ -64,8 +61,7 @@ class OptimizerState:
     def flat(self) -> dict[str, Any]:
         """Return the state, whose tensors are those of the optimizer.
 
-        Raises:
-            ConfigError: The optimizer keeps something that a checkpoint cannot hold.
+        Raises a ConfigError if the optimizer keeps something that a checkpoint cannot hold.
         """
         held, names = self._optimizer.state_dict(), self._listed()
         if more := held.keys() - {"state", "param_groups"}:
@@ -84,8 +80,7 @@ class OptimizerState:
     def numbers(self, *, every: bool = False) -> dict[str, float]:
         """Return the numbers in the groups, which all ranks that have a group have alike.
 
-        Args:
-            every: Name them by every parameter of a group, and not by the first one alone.
+        With `every` they are named by each parameter of a group, and not by the first one alone.
         """
         found: dict[str, float] = {}
         names = iter(self._listed())
@@ -101,12 +96,8 @@ class OptimizerState:
     def wanted(self, saved: Mapping[str, Any], kind: str) -> dict[str, Any]:
         """Return tensors to load a saved state into, and None for what is no tensor.
 
-        Args:
-            saved: What is known of each entry, by its name in `flat`.
-            kind: `kind` of the optimizer whose state was saved; "" if that is not known.
-
-        Raises:
-            ConfigError: It is the state of another optimizer, which keeps other values.
+        `kind` is that of the optimizer whose state was saved; "" if it is not known. Raises a
+        ConfigError if that is another optimizer, which keeps other values.
         """
         now, made, found = self.flat(), dict[str, dict[str, Any]](), dict[str, Any]()
         own = {f"state.{name}": name for name in self._parameters}
@@ -124,11 +115,7 @@ class OptimizerState:
         return found
 
     def load(self, flat: Mapping[str, Any]) -> None:
-        """Give the optimizer what was loaded into `wanted`; what that lacks stays as it is.
-
-        Args:
-            flat: The values.
-        """
+        """Give the optimizer what was loaded into `wanted`; what that lacks stays as it is."""
         held, names = self._optimizer.state_dict(), self._listed()
         own = {f"state.{name}": index for index, name in enumerate(names)}
         loaded: dict[int, dict[str, Any]] = {}
@@ -213,12 +200,7 @@ def _tensor(entry: Any) -> torch.Tensor | None:
 
 
 def owner(key: str, owners: Container[str]) -> str | None:
-    """Return which of the names a dotted key begins with; None if it is none of them.
-
-    Args:
-        key: Such as `state.layer.weight.exp_avg`.
-        owners: Such as `state.layer.weight`.
-    """
+    """Return the name, such as `state.layer.weight`, that a dotted key begins with, or None."""
     while key:
         key = key.rpartition(".")[0]
         if key in owners:

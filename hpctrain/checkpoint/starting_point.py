@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,11 +14,14 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.matching import Dtypes, Match, Rename, match, misshapen
-from hpctrain.checkpoint.stored_weights import StoredWeights
-from hpctrain.checkpoint.tensor_reader import dtype_name, local, module_state
+from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
+from hpctrain.checkpoint.tensor_reader import module_state
+from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.distributed import objects
+from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models.lora import is_adapter
+from hpctrain.models.ties import ties
 
 
 def start_from(
@@ -31,18 +35,9 @@ def start_from(
 ) -> Match:
     """Load the weights whose names the model has, in place; all ranks call this together.
 
-    Adapters (LoRA) are left as they are.
-
-    Args:
-        module: The model, wrapped or not, divided or not, with memory.
-        weights: What is loaded.
-        rename: How stored names become those of the model.
-        skip: Patterns of names that are not loaded.
-        stages: The ranks that have the stages of a pipeline; None without a pipeline.
-        all_used: Whether the model must have all that is stored; see `Match.refuse_unused`.
-
-    Returns:
-        What matched in the whole model, the same on all ranks.
+    Adapters (LoRA) are left as they are. Returns what matched in the whole model, the same on all
+    ranks, whose stages of a pipeline the ranks `stages` have. With `all_used` the model must have
+    all that is stored; see `Match.refuse_unused`.
 
     Raises:
         ConfigError: A pattern fits nothing, shapes or kinds of numbers differ, nothing matches, or
@@ -52,9 +47,9 @@ def start_from(
     found = compare(module, weights, rename, skip, stages)
     if all_used:
         found.refuse_unused()
-    own, ties = _weights_of(module), _ties(module)
+    own, firsts = _weights_of(module), _first_names(module)
     loaded: dict[str, str] = {}
-    copies = {n: loaded.setdefault(ties.get(n, n), n) for n in found.stored}
+    copies = {n: loaded.setdefault(firsts.get(n, n), n) for n in found.stored}
     copies = {name: first for name, first in copies.items() if name != first}
     weights.load(
         {s: own[name] for name, s in found.stored.items() if name in own and name not in copies}
@@ -71,18 +66,7 @@ def compare(
     skip: Sequence[str] = (),
     stages: dist.ProcessGroup | None = None,
 ) -> Match:
-    """Return which stored weights belong to which of a model, possibly on the meta device.
-
-    Args:
-        module: As for `start_from`.
-        weights: As for `start_from`.
-        rename: As for `start_from`.
-        skip: As for `start_from`.
-        stages: As for `start_from`.
-
-    Raises:
-        ConfigError: As for `match`.
-    """
+    """Return which stored weights belong to which of a model, possibly on the meta device."""
     own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
     facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
     computes = Computed.of(module)
@@ -95,7 +79,7 @@ def compare(
         {name: shape for name, (shape, _) in facts.items()},
         rename,
         skip,
-        _ties(module),
+        _first_names(module),
         Dtypes(weights.dtypes, {name: dtype for name, (_, dtype) in facts.items()}),
         computes.includes,
     )
@@ -105,11 +89,8 @@ class Computed(NamedTuple):
     """What a model computes itself, so that a stored one is not needed.
 
     Older files have buffers that are no part of a model's weights any more: the frequencies of a
-    rotary embedding, masks, positions.
-
-    Attributes:
-        names: The names of its buffers that are not saved.
-        patterns: Regular expressions that a model of transformers has for such names.
+    rotary embedding, masks, positions. `names` are those of the buffers of the model that are not
+    saved; `patterns` are regular expressions that a model of transformers has for such names.
     """
 
     names: Sequence[str]
@@ -160,25 +141,19 @@ def _check_copies(
 def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = False) -> None:
     """Load the weights of a checkpoint of the same model, in place; each rank does it alone.
 
-    Args:
-        module: The model, wrapped or not, divided or not, with memory.
-        weights: Those of the checkpoint.
-        trained_only: Whether the checkpoint lacks the weights of the base (LoRA), which are left as
-            they are.
-
-    Raises:
-        StorageError: The checkpoint lacks a weight, or one has another shape.
+    With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
+    are. Raises a StorageError if it lacks another weight, or one has another shape.
     """
     own = _weights_of(module)
     if trained_only:
         left_out = names_of_base(module)
         own = {name: value for name, value in own.items() if name not in left_out}
-    ties = _ties(module)
+    firsts = _first_names(module)
     found = {name: value for name, value in own.items() if name in weights.shapes}
     # A parameter with two names, as in tied embeddings, may be saved under one of them.
-    loaded = {ties.get(name, name) for name in found}
+    loaded = {firsts.get(name, name) for name in found}
     for name in own:
-        if ties.get(name, name) not in loaded:
+        if firsts.get(name, name) not in loaded:
             raise StorageError(
                 f"{weights.path} has no {name}: it is the checkpoint of another model"
             )
@@ -194,12 +169,7 @@ def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = F
 def restore_average(module: nn.Module, average: StoredWeights) -> None:
     """Give a model the average of its parameters, in place; each rank does it alone.
 
-    Args:
-        module: The model, wrapped or not, divided or not, with the weights of the checkpoint.
-        average: That of the checkpoint (`open_weights` of its part "ema").
-
-    Raises:
-        StorageError: The checkpoint has none.
+    The model has the weights of the checkpoint. Raises a StorageError if that has no average.
     """
     if not average.shapes:
         raise StorageError(
@@ -209,14 +179,30 @@ def restore_average(module: nn.Module, average: StoredWeights) -> None:
     average.load({name: value for name, value in own.items() if name in average.shapes})
 
 
+def load_weights(
+    model: nn.Module, checkpoint: Path, *, ema: bool = False, trained_only: bool = False
+) -> None:
+    """Load only the weights of a checkpoint, on this process alone.
+
+    `ema` takes the moving average of the parameters (`train.ema`); those that were frozen, and
+    buffers, are the model's. Where the ranks had models that differ (local SGD), rank 0's is taken.
+    With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
+    are.
+
+    Raises:
+        StorageError: The checkpoint lacks weights of the model, or cannot be read.
+    """
+    files = WeightFiles(checkpoint, None)
+    restore(model, open_weights(files), trained_only=trained_only)
+    if ema:
+        restore_average(model, open_weights(files, "ema"))
+
+
 def names_of_base(module: nn.Module) -> set[str]:
     """Return the names of the parameters that a checkpoint with adapters (LoRA) lacks.
 
     They are the frozen ones, which have the values of the base. It has every adapter, also one that
     `optimizer.groups` freezes.
-
-    Args:
-        module: The model, wrapped or not, in which what is not trained needs no gradient.
     """
     named = module.named_parameters(remove_duplicate=False)
     return {plain_name(n) for n, p in named if not (p.requires_grad or is_adapter(n))}
@@ -231,14 +217,9 @@ def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
-def _ties(module: nn.Module) -> dict[str, str]:
-    """Return the first name of each parameter that several modules share."""
-    first: dict[int, str] = {}
-    ties: dict[str, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        plain = plain_name(name)
-        ties[plain] = first.setdefault(id(parameter), plain)
-    return ties
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name of parameters that several modules share, by their others."""
+    return {plain_name(other): plain_name(n) for n, others in ties(module) for other in others}
 
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")

@@ -17,17 +17,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from hpctrain.checkpoint.number_kinds import torch_name
-from hpctrain.checkpoint.tensor_reader import Reader, dtype_name, local
+from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.checkpoint.weight_files import Stored, WeightFiles
+from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import StorageError
 
 
 class StoredWeights(Protocol):
-    """Weights in files.
-
-    Attributes:
-        path: The checkpoint, the file, or the folder of Hugging Face.
-    """
+    """Weights in files: a checkpoint, a file, or a folder of Hugging Face."""
 
     path: Path
 
@@ -42,22 +39,13 @@ class StoredWeights(Protocol):
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy weights into tensors, in place; this process does it alone.
 
-        Args:
-            targets: The tensor for each stored name, of the same shape and any dtype. Of a DTensor
-                only this rank's part is read.
-
-        Raises:
-            StorageError: A file cannot be read.
+        The tensor for each stored name has the same shape and any dtype; of a DTensor only this
+        rank's part is read. Raises a StorageError if a file cannot be read.
         """
 
 
 def open_weights(files: WeightFiles, part: str = "model") -> StoredWeights:
-    """Return what reads these files.
-
-    Args:
-        files: The files.
-        part: Of a checkpoint the model, or "ema": the moving average of its parameters.
-    """
+    """Return what reads these files; of a checkpoint the model, or "ema", its moving average."""
     if files.tensors is None:
         return _OfCheckpoint(files.path, part)
     return _OfSafetensors(files.path, files.tensors)

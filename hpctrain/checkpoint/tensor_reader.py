@@ -28,11 +28,11 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from hpctrain.checkpoint.number_kinds import fits
 from hpctrain.distributed import objects
+from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import StorageError
 
 _DCP = (
@@ -51,15 +51,8 @@ _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(va
 class Reader(dcp.FileSystemReader):
     """A reader of one checkpoint, for `dcp.load`.
 
-    Args:
-        checkpoint: The folder of the checkpoint.
-
-    Attributes:
-        folder: The same.
-        saved: What is known of each entry of the saved state, by its dotted name.
-
-    Raises:
-        StorageError: `.metadata` cannot be read, or holds anything but DCP's metadata.
+    `saved` is what is known of each entry of the saved state, by its dotted name. Raises a
+    StorageError if `.metadata` cannot be read, or holds anything but DCP's metadata.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -75,9 +68,7 @@ class Reader(dcp.FileSystemReader):
     def load(self, state: dict[str, Any], *, no_dist: bool = False) -> None:
         """Load into the tensors of `state`, in place; other objects are replaced.
 
-        Args:
-            state: A part of what was saved. All ranks call this with the same names.
-            no_dist: Whether this process loads alone.
+        All ranks call this with the same names; with `no_dist` this process loads alone.
 
         Raises:
             StorageError: A file cannot be read, lacks something, or holds an object that could run
@@ -135,11 +126,6 @@ def module_state(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in torch, such as bfloat16."""
-    return str(dtype).removeprefix("torch.")
-
-
 @contextmanager
 def _copies_apart(state: dict[str, Any], *, no_dist: bool) -> Iterator[None]:
     """Let the names of a parameter that several modules share be loaded apart, and compare them.
@@ -169,11 +155,6 @@ def _copies_apart(state: dict[str, Any], *, no_dist: bool) -> Iterator[None]:
             f"{differ[0][0]} and {differ[0][1]} differ in the checkpoint, and are one parameter in "
             "this model: it is the checkpoint of another model"
         )
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank has of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class _Planner(DefaultLoadPlanner):

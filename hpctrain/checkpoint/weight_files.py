@@ -33,13 +33,7 @@ _ADAPTERS = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a safetensors file.
-
-    Attributes:
-        file: The file that has it.
-        shape: Its shape.
-        dtype: Its dtype as safetensors writes it, such as "BF16".
-    """
+    """One tensor of a safetensors file, with its dtype as safetensors writes it, such as "BF16"."""
 
     file: Path
     shape: tuple[int, ...]
@@ -48,12 +42,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Weights on a disk.
+    """Weights on a disk: a checkpoint, a file, or a folder of Hugging Face.
 
-    Attributes:
-        path: The checkpoint, the file, or the folder of Hugging Face.
-        tensors: The tensors of safetensors files by name; None for a checkpoint of ours, whose
-            metadata only torch reads.
+    `tensors` are those of safetensors files by name; None for a checkpoint of ours, whose metadata
+    only torch reads.
     """
 
     path: Path
@@ -62,10 +54,8 @@ class WeightFiles:
     def digest(self) -> str:
         """Return a digest of the content: equal for copies of the same files.
 
-        The digests of the files of a checkpoint stand in its manifest. Other files are read.
-
-        Raises:
-            StorageError: A file cannot be read.
+        The digests of the files of a checkpoint stand in its manifest. Other files are read. Raises
+        a StorageError if one cannot be read.
         """
         if self.tensors is None:
             files = Manifest.read(self.path).files

@@ -40,10 +40,8 @@ _ALLOCATED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 class Seen:
     """What one rank says about its devices.
 
-    Attributes:
-        host: Its node.
-        gpus: The UUIDs of the GPUs that it sees, by index; empty if it uses the CPU.
-        problem: Why it has no device, or "".
+    `gpus` are the UUIDs of those that it sees, by index; none if it uses the CPU. `problem` tells
+    why it has no device; "" if it has one.
     """
 
     host: str

@@ -46,15 +46,8 @@ def process_group(
 
     After an exception, the group of several ranks stays open: see `hpctrain.distributed.leaving`.
 
-    Args:
-        ranks: This process's place in the job.
-        config: Device, backend and timeout of collectives.
-        cpus_per_task: `launch.cpus_per_task`, for torch's threads (`hpctrain.distributed.cores`).
-        folder: The run directory, for the secret of the run; None only for a single process.
-        gpus_per_node: `launch.gpus_per_node`.
-
-    Yields:
-        The device of this rank.
+    `folder` is the run directory, for the secret of the run; None only for a single process. Yields
+    the device of this rank.
 
     Raises:
         ConfigError: The devices of the ranks do not fit together (`hpctrain.distributed.devices`).

@@ -36,11 +36,7 @@ _LONGEST_PERIOD_S = 10.0
 class Group:
     """The facts about the process group that `long_work` needs.
 
-    Attributes:
-        store: The key-value store that all ranks share.
-        rank: This rank.
-        world_size: Number of ranks.
-        timeout_s: Seconds without a heartbeat after which a rank counts as dead.
+    A rank counts as dead after `timeout_s` seconds without a heartbeat in the `store` of all ranks.
     """
 
     store: "Store"

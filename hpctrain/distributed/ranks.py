@@ -40,11 +40,7 @@ class RankInfo:
         rank: 0 <= rank < world_size, over all nodes.
         local_rank: 0 <= local_rank < local_world_size, on this node.
         node_rank: 0 <= node_rank < num_nodes.
-        world_size: Number of ranks.
-        local_world_size: Number of ranks on this node.
-        num_nodes: Number of nodes.
-        master_addr: Host of rank 0.
-        master_port: TCP port on which rank 0 listens; 0 for a single process, which needs none.
+        master_port: TCP port on which rank 0 (on `master_addr`) listens; 0 for a single process.
         hosts: Node names in the order of the ranks; empty if the launcher does not tell them.
         job_id: The id for `squeue` and `scontrol` (`ARRAYJOB_TASK` for an array task), or "".
         restart_count: How often the launcher has restarted this job.

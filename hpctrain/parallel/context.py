@@ -30,15 +30,8 @@ from hpctrain.models.attention import attend
 class SequencePart:
     """The part of every sequence that a rank has: chunks `rank` and 2 * cp - 1 - `rank`.
 
-    Args:
-        rank: The rank within the group, 0 <= rank < cp.
-        cp: The number of ranks that divide each sequence.
-        group: These ranks; None if they never communicate.
-
-    Attributes:
-        rank: As given.
-        cp: As given.
-        group: As given.
+    The `group` are the `cp` ranks that divide each sequence, 0 <= rank < cp; None if they never
+    communicate.
     """
 
     def __init__(self, rank: int, cp: int, group: dist.ProcessGroup | None) -> None:
@@ -144,12 +137,7 @@ class SequencePart:
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Return the mask of the last positions of a sequence; on a GPU it takes no memory.
-
-    Args:
-        queries: The number of queries, the last positions.
-        keys: The number of all positions.
-        device: Device of the attention.
+    """Return the mask of the last `queries` of `keys` positions; on a GPU it takes no memory.
 
     Returns:
         bool (queries, keys), or an object for which `scaled_dot_product_attention` chooses a kernel

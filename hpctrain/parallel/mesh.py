@@ -22,21 +22,13 @@ from hpctrain.parallel.context import SequencePart
 class Mesh:
     """This rank's place in the grid, and the groups of ranks that it communicates with.
 
-    Args:
-        degrees: The size of each dimension.
-        rank: The rank of this process.
-        device: Device of this rank.
-        weights: How many shares of the samples each rank of a node takes, for each node; None
-            means one.
+    `weights` are the shares of the samples that each rank of a node takes, for each node; None
+    means one.
 
     Attributes:
-        degrees: As given.
-        device: As given.
         dp_rank: This rank among those that divide the samples, 0 <= dp_rank < dp_size.
-        dp_size: The number of ranks that divide the samples.
-        shares: The samples of a step are divided into so many equal shares.
-        first_share: This rank takes the shares from this one on.
-        weight: This rank takes so many shares.
+        shares: The samples of a step are divided into so many equal shares, of which this rank
+            takes `weight` ones, from `first_share` on.
         cp_rank: The part of each sequence that this rank has, 0 <= cp_rank < cp.
         tp_rank: The part of each layer that this rank has, 0 <= tp_rank < tp.
         pp_rank: The part of the layers that this rank has, 0 <= pp_rank < pp.
@@ -103,13 +95,9 @@ class Mesh:
     def experts(self, ep: int) -> tuple[DeviceMesh, DeviceMesh]:
         """Return the ranks that divide experts, and those that have the same experts.
 
-        Args:
-            ep: The ranks among which the experts are divided: neighbours, within the data-parallel
-                dimension that divides the model, or that of the replicas if none does.
-
-        Returns:
-            A mesh of `ep` ranks, and one of the dimensions of `data_mesh`, of which the last is
-            smaller. All ranks of the process group ask for them together.
+        These are a mesh of `ep` ranks (neighbours, within the data-parallel dimension that divides
+        the model, or that of the replicas if none does), and one of the dimensions of `data_mesh`,
+        of which the last is smaller. All ranks of the process group ask for them together.
         """
         sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
         names = tuple(n for n in ("dp_replicate", "dp_shard") if self._sizes[n] > 1)
@@ -148,11 +136,7 @@ class Mesh:
         return group
 
     def add(self, values: torch.Tensor) -> None:
-        """Replace `values` by their sum over all ranks, in place.
-
-        Args:
-            values: The same shape and dtype on every rank, on its device.
-        """
+        """Replace `values`, alike in shape and dtype, by their sum over all ranks, in place."""
         if self._ranks > 1:  # a reduction takes 50 us even in a group of one
             dist.all_reduce(values)
 

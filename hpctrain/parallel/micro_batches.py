@@ -54,14 +54,9 @@ class CudaMemory:
 class MicroBatches:
     """The number of micro-batches of a model, which may change between steps.
 
-    Args:
-        model: Its `accumulate` is set here.
-        share: The rows of a rank in a step.
-        record: Called by every rank with the rows of a micro-batch, when these have changed.
-        memory: Search the largest size that fits in it; None keeps the size.
-
-    Attributes:
-        limit: The most rows of a micro-batch that have been found to fit; None if nobody knows.
+    Every rank calls `record` with the rows of a micro-batch when these have changed. The largest
+    size that fits in `memory` is looked for; None keeps the size. `limit` is the most rows that
+    have been found to fit; None if nobody knows.
     """
 
     def __init__(

@@ -28,17 +28,8 @@ class Precision:
     is divided by it. The scale is halved, and the step is left out, when the gradient overflows.
     The norm that shows it is global, so all ranks decide alike. A gradient that still overflows at
     the least scale is not finite by itself: `exhausted` says so, and `hpctrain.faults.health`
-    decides.
-
-    Args:
-        config: The section `precision`.
-        device: Device of the rank.
-
-    Raises:
-        ConfigError: The device does not have the format.
-
-    Attributes:
-        scale: The factor of the loss; 1.0 except in fp16.
+    decides. `scale` is 1.0 except in fp16. Raises a ConfigError if the device does not have the
+    format.
     """
 
     def __init__(self, config: PrecisionConfig, device: torch.device) -> None:
@@ -71,10 +62,8 @@ class Precision:
     def accepts(self, loss: float | torch.Tensor, norm: float | torch.Tensor) -> bool:
         """Return whether the step may be made, and adapt the scale; waits for the device in fp16.
 
-        Args:
-            loss: The sum of the losses of all ranks. If it is not finite, the scale is not the
-                cause, and does not change.
-            norm: The norm of the global gradient.
+        If the loss, the sum over all ranks, is not finite, the scale is not the cause and does not
+        change. The norm is that of the global gradient.
         """
         if self.compute != "fp16":
             return True

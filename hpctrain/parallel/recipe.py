@@ -1,6 +1,6 @@
 """The recipe: one function turns a model into the model that is trained.
 
-    for each stage:  begin ── cast ── plan ── cut ── tp ── cp ── ep ── float8 ── freeze
+    for each stage:  begin ── cast ── plan ── freeze ── cut ── tp ── cp ── ep ── float8
                      ── checkpointing ── compile ── shard ── fill with the initial values
     then wrap:       ParallelModel, DDPModel, LocalSGDModel, FSDPModel or PipelineModel
 
@@ -25,7 +25,7 @@ from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import add_adapters, check_trained, freeze_base, trained_names
+from hpctrain.models.lora import add_adapters, check_trained, freeze_base
 from hpctrain.models.plan import Plan
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.chosen_plan import find_plan
@@ -76,14 +76,9 @@ def parallelize(
 ) -> ParallelModel:
     """Build the model and spread it over the ranks; all ranks call this together.
 
-    Args:
-        build: Returns a new model. It is called on the meta device, too.
-        config: `parallel`, `train`, `optimizer` and `seed` are read.
-        mesh: The ranks.
-        precision: The number formats.
-        loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
-        arguments: The names of the model's arguments that the task's inputs after the first are
-            for; empty if the task says nothing.
+    `build` is called on the meta device, too. With `loss_parallel` the task computes the loss from
+    logits that tensor parallel divides. `arguments` are those of the model that the task's inputs
+    after the first are for; none if the task says nothing.
 
     Raises:
         ConfigError: The model has no blocks that could be found, or no plan, but needs them; or it
@@ -153,7 +148,10 @@ def _stage(
         names = [name for name, _ in find_blocks(model, parallel.blocks)]
     layers = float8_layers(model, parallel.blocks) if precision.compute == "fp8" else []
     chosen = settings(model, config.optimizer, parallel.blocks)
-    summary = ModelSummary.of(model, _trained(model, train.lora, chosen), parallel.blocks)
+    if train.lora.patterns:
+        freeze_base(model, train.lora.also)
+    freeze(model, chosen)
+    summary = ModelSummary.of(model, parallel.blocks)
     inputs, loads = list(inspect.signature(model.forward).parameters), load_sizes(model)
     counts: list[int] = []
     if degrees.pp > 1:
@@ -172,9 +170,6 @@ def _stage(
     experts = divide_experts(model, plan, mesh, parallel.ep)
     if layers:
         compute_in_float8(model, layers)
-    if train.lora.patterns:
-        freeze_base(model, train.lora.also)
-    freeze(model, chosen)
     blocks = list(present(model, names))
     checkpoint_activations(
         *(blocks, train.activation_checkpointing, train.activation_checkpointing_every),
@@ -187,17 +182,6 @@ def _stage(
         shard(model, blocks, mesh, precision, parallel, experts)
     fill(model, values, build, config.seed, device, storage, mesh.stage_group)
     return _Stage(model, inputs, counts, loads, chosen, summary)
-
-
-def _trained(model: nn.Module, lora: LoRAConfig, chosen: dict[str, Setting]) -> set[str]:
-    """Return the names of the parameters of the whole model that will be trained."""
-    named = model.named_parameters()
-    trained = (
-        trained_names(model, lora.also)
-        if lora.patterns
-        else {name for name, parameter in named if parameter.requires_grad}
-    )
-    return {name for name in trained if not (name in chosen and chosen[name].freeze)}
 
 
 def _is_whole(config: Config, mesh: Mesh) -> bool:

@@ -49,10 +49,6 @@ def refuse(blocks: Sequence[nn.Module], mesh: Mesh) -> None:
     """Let blocks refuse such gradients if their layers are divided, or others have the rest.
 
     The gradients of DTensors are wrong when they are differentiated again, without an error.
-
-    Args:
-        blocks: The blocks of this rank.
-        mesh: The ranks.
     """
     degrees = mesh.degrees
     if degrees.tp == 1 and degrees.pp == 1:

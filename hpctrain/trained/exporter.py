@@ -25,16 +25,16 @@ from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.matching import renames
 from hpctrain.checkpoint.starting_point import compare
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
-from hpctrain.checkpoint.tensor_reader import dtype_name
 from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.schema import Config
 from hpctrain.disk import sync
+from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.make import make
 from hpctrain.job.building.trained_model import check_base
 from hpctrain.models.lora import Adapted, add_adapters, is_adapter
 from hpctrain.models.quantized import rounded
-from hpctrain.parallel.preparing.parameters import ties
+from hpctrain.models.ties import ties
 from hpctrain.runs.weights_digest import verified
 from hpctrain.trained.layouts import Layout, Piece, layout_of
 from hpctrain.trained.peft_format import peft_format

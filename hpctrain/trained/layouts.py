@@ -19,7 +19,7 @@ from torch import nn
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from hpctrain.models.layers import GELU, SwiGLU
-from hpctrain.parallel.preparing.parameters import ties
+from hpctrain.models.ties import ties
 
 _LLAMA = {
     "attention_norm": "input_layernorm",

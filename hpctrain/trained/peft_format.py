@@ -20,7 +20,7 @@ from torch import nn
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import Adapted, is_adapter
-from hpctrain.parallel.preparing.parameters import ties
+from hpctrain.models.ties import ties
 from hpctrain.trained.layouts import Piece
 
 _PREFIX = "base_model.model."

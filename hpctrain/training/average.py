@@ -14,25 +14,20 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
+from hpctrain.distributed.tensors import local
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
 class Average:
-    """The average of a model's parameters.
+    """The average of a model's parameters, which begins with their initial values.
 
-    Args:
-        model: The model on its ranks, with its initial values.
-        decay: The part of the average that a step keeps; None keeps no average.
-        evaluates: Whether evaluations use it.
-
-    Attributes:
-        tensors: The average of each parameter that is trained, by its name: a DTensor where the
-            parameter is one. It is fp32 for parameters in half precision, because a small part of
-            a difference would be lost there. Without an average it is empty.
+    `decay` is the part of it that a step keeps; None keeps no average. `evaluates`: evaluations use
+    it. `tensors` has the average of each parameter that is trained, by its name: a DTensor where
+    the parameter is one. It is fp32 for parameters in half precision, because a small part of a
+    difference would be lost there. Without an average it is empty.
     """
 
     def __init__(
@@ -94,5 +89,4 @@ def _copied(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    values = tensor.detach()
-    return values.to_local() if isinstance(values, DTensor) else values
+    return local(tensor.detach())

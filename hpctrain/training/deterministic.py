@@ -26,14 +26,8 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     """Let torch use deterministic algorithms only; afterwards its settings are as before.
 
     Attention needs nothing more: the backward passes of torch's flash and memory-efficient kernels
-    obey the same setting, and cuDNN's attention is not chosen.
-
-    Args:
-        on: The config key `train.deterministic`; False changes nothing.
-        device: Device of the rank.
-
-    Raises:
-        ConfigError: CUBLAS_WORKSPACE_CONFIG was exported with a value that torch refuses.
+    obey the same setting, and cuDNN's attention is not chosen. Raises a ConfigError if
+    CUBLAS_WORKSPACE_CONFIG was exported with a value that torch refuses.
     """
     if not on:
         yield

@@ -61,11 +61,7 @@ class Display:
 
 
 class Lines(Display):
-    """One log line per report, with the time that is left.
-
-    Args:
-        metric: The main metric, which is shown first.
-    """
+    """One log line per report, the main metric first, with the time that is left."""
 
     extra: ClassVar[Mapping[str, object]] = {}  # attributes of the log records
 
@@ -148,12 +144,7 @@ class Bar(Lines):
 
 
 def describe(metrics: Mapping[str, float], metric: str = "") -> list[str]:
-    """Return the most important metrics, each as a short text, the main metric first.
-
-    Args:
-        metrics: The values by name.
-        metric: The main metric; names that are not among the metrics are left out.
-    """
+    """Return the most important metrics by name, each as a short text, the main metric first."""
     shown = [name for name in dict.fromkeys((metric, *_SHOWN)) if name in metrics]
     parts = [f"{_label(name)} {metrics[name]:.4g}" for name in shown]
     if rate := metrics.get("perf/samples_per_s"):

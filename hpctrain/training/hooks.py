@@ -82,9 +82,7 @@ class Hook:
 class Hooks:
     """The hooks of a run, in their order.
 
-    Args:
-        hooks: Objects with the methods of `Hook`.
-        profile: Records steps. It is no hook, because it has no state in the checkpoint.
+    `profile` is no hook, because it has no state in the checkpoint.
     """
 
     def __init__(self, hooks: Iterable[Hook] = (), profile: NoProfile | None = None) -> None:

@@ -6,25 +6,19 @@ Every rank has the same metrics, as they are means over all ranks, so all of the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from hpctrain.config.rules.metrics import better
 
 
 class Improvement:
-    """Follows one metric.
+    """Follows one metric, or nothing if it is None.
 
-    Args:
-        metric: The name of the metric; None follows nothing.
-        mode: "min" or "max", which values are better; None takes it from the name.
-        min_delta: A value is better only if it is better by more than this.
-        patience: So many values in a row that are not better end the run; None never does.
-
-    Attributes:
-        metric: The name of the metric.
-        value: The best value; None before the first one.
-        step: The global step of the best value.
-        since: The number of values after the best one.
+    The mode is "min" or "max", which values are better; None takes it from the name. A value is
+    better only if it is better by more than `min_delta`; after `patience` values in a row that are
+    not (`since` counts them) the run ends, with None it never does. `value` is the best one, None
+    before the first, and `step` its global step.
     """
 
     def __init__(
@@ -58,9 +52,8 @@ class Improvement:
     def judge(self, metrics: dict[str, float], step: int) -> bool:
         """Take the value of a step; return whether it is the best so far.
 
-        Args:
-            metrics: The metrics that are new at this step. Without the metric nothing changes.
-            step: The global step.
+        The metrics are those that are new at this step; without the one that is followed nothing
+        changes.
         """
         if self.metric not in metrics:
             return False
@@ -84,3 +77,46 @@ class Improvement:
         """Go on from what `state_dict` returned, unless that is of another metric."""
         if state["metric"] == self.metric:
             self.value, self.step, self.since = state["value"], state["step"], state["since"]
+
+
+class Best(Improvement):
+    """Follows the metric of `checkpoint.best`, and tells when its best value is safe.
+
+    The metric None keeps no best checkpoint; the mode is "min" or "max", None takes it from the
+    name. Every rank calls `record` with the metric, its best value and its step, as soon as the
+    checkpoint of that step is committed. `exists` tells whether there still is a checkpoint of a
+    step, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        metric: str | None = None,
+        mode: str | None = None,
+        record: Callable[[dict[str, Any]], None] = lambda _: None,
+        exists: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        super().__init__(metric, mode)
+        self._record, self._exists = record, exists
+        self._marked = 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The best value so far and its step, as metrics."""
+        assert self.value is not None
+        return {f"best/{self.metric}": self.value, "best/step": self.step}
+
+    def is_due(self, step: int) -> bool:
+        """Return whether this step is the best so far, and has no checkpoint yet."""
+        return self.value is not None and self.step == step != self._marked
+
+    def mark(self, saved: int) -> None:
+        """Record the best value if its checkpoint is that of the step that was saved last."""
+        if self.is_due(saved):
+            self._marked = saved
+            self._record({"metric": self.metric, "value": self.value, "step": self.step})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned, unless the checkpoint of the best step is gone."""
+        if state["value"] is not None and self._exists(state["step"]):
+            super().load_state_dict(state)
+            self.mark(self.step)  # the attempt before may have ended before it could record it

@@ -30,10 +30,8 @@ _WINDOW = 60  # writes over which the speed is measured; evaluation and saving c
 class ProgressFile(Display):
     """A display that also writes the step and the metrics to a file.
 
-    Args:
-        display: Shows the progress in this terminal or log.
-        file: `progress.json`; readers see the old content or the new, never a mixture.
-        metric: Name of the metric that `hpctrain status` shows, and whose best value is kept.
+    Readers of `progress.json` see the old content or the new, never a mixture. `metric` is the one
+    that `hpctrain status` shows, and whose best value is kept.
     """
 
     def __init__(self, display: Display, file: Path, metric: str) -> None:

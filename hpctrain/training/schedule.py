@@ -25,14 +25,9 @@ class Schedule:
 
     The kinds are constant, linear, cosine (Loshchilov & Hutter 2017), wsd (warm-up, stable, decay:
     Hu et al. 2024, "MiniCPM"; with decay_shape=sqrt Hägele et al. 2024), one_cycle (Smith & Topin
-    2018, with cosines as torch's OneCycleLR, whose momentum is left alone) and plateau.
-
-    Args:
-        lr: Peak learning rate.
-        config: The section `scheduler`.
-        max_steps: Global step at which the decay ends.
-        warmup: Steps of the warm-up.
-        own: Returns the factor of `lr` at a step, in place of the kind.
+    2018, with cosines as torch's OneCycleLR, whose momentum is left alone) and plateau. `lr` is the
+    peak, and the decay ends at `max_steps`. `own` returns the factor of `lr` at a step, in place of
+    the kind.
     """
 
     def __init__(
@@ -52,8 +47,7 @@ class Schedule:
     def __call__(self, step: int) -> float:
         """Return the learning rate of global step `step`, counted from 0.
 
-        Raises:
-            ConfigError: The user's function returns no number, or a negative one.
+        Raises a ConfigError if the user's function returns no number, or a negative one.
         """
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup * self._lowered
@@ -77,9 +71,7 @@ class Schedule:
     def judge(self, metrics: dict[str, float], step: int) -> None:
         """Lower the learning rate if the metric of kind=plateau has not become better.
 
-        Args:
-            metrics: The metrics that are new at this step, the same on all ranks.
-            step: The global step.
+        All ranks call this with the same metrics, those that are new at this step.
         """
         self._plateau.judge(metrics, step)
         if self._plateau.is_over:
@@ -125,23 +117,14 @@ class Schedule:
 def rate_ratios(optimizer: torch.optim.Optimizer, lr: float) -> list[float]:
     """Return each parameter group's own learning rate, divided by that of the config.
 
-    This is known before a checkpoint is loaded, since that has the rates of its last step.
-
-    Args:
-        optimizer: As it was made. A group without a rate has that of the config.
-        lr: The learning rate that the optimizer was made with.
+    This is known before a checkpoint is loaded, since that has the rates of its last step. A group
+    without a rate has that of the config.
     """
     return [float(group.get("lr", lr)) / lr for group in optimizer.param_groups]
 
 
 def set_rates(optimizer: torch.optim.Optimizer, lr: float, ratios: Sequence[float]) -> None:
-    """Give each parameter group its learning rate of a step.
-
-    Args:
-        optimizer: Rates that are tensors stay the same tensors.
-        lr: The learning rate of the step.
-        ratios: That of each group is `lr` times this.
-    """
+    """Give each parameter group its rate, `lr` times its ratio; tensors stay the same tensors."""
     for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
         if isinstance(group.get("lr"), torch.Tensor):
             group["lr"].fill_(lr * ratio)
@@ -165,10 +148,8 @@ def peak_lr(config: OptimizerConfig, batch: int) -> float:
 def warmup_steps(config: SchedulerConfig, ramp: Ramp, steps_per_epoch: int) -> int:
     """Return the steps of the warm-up; a part of a step of samples counts as one step.
 
-    Args:
-        config: At most one of its three lengths of the warm-up is set.
-        ramp: The global batch sizes.
-        steps_per_epoch: The steps of an epoch after the ramp.
+    At most one of the three lengths of the warm-up is set. `steps_per_epoch` are those after the
+    ramp.
     """
     if config.warmup_samples:
         return ramp.steps(config.warmup_samples)

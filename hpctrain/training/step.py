@@ -39,12 +39,7 @@ from hpctrain.training.schedule import rate_ratios, set_rates
 
 
 class Totals:
-    """Sums and counts over steps and ranks.
-
-    Attributes:
-        names: The names of the sums.
-        counts: What the last call of `means` has divided by, by name.
-    """
+    """Sums and counts over steps and ranks; `counts` are what the last `means` has divided by."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -93,26 +88,14 @@ def _list(values: Scalars) -> list[float]:
 class TrainStep:
     """Forward, backward and update on one rank's share of a global batch.
 
-    Args:
-        model: The model on the ranks of its mesh.
-        task: Computes sums and counts from a batch (`hpctrain.tasks`).
-        optimizer: Updates the parameters of the model, as it was made.
-        clip_norm: Largest L2 norm of the global gradient; None does not clip.
-        stop: The stop request, whose flags are reduced together with the sums.
-        health: Judges each step; None stops at the first one that is not healthy.
-        micro_batches: Changes the size of micro-batches; None keeps it.
-        base_lr: The learning rate that the optimizer was made with. Groups of parameters with
-            another one keep the ratio to it. None lets all groups have the same.
-        average: Follows the parameters; None keeps no average.
-        timer: Asks for evaluations by rank 0's clock, with a flag beside the sums; None never does.
-        histograms: Looks at gradients and parameters before the update; None does not.
-        silent: Looks for layers that no gradient reaches; None does not.
-        parts: The micro-batches for each number of rows that a batch of this rank may have; empty
-            if all steps have the same number.
-
-    Attributes:
-        totals: The sums since the last report.
-        grad_norm: The norm of the global gradient before clipping.
+    `clip_norm` is the largest L2 norm of the global gradient; None does not clip. `health` judges
+    each step; None stops at the first one that is not healthy. `base_lr` is the learning rate that
+    the optimizer was made with: groups of parameters with another one keep the ratio to it; None
+    lets all have the same. `parts` are the micro-batches for each number of rows that a batch of
+    this rank may have; empty if all steps have the same number. The flags of the stop request are
+    reduced together with the sums, and so is that of `timer`, by which rank 0's clock asks for
+    evaluations. What is None is left out. `grad_norm` is the norm of the global gradient before
+    clipping.
     """
 
     def __init__(
@@ -152,9 +135,8 @@ class TrainStep:
     def __call__(self, batch: Batch, lr: float) -> None:
         """Train on this rank's share of the global batch.
 
-        Args:
-            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
-            lr: Learning rate of this step, of which a group of parameters may have a multiple.
+        The batch is on the device: a rank has the rows of `mesh.weight` shares. A group of
+        parameters may have a multiple of the learning rate.
         """
         mesh, precision = self.model.mesh, self.model.precision
         if self.parts and len(batch["mask"]) != self._rows:

@@ -37,10 +37,9 @@ from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
-from hpctrain.training.best import Best
 from hpctrain.training.display import Display
 from hpctrain.training.hooks import Hooks, RunState
-from hpctrain.training.improvement import Improvement
+from hpctrain.training.improvement import Best, Improvement
 from hpctrain.training.measuring.meter import NoMeter
 from hpctrain.training.notes import Notes
 from hpctrain.training.schedule import Schedule
@@ -68,12 +67,9 @@ class Every:
 class Outcome:
     """How `Trainer.fit` ended.
 
-    Attributes:
-        finished: True when all steps were made; False when the run was stopped and saved.
-        step: The global step that was reached.
-        first_step: The global step that training started from: 0, or that of the checkpoint.
-        metrics: The last value of every metric.
-        reason: Why the run has finished before `max_steps`; "" if it has not.
+    `finished` is False when the run was stopped and saved; `reason` tells why it has finished
+    before `max_steps`, "" if it has not. `step` was reached from `first_step`, 0 or that of the
+    checkpoint. `metrics` are the last values.
     """
 
     finished: bool

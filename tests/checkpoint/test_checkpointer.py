@@ -20,7 +20,7 @@ from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
 from hpctrain.checkpoint.optimizer_state import OptimizerState
-from hpctrain.checkpoint.weights import load_weights
+from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.faults.stop import Stop

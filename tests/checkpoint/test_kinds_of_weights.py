@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hpctrain.checkpoint.matching import Match
-from hpctrain.checkpoint.starting_point import start_from
+from hpctrain.checkpoint.starting_point import load_weights, start_from
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
-from hpctrain.checkpoint.weights import load_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
 from hpctrain.trained.branch import branch

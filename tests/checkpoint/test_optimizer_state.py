@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.weights import load_weights
+from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.errors import ConfigError
 from hpctrain.training.step import TrainStep
 from tests.parallel.parity import Cell, build, whole

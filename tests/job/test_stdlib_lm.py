@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 
-from hpctrain.checkpoint.weights import load_weights
+from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError

@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.measuring.histogram_picture import picture
-from hpctrain.training.measuring.histograms import HIGHEST, LOWEST, Histograms, _readable, _row
+from hpctrain.training.measuring.histograms import (
+    HIGHEST,
+    LOWEST,
+    Histograms,
+    _readable,
+    _row,
+    picture,
+)
 from tests.parallel.parity import Cell, build
 from tests.parallel.test_features import LAYOUTS
 from tests.ranks import run_ranks

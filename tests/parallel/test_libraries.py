@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.weights import load_weights
+from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.distributed.ranks import RankInfo

@@ -123,6 +123,27 @@ def test_more_layouts_train_and_resume_as_one_process(tmp_path: Path) -> None:
     check(MORE, tmp_path)
 
 
+def check_tied_head(layouts: list[str]) -> None:
+    keys = LORA | {"train.lora.also": ("head.*",)}
+    expected = reference("transformer", keys=tuple(keys.items()))
+    start = reference("transformer", "sgd", 1, keys=tuple(keys.items()))
+    moved = {n for n, p in start.parameters.items() if (p != expected.parameters[n]).any()}
+    assert {name for name in moved if not is_adapter(name)} == {"embed.weight"}
+    cells = [Cell("transformer", 2, tuple((keys | COVERING[name][1]).items())) for name in layouts]
+    for by_rank in results(tuple(cells)).values():
+        for result in by_rank:
+            assert max(difference(result, expected)) < TOLERANCE
+
+
+def test_a_tied_head_is_trained_by_a_name_that_is_not_its_first() -> None:
+    check_tied_head(["tp"])
+
+
+@pytest.mark.slow
+def test_a_tied_head_is_trained_in_more_layouts() -> None:
+    check_tied_head(["zero3", "tp"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tp", "pp", "zero3"])
 def test_the_average_of_adapters_is_that_of_one_process(layout: str) -> None:

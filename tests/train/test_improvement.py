@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import hpctrain
-from hpctrain.training.best import Best
-from hpctrain.training.improvement import Improvement
+from hpctrain.training.improvement import Best, Improvement
 from tests.conftest import Completed, journal_metrics, run_json, runs
 
 Train = Callable[..., Completed]

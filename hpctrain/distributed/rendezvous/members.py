@@ -37,12 +37,8 @@ def check(secret: bytes, device: torch.device) -> bytes:
     """Check that all ranks of the default group know the secret; each rank calls this.
 
     The device is that of the small tensors that are exchanged, which the backend can handle.
-
-    Returns:
-        A key of 32 bytes that only the ranks of this group know.
-
-    Raises:
-        DistributedError: A process that does not know the secret has joined.
+    Returns a key of 32 bytes that only the ranks of this group know. Raises a DistributedError if a
+    process that does not know the secret has joined.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # A signature of an earlier group is of no use: it is of other nonces.

@@ -47,10 +47,9 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import bind, on_part
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.average import Average
-from hpctrain.training.best import Best
 from hpctrain.training.display import Display, choose_display
 from hpctrain.training.hooks import Hook, Hooks
-from hpctrain.training.improvement import Improvement
+from hpctrain.training.improvement import Best, Improvement
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.measuring.histograms import Histograms, NoHistograms

@@ -8,9 +8,8 @@ from torch import nn
 
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.matching import renames
-from hpctrain.checkpoint.starting_point import start_from
+from hpctrain.checkpoint.starting_point import load_weights, start_from
 from hpctrain.checkpoint.stored_weights import open_weights
-from hpctrain.checkpoint.weights import load_weights
 from hpctrain.config.schema import Config
 from hpctrain.errors import StorageError
 from hpctrain.job.building.make import make

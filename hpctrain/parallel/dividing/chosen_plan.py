@@ -23,12 +23,7 @@ _SAME = {"colwise_rep": "colwise_gather_output"}
 
 
 def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> Plan:
-    """Return the plan of a model, complete for the degrees.
-
-    Args:
-        model: The model, whole.
-        parallel: The section of the config; its `plan` replaces the model's tensor plan.
-        degrees: The ranks.
+    """Return the plan of a whole model, complete for the degrees; `parallel.plan` replaces its own.
 
     Raises:
         ConfigError: Something is missing in the plan, or does not fit the model.

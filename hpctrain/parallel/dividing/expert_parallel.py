@@ -32,16 +32,10 @@ Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def divide_experts(
     model: nn.Module, plan: Plan, mesh: Mesh, ep: int
 ) -> list[tuple[nn.Module, DeviceMesh]]:
-    """Divide the experts over `ep` ranks, in place; all ranks call this together.
+    """Divide the experts over groups of `ep` ranks, in place; all ranks call this together.
 
-    Args:
-        model: The model or a stage of it, on the meta device or equal on all ranks.
-        plan: Its plan.
-        mesh: The ranks.
-        ep: The number of ranks in a group, which divides the number of experts.
-
-    Returns:
-        The modules that hold the experts, and the ranks that have the same ones.
+    The model, or a stage of it, is on the meta device or equal on all ranks. Returns the modules
+    that hold the experts, and the ranks that have the same ones.
 
     Raises:
         ConfigError: The ranks that have the same experts cannot divide these.

@@ -21,7 +21,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
 from hpctrain.models.plan import Plan
-from hpctrain.parallel.preparing.parameters import ties
+from hpctrain.models.ties import ties
 
 
 class Absent(nn.Module):
@@ -35,8 +35,7 @@ class Absent(nn.Module):
 class United(nn.Module):
     """The modules of several stages under the names that they have in the whole model.
 
-    Args:
-        stages: Modules of the same class; what is absent in one may be in another.
+    Each has the same class; what is absent in one may be in another.
     """
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
@@ -62,13 +61,7 @@ class United(nn.Module):
 
 
 def numbers_of(schedule: str, pp: int, pp_rank: int) -> list[int]:
-    """Return the numbers of the stages that a rank has, from the first to the last.
-
-    Args:
-        schedule: A name in `SCHEDULES`.
-        pp: The ranks that divide the layers.
-        pp_rank: The rank, 0 <= pp_rank < pp.
-    """
+    """Return the numbers of the stages that rank `pp_rank` of `pp` has, in their order."""
     if schedule == "zbv":
         return [pp_rank, 2 * pp - 1 - pp_rank]
     return [pp_rank + pp * i for i in range(SCHEDULES[schedule])]
@@ -76,12 +69,6 @@ def numbers_of(schedule: str, pp: int, pp_rank: int) -> list[int]:
 
 def block_counts(model: nn.Module, plan: Plan, parallel: ParallelConfig, pp: int) -> list[int]:
     """Return how many of the model's blocks each stage has.
-
-    Args:
-        model: The whole model.
-        plan: Its plan, which has blocks.
-        parallel: The section of the config.
-        pp: The ranks that divide the layers.
 
     Raises:
         ConfigError: The blocks do not fit the stages, a parameter is in no stage, or stages would
@@ -105,11 +92,8 @@ def block_counts(model: nn.Module, plan: Plan, parallel: ParallelConfig, pp: int
 def divide(costs: Sequence[int], first: int, last: int, stages: int) -> list[int]:
     """Return the sizes of successive parts so that the most expensive part costs least.
 
-    Args:
-        costs: The cost of each block, such as its number of parameters.
-        first: What the first part costs beside its blocks.
-        last: What the last part costs beside its blocks.
-        stages: The number of parts; there are at least as many blocks.
+    `costs` are those of the blocks, at least as many as stages, such as their numbers of
+    parameters; `first` and `last` are what the first and the last part cost beside them.
     """
     sums, n = [0, *accumulate(costs)], len(costs)
     # The best way to put the first `end` blocks into the parts so far: its largest cost, the sum of
@@ -130,14 +114,7 @@ def divide(costs: Sequence[int], first: int, last: int, stages: int) -> list[int
 
 
 def cut(model: nn.Module, plan: Plan, counts: Sequence[int], number: int) -> None:
-    """Replace the modules that a stage does not have, in place.
-
-    Args:
-        model: The whole model.
-        plan: Its plan.
-        counts: The blocks of each stage.
-        number: The number of the stage.
-    """
+    """Replace the modules that a stage does not have, in place."""
     start = sum(counts[:number])
     names = [name for name, _ in model.get_submodule(plan.blocks).named_children()]
     absent = [

@@ -31,9 +31,9 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import Adapted, adapted
 from hpctrain.models.plan import Plan
+from hpctrain.models.ties import tie, ties
 from hpctrain.parallel.dividing.chosen_plan import matching
 from hpctrain.parallel.dividing.stages import Absent
-from hpctrain.parallel.preparing.parameters import tie, ties
 
 
 def divide_layers(
@@ -47,13 +47,9 @@ def divide_layers(
 ) -> None:
     """Divide the modules that the plan names, in place.
 
-    Args:
-        model: The model, on the meta device or equal on all ranks.
-        plan: Its plan.
-        mesh: The ranks of tensor parallel, one dimension.
-        config: The section `parallel`.
-        loss_parallel: Whether the logits stay divided by their last dimension.
-        cp: The ranks of context parallel, which divide the sequence before.
+    The model is on the meta device or equal on all ranks, and the mesh has one dimension. With
+    `loss_parallel` the logits stay divided by their last dimension. `cp` ranks of context parallel
+    divide the sequence before.
     """
     shared = list(ties(model))
     divided = sequence_is_divided(plan, config)
@@ -172,9 +168,6 @@ def whole_gradients(parameters: list[nn.Parameter]) -> None:
     """Add up gradients of which each rank of a group has a summand, in one reduction, in place.
 
     Norms between divided layers have such gradients: each rank has seen a part of the sequence.
-
-    Args:
-        parameters: The parameters of the model.
     """
     by_mesh: dict[DeviceMesh, list[tuple[nn.Parameter, DTensor]]] = {}
     for parameter in parameters:

@@ -40,13 +40,10 @@ def checkpoint_activations(
 ) -> None:
     """Let blocks compute activations again in the backward pass instead of keeping them.
 
-    Args:
-        blocks: The blocks of the model, in its order.
-        mode: "none"; "full", which keeps the inputs of a block; or "selective", which keeps the
-            results of matrix products and attention too.
-        every: The first of so many successive blocks is changed.
-        compiled: Whether the blocks will be compiled: the compiler computes again what has no
-            effect on buffers, and knows no contexts of ours.
+    The mode is "none"; "full", which keeps the inputs of a block; or "selective", which keeps the
+    results of matrix products and attention too. Of `every` so many successive blocks the first is
+    changed. Blocks that will be `compiled` get what the compiler can have: it computes again what
+    has no effect on buffers, and knows no contexts of ours.
     """
     if mode == "none":
         return

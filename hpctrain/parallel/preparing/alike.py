@@ -32,9 +32,8 @@ class _Omitted(nn.Module):
 def measured_by_block(model: nn.Module, measure: Callable[[], Measured]) -> Measured:
     """Return what `measure` finds for the whole model.
 
-    Args:
-        model: A model whose blocks can be exchanged; it is as before afterwards.
-        measure: Runs the model, and returns numbers to which each block adds its share.
+    `measure` runs the model, and returns numbers to which each block adds its share. The model is
+    as before afterwards.
     """
     groups = [names for names in alike(model) if len(names) >= _FEWEST]
     if not groups:
@@ -65,9 +64,6 @@ def alike(model: nn.Module) -> list[list[str]]:
     """Return the names of the blocks, in groups that do the same.
 
     They have one class, the same shapes, and the same numbers and words as attributes.
-
-    Args:
-        model: The model; one without blocks has no groups.
     """
     try:
         blocks = find_blocks(model, [])

@@ -41,12 +41,8 @@ log = logging.getLogger(__name__)
 def prepare_batch_norms(model: nn.Module, config: Config, mesh: Mesh) -> None:
     """Synchronise the batch norms of a model, in place, if `train.sync_batchnorm` says so.
 
-    Rank 0 logs a warning if statistics of the model depend on how a batch is divided.
-
-    Args:
-        model: The whole model, on any device.
-        config: The config.
-        mesh: The ranks; all of them call this together.
+    Rank 0 logs a warning if statistics of the model depend on how a batch is divided. All ranks
+    call this together with the whole model.
     """
     layers, sync = list(_depending(model)), config.train.sync_batchnorm
     if layers and dist.get_rank() == 0 and (text := _warning(layers, config, mesh)):
@@ -63,14 +59,9 @@ def prepare_batch_norms(model: nn.Module, config: Config, mesh: Mesh) -> None:
 
 
 def check_filled_up(model: nn.Module, config: Config) -> None:
-    """Raise an error if rows that only fill up a batch would count in statistics of the model.
+    """Raise a ConfigError if rows that only fill up a batch would count in statistics of the model.
 
-    Args:
-        model: What this rank has of the model; all ranks call this together.
-        config: Some batches of its training are filled up (`data.tail=pad`).
-
-    Raises:
-        ConfigError: A layer takes its statistics from the rows of a batch.
+    All ranks call this together, if some batches of the training are filled up (`data.tail=pad`).
     """
     here = [f"{name} ({type(layer).__name__})" for name, layer in _depending(model)]
     found = [text for texts in objects.all_gather(here) for text in texts]

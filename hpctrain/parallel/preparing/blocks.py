@@ -18,16 +18,13 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # containers compute nothing
 def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Module]]:
     """Return the names and modules of the blocks, in the order of the model.
 
-    Without class names these are the members of the longest list (`nn.ModuleList`,
-    `nn.ModuleDict` or `nn.Sequential`) whose members with parameters, at least two, have one class.
-    Lists of the same class of members, such as the stages of a ResNet, are taken together. A list
-    of layers of several classes is taken if all that was found is within them: nothing, linear
-    layers, or the experts of some layers that are beside dense ones. Members that are lists
-    themselves, such as [attention, feed-forward], are never called: their parts are.
-
-    Args:
-        model: The model.
-        classes: Class names of blocks, from `parallel.blocks`.
+    Without class names these are the members of the longest list (`nn.ModuleList`, `nn.ModuleDict`
+    or `nn.Sequential`) whose members with parameters, at least two, have one class. Lists of the
+    same class of members, such as the stages of a ResNet, are taken together. A list of layers of
+    several classes is taken if all that was found is within them: nothing, linear layers, or the
+    experts of some layers that are beside dense ones. Members that are lists themselves, such as
+    [attention, feed-forward], are never called: their parts are. The class names are
+    `parallel.blocks`.
 
     Raises:
         ConfigError: A class name does not occur, a block is within another, or no list is found.
@@ -41,7 +38,7 @@ def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Modu
             continue
         members = [(key, m) for key, m in module.named_children() if _size(m)]
         kinds = {plain_class(member) for _, member in members}
-        named = [(f"{name}.{key}" if name else key, m) for key, m in members]
+        named = [(path_of(name, key), m) for key, m in members]
         if len(kinds) == 1:
             lists.setdefault(kinds.pop(), []).extend(named)
         elif len(members) > 1 and all(any(True for _ in m.children()) for _, m in members):
@@ -128,3 +125,8 @@ def _sum(blocks: list[tuple[str, nn.Module]]) -> int:
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def path_of(name: str, key: str) -> str:
+    """Return the name in the whole model of what a module of this name has under a key."""
+    return f"{name}.{key}" if name else key

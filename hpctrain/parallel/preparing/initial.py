@@ -28,8 +28,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import DistributedError
-from hpctrain.parallel.preparing.parameters import tie, ties, undivided
+from hpctrain.models.ties import tie, ties
+from hpctrain.parallel.preparing.blocks import path_of
+from hpctrain.parallel.preparing.parameters import undivided
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]
@@ -68,13 +71,8 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
 def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:
     """Return the model to spread, and how `fill` will give it its initial values.
 
-    Args:
-        build: Returns a new model.
-        seed: The seed of the run.
-        from_rank_0: Whether rank 0 can send the parts of a model that has no `init_module`.
-
-    Returns:
-        The model on the meta device, or, if every rank has to build it, with memory on the CPU.
+    It is on the meta device, or, if every rank has to build it, has memory on the CPU.
+    `from_rank_0`: rank 0 can send the parts of a model that has no `init_module`.
     """
     model = skeleton(build, seed)
     if model is not None and isinstance(model, Initializes):
@@ -96,14 +94,8 @@ def fill(
 ) -> None:
     """Give a model that `begin` has returned its initial values, in place.
 
-    Args:
-        model: Whole or sharded, or the stage of a pipeline.
-        values: As `begin` has returned it.
-        build: Returns a new model.
-        seed: The seed of the run.
-        device: Device of the rank.
-        storage: Parameters are stored on this device.
-        group: The ranks that have the same modules; None means all.
+    `storage` is the device of the parameters, `group` the ranks that have the same modules; None
+    means all.
     """
     if values == "by modules":
         fill_modules(model, build, seed, device, storage, group)
@@ -130,16 +122,9 @@ def fill_modules(
     """Give a model of the meta device memory and its initial parameters.
 
     The values are those of the model that `build` returns, whatever classes the modules of `model`
-    have by now. All ranks of the group call this together.
-
-    Args:
-        model: Whole or sharded, or the stage of a pipeline.
-        build: Returns a new model, which has `init_module`, and modules and parameters of the same
-            names.
-        seed: The seed of the run.
-        device: Device of the rank, for the communication.
-        storage: Parameters are stored on this device.
-        group: The ranks that have the same modules; None means all.
+    have by now. All ranks of the group call this together. That model has `init_module`, and
+    modules and parameters of the same names. `device` is that of the communication, `storage` that
+    of the parameters.
     """
     allocate(model, storage)
     if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
@@ -152,7 +137,7 @@ def fill_modules(
     assert original is not None
     holders = []
     for name, module in original.named_modules():
-        keys = [key for key in _own(module) if _joined(name, key) in targets]
+        keys = [key for key in _own(module) if path_of(name, key) in targets]
         if keys:
             holders.append((name, module, keys))
     rank, ranks = 0, 1
@@ -178,7 +163,7 @@ def fill_modules(
             raise DistributedError(f"another rank could not draw the values of {turn[failed][0]}")
         for source, (name, module, keys) in enumerate(turn):
             for key in keys:
-                like, target = _own(module)[key], targets[_joined(name, key)]
+                like, target = _own(module)[key], targets[path_of(name, key)]
                 if source == rank:
                     whole = drawn[key]
                 else:
@@ -187,7 +172,7 @@ def fill_modules(
                     whole = whole.to(device)
                     _broadcast(whole, source, group)
                 with torch.no_grad():
-                    _own_part(target).copy_(_cut(whole, target))
+                    local(target).copy_(_cut(whole, target))
     torch.manual_seed(seed)  # the ranks have drawn other modules
 
 
@@ -223,14 +208,6 @@ def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
     """Return the dtype in which a parameter or a buffer is drawn."""
     drawn = isinstance(like, nn.Parameter) and like.is_floating_point()
     return torch.get_default_dtype() if drawn else like.dtype
-
-
-def _joined(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
-
-
-def _own_part(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _cut(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -282,12 +259,7 @@ def _fill_from_rank_0(
 
 
 def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Give all ranks the parameters and buffers of the first one, in place.
-
-    Args:
-        model: Built by every rank, the same modules on all of them.
-        group: The ranks; None means all.
-    """
+    """Give all ranks the parameters and buffers of the group's first one, in place."""
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return
     with torch.no_grad():

@@ -14,15 +14,16 @@ meta device) has the same summary, and nothing is computed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import plain_class
-from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.blocks import find_blocks, path_of
 
 _WIDTH = 80
 _MOST = 40  # lines; the last of them stands for all that are left
@@ -46,14 +47,9 @@ class _Line:
 class ModelSummary:
     """What a model consists of.
 
-    Attributes:
-        kind: The class of the model.
-        parameters: The elements of all parameters, each counted once.
-        trained: Those that are trained.
-        bytes: The size of the parameters.
-        buffer_bytes: The size of the buffers, such as the statistics of batch norms.
-        dtypes: The number formats of the parameters.
-        lines: The table of layers.
+    `parameters` and `trained` are numbers of elements, each counted once; `bytes` is the size of
+    the parameters, `buffer_bytes` that of buffers such as the statistics of batch norms. `lines` is
+    the table of layers.
     """
 
     kind: str
@@ -65,28 +61,18 @@ class ModelSummary:
     lines: tuple[_Line, ...]
 
     @classmethod
-    def of(
-        cls, model: nn.Module, trained: Collection[str] | None = None, blocks: Sequence[str] = ()
-    ) -> ModelSummary:
-        """Return the summary of a model.
-
-        Args:
-            model: The whole model, possibly on the meta device.
-            trained: The names of the parameters that are trained; None: those with a gradient.
-            blocks: The class names of the blocks, from `parallel.blocks`.
-        """
-        named = list(model.named_parameters())
-        if trained is None:
-            trained = {name for name, parameter in named if parameter.requires_grad}
-        counter = _Counter({id(p) for name, p in named if name in trained})
+    def of(cls, model: nn.Module, blocks: Sequence[str] = ()) -> ModelSummary:
+        """Return the summary of a whole model, whose blocks may have these class names."""
+        own = list(model.parameters())
+        counter = _Counter()
         lines = tuple(counter.lines(model, "", _holders(model, list(blocks))))
         return cls(
             kind=type(model).__name__,
-            parameters=sum(p.numel() for _, p in named),
-            trained=sum(p.numel() for name, p in named if name in trained),
-            bytes=sum(p.nbytes for _, p in named),
+            parameters=sum(p.numel() for p in own),
+            trained=sum(p.numel() for p in own if p.requires_grad),
+            bytes=sum(p.nbytes for p in own),
             buffer_bytes=sum(b.nbytes for b in model.buffers()),
-            dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for _, p in named})),
+            dtypes=tuple(sorted({dtype_name(p.dtype) for p in own})),
             lines=lines,
         )
 
@@ -104,8 +90,7 @@ class ModelSummary:
 class _Counter:
     """Counts each parameter for the first layer that has it."""
 
-    def __init__(self, trained: set[int]) -> None:
-        self._trained = trained
+    def __init__(self) -> None:
         self._counted: set[int] = set()
 
     def lines(
@@ -115,12 +100,12 @@ class _Counter:
         blocks, around = holders
         own = list(module.named_parameters(recurse=False))
         for key, parameter in own:
-            yield self._line(_joined(name, key), "Parameter", [parameter], tuple(parameter.shape))
+            yield self._line(path_of(name, key), "Parameter", [parameter], tuple(parameter.shape))
         children = [(k, m) for k, m in module.named_children() if any(True for _ in m.parameters())]
         alone = len(children) == 1 and not own
         found: list[tuple[str, list[_Line]]] = []
         for key, child in children:
-            path = _joined(name, key)
+            path = path_of(name, key)
             is_list = isinstance(child, _LISTS) or path in around
             if path not in blocks and (is_list or (alone and any(True for _ in child.children()))):
                 found.append((key, list(self.lines(child, path, holders))))
@@ -143,7 +128,7 @@ class _Counter:
     ) -> _Line:
         new = [parameter for parameter in parameters if id(parameter) not in self._counted]
         self._counted |= {*map(id, new)}
-        trained = sum(p.numel() for p in new if id(p) in self._trained)
+        trained = sum(p.numel() for p in new if p.requires_grad)
         count = sum(parameter.numel() for parameter in new)
         return _Line(name, kind, shape, 1, count, trained, sum(p.nbytes for p in new))
 
@@ -162,11 +147,11 @@ def _folded(name: str, members: Sequence[tuple[str, list[_Line]]]) -> Iterator[_
     """Yield the lines of the members of a list; members with the same lines are put together."""
     alike: dict[tuple[_Line, ...], list[str]] = {}
     for key, lines in members:
-        start = len(_joined(name, key))
+        start = len(path_of(name, key))
         look = tuple(replace(line, name=line.name[start:]) for line in lines)
         alike.setdefault(look, []).append(key)
     for look, keys in alike.items():
-        path = _joined(name, _together(keys))
+        path = path_of(name, _together(keys))
         for line in look:
             yield replace(line, name=path + line.name, count=line.count * len(keys))
 
@@ -178,10 +163,6 @@ def _together(keys: Sequence[str]) -> str:
         if numbers == [*range(numbers[0], numbers[-1] + 1)]:
             return f"{keys[0]}-{keys[-1]}"
     return ",".join(keys if len(keys) <= 3 else (*keys[:2], "...", keys[-1]))
-
-
-def _joined(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
 
 
 def _table(lines: Sequence[_Line], *, with_trained: bool) -> list[str]:

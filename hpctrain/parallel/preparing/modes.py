@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch import nn
 
+from hpctrain.parallel.preparing.blocks import path_of
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
@@ -20,9 +21,7 @@ log = logging.getLogger(__name__)
 def prepare_modes(model: nn.Module, *, says: bool) -> None:
     """Set a model to train, in place; parts that its constructor has set to evaluate stay so.
 
-    Args:
-        model: The whole model, on any device.
-        says: Whether rank 0 names these parts in the log.
+    With `says` rank 0 names these parts in the log.
     """
     if not model.training:
         model.train()
@@ -41,4 +40,4 @@ def _evaluating(name: str, module: nn.Module) -> Iterator[str]:
         yield f"{name} ({type(module).__name__})"
         return
     for key, child in module.named_children():
-        yield from _evaluating(f"{name}.{key}" if name else key, child)
+        yield from _evaluating(path_of(name, key), child)

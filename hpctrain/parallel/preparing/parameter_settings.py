@@ -30,12 +30,9 @@ from hpctrain.terminal import few
 class Setting:
     """What holds for a parameter.
 
-    Attributes:
-        lr_factor: Its learning rate is that of the schedule times this.
-        weight_decay: Its weight decay; None means that of the config.
-        freeze: Whether it is not trained.
-        options: Keyword arguments of the optimizer that its group has in place of the others: names
-            and values, in which lists are tuples.
+    `lr_factor` is its share of the schedule's learning rate, a `weight_decay` of None that of the
+    config. `options` are the optimizer's keyword arguments that its group has in place of the
+    others: names and values, in which lists are tuples.
     """
 
     lr_factor: float = 1.0
@@ -46,11 +43,6 @@ class Setting:
 
 def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> dict[str, Setting]:
     """Return the setting of each parameter, by name; those that modules share have several names.
-
-    Args:
-        model: The whole model, possibly on the meta device.
-        config: The section `optimizer`.
-        blocks: The class names of the blocks, from `parallel.blocks`.
 
     Raises:
         ConfigError: A pattern matches no parameter, no parameter is left to be trained, or
@@ -80,12 +72,7 @@ def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> di
 
 
 def freeze(model: nn.Module, settings: Mapping[str, Setting]) -> None:
-    """Let no gradient be computed for the parameters that are frozen.
-
-    Args:
-        model: What this rank has of the model, with the names of the whole model.
-        settings: As the function `settings` has returned it.
-    """
+    """Let no gradient be computed for the parameters that are frozen."""
     for name, parameter in model.named_parameters():
         if name in settings and settings[name].freeze:
             parameter.requires_grad_(False)

@@ -1,8 +1,6 @@
-"""Parameters that need care: several modules share them, or FSDP2 cannot divide them."""
+"""Parameters that need care: they cannot be divided, counted or judged as others are."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -13,11 +11,7 @@ from hpctrain.errors import ConfigError
 def check_layers(model: nn.Module) -> None:
     """Refuse layers whose parameters or gradients cannot be divided, counted or judged.
 
-    Args:
-        model: As its class has made it.
-
-    Raises:
-        ConfigError: A layer learns its sizes from its first batch, or has sparse gradients.
+    A ConfigError names a layer that learns its sizes from its first batch, or has sparse gradients.
     """
     for name, module in model.named_modules():
         place = f"model: the layer {name} ({type(module).__name__})" if name else "model: it"
@@ -34,30 +28,6 @@ def check_layers(model: nn.Module) -> None:
                 f"{place} has sparse=True, and sparse gradients cannot be added over ranks, "
                 "clipped and judged as the others: give sparse=False, which trains the same"
             )
-
-
-def ties(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
-    """Yield the names of parameters that several modules share: the first, and the others."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    for same in names.values():
-        if len(same) > 1:
-            yield same[0], same[1:]
-
-
-def tie(model: nn.Module, first: str, others: Sequence[str]) -> None:
-    """Let modules share a parameter, in place.
-
-    Args:
-        model: The model.
-        first: The name of the parameter that they get.
-        others: The names that it gets.
-    """
-    parameter = model.get_parameter(first)
-    for other in others:
-        module, _, key = other.rpartition(".")
-        setattr(model.get_submodule(module), key, parameter)
 
 
 def undivided(model: nn.Module) -> list[nn.Parameter]:

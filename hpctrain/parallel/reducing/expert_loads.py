@@ -47,10 +47,8 @@ class Balanced(Protocol):
 class Loads:
     """The loads of all experts of a model.
 
-    Args:
-        model: What this rank has of the model. Without modules that are `Balanced`, all methods do
-            nothing.
-        sizes: What `load_sizes` returns for the whole model; None means that it is whole.
+    `model` is what this rank has; without modules that are `Balanced`, all methods do nothing.
+    `sizes` is what `load_sizes` returns for the whole model; None means that it is whole.
     """
 
     def __init__(self, model: nn.Module, sizes: Mapping[str, int] | None = None) -> None:
@@ -66,11 +64,7 @@ class Loads:
                 module.start_loads()
 
     def joined(self, values: Scalars) -> Scalars:
-        """Return the numbers of this rank's part of a step, followed by its loads.
-
-        Args:
-            values: Numbers that are to be added over all ranks.
-        """
+        """Return the numbers of this rank's part of a step, followed by its loads."""
         if not self._modules:
             return values
         # The ranks that divide a layer have other tokens, or all have the same. All of them count,
@@ -87,16 +81,11 @@ class Loads:
         return torch.cat([values, *(load.to(values.device) for load in loads)])
 
     def balance(self, total: Scalars, names: list[str], sums: Scalars) -> tuple[list[str], Scalars]:
-        """Balance the experts.
+        """Balance the experts by what `joined` has appended, added over all ranks.
 
-        Args:
-            total: What `joined` has appended, added over all ranks.
-            names: Of the sums of the step.
-            sums: A sum and a count for each name.
-
-        Returns:
-            `names` and `sums`, to which two are added: the largest load of an expert over the mean
-            one, in the layer where it is largest, and the fraction of dropped choices.
+        Returns the names and the sums of the step (a sum and a count for each name) with two more:
+        the largest load of an expert over the mean one, in the layer where it is largest, and the
+        fraction of dropped choices.
         """
         if not self._modules:
             return names, sums

@@ -38,13 +38,7 @@ _BLOCK = 256  # elements that int8 quantizes with one scale
 def compression(
     config: CompressionConfig, module: nn.Module, step: Callable[[], int]
 ) -> "Compression":
-    """Return the compression that the config names.
-
-    Args:
-        config: The section `train.compression`, whose kind is not "none".
-        module: The model without DDP.
-        step: Returns the number of global steps that have been made.
-    """
+    """Return the compression that the config names; `module` is the model without DDP."""
     kinds: dict[str, Any] = {"powersgd": PowerSGD, "topk": TopK, "int8": Int8, "onebit": OneBit}
     made: Compression = kinds[config.kind](config, module.named_parameters(), step)
     return made
@@ -53,13 +47,7 @@ def compression(
 class Compression(ABC):
     """A communication hook of DDP; `reduce` is called with each bucket in the same order.
 
-    Args:
-        config: The section `train.compression`.
-        parameters: The parameters of the model with their names.
-        step: Returns the number of global steps that have been made.
-
-    Attributes:
-        errors: What has not been sent yet, by the name of the parameter: float32, flat.
+    `errors` is what has not been sent yet, by the name of the parameter: float32, flat.
     """
 
     def __init__(
@@ -218,13 +206,11 @@ class Int8(Compression):
 class PowerSGD(Compression):
     """Two narrow matrices P and Q, whose product is near the mean gradient, with error feedback.
 
-    Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression" (2019). Each step is one of
-    a power iteration, which starts from the Q of the step before. A parameter is the matrix of its
+    Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression" (2019). Each step is one of a
+    power iteration, which starts from the Q of the step before. A parameter is the matrix of its
     first dimension and all others; it is sent whole if that is less. The products need the mean of
-    P before Q, so the hook waits for its reductions.
-
-    Attributes:
-        q: The matrices Q by the name of the parameter, float32, the same on all ranks.
+    P before Q, so the hook waits for its reductions. `q` are the matrices Q by the name of the
+    parameter: float32, the same on all ranks.
     """
 
     def __init__(

@@ -39,12 +39,8 @@ from hpctrain.parallel import second_gradients
 class Lockstep:
     """Lets all ranks gather and reduce the blocks of a model in one order.
 
-    Args:
-        root: The divided model.
-        blocks: Its divided blocks by name.
-        ranks: The ranks that have them; None means all of them.
-        device: Device of this rank.
-        always: Agree on the order in every step, for models whose order depends on the data.
+    `ranks` are those that have the divided blocks; None means all of them. With `always` they agree
+    on the order in every step, for models whose order depends on the data.
     """
 
     def __init__(

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.distributed import objects
+from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.tasks import Task, measuring
@@ -29,17 +30,10 @@ _States = list[dict[str, Any]]  # of a metric and of the metrics inside it, in t
 
 
 class Measured:
-    """One evaluation by the metrics of a task; without metrics it does nothing.
+    """One evaluation by the `metrics` of a task, in which its `task` stands for the task itself.
 
-    Args:
-        task: A task that may have `metrics`.
-        mesh: The ranks.
-
-    Attributes:
-        task: What to evaluate in place of the task.
-
-    Raises:
-        ConfigError: The metrics are none, or the task cannot have them.
+    Without metrics it does nothing. Raises a ConfigError if the metrics are none, or the task
+    cannot have them.
     """
 
     def __init__(self, task: Task, mesh: Mesh) -> None:
@@ -63,12 +57,8 @@ class Measured:
 def computed(metrics: Mapping[str, Any], device: torch.device) -> dict[str, float]:
     """Return the value of each metric over the samples of all ranks, the same on all ranks.
 
-    All ranks of the default group call this. A metric that no rank has updated has no value.
-
-    Args:
-        metrics: Metrics of torchmetrics, the same ones on every rank. Each rank's have its own
-            states afterwards, as before.
-        device: Where the states are.
+    All ranks of the default group call this. A metric that no rank has updated has no value. Each
+    rank's metrics have its own states afterwards, as before.
 
     Raises:
         ConfigError: The value of a metric is not one number, or it keeps what is no tensor.
@@ -193,7 +183,7 @@ def _outline(part: Mapping[str, Any], tensors: list[torch.Tensor]) -> dict[str, 
                 "ranks can merge tensors, and lists of tensors"
             )
         tensors += items
-        shapes = [[str(each.dtype).removeprefix("torch."), [*each.shape]] for each in items]
+        shapes = [[dtype_name(each.dtype), [*each.shape]] for each in items]
         outline[name] = shapes if isinstance(value, list) else shapes[0]
     return outline
 

@@ -81,13 +81,7 @@ def at_most(value: Scalar, most: float) -> Scalar:
 
 
 def reordered(pairs: Scalars, names: list[str], wanted: list[str]) -> Scalars:
-    """Return two numbers for each wanted name, zeros where there are none; waits for the device.
-
-    Args:
-        pairs: Two numbers for each of `names`.
-        names: The names of `pairs`.
-        wanted: The names of the result, in their order.
-    """
+    """Return two numbers for each wanted name, zeros where there are none; waits for the device."""
     values = pairs if isinstance(pairs, list) else pairs.tolist()
     known = dict(zip(names, zip(values[::2], values[1::2], strict=True), strict=True))
     found = [value for name in wanted for value in known.get(name, (0.0, 0.0))]

@@ -31,11 +31,8 @@ from hpctrain.parallel.reducing.scalars import Scalars, joined
 class Unused:
     """Gives parameters that this rank does not use a gradient of zero.
 
-    Args:
-        model: The divided model.
-        undivided: Its parameters that every rank has whole.
-        ranks: The ranks over which their gradients are averaged.
-        lockstep: Knows which blocks the backward pass comes to again.
+    `undivided` are the parameters that every rank has whole, and `ranks` those over which their
+    gradients are averaged. `lockstep` knows which blocks the backward pass comes to again.
     """
 
     def __init__(
@@ -62,12 +59,7 @@ class Unused:
         average([p.grad for p in self._undivided if p.grad is not None], self._ranks)
 
     def joined(self, values: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
-        """Return the numbers of a step, and which parameters this rank has used in it.
-
-        Args:
-            values: Numbers that are to be added over all ranks.
-            parameters: The parameters of the model.
-        """
+        """Return the numbers of a step, and which parameters this rank has used in it."""
         self._own = [float(id(parameter) in self._used) for parameter in parameters]
         self._used.clear()
         return joined(values, self._own)
@@ -75,12 +67,8 @@ class Unused:
     def settled(self, total: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
         """Remove the gradients of parameters that no rank has used.
 
-        Args:
-            total: What `joined` has returned, added over all ranks.
-            parameters: As for `joined`.
-
-        Returns:
-            The first numbers of `total`, without what `joined` has appended.
+        `total` is what `joined` has returned, added over all ranks. What that has appended is not
+        in the result.
         """
         end = len(total) - len(parameters)
         if not all(self._own):  # otherwise the device need not be waited for
@@ -119,12 +107,7 @@ class Unused:
 
 
 def average(tensors: Sequence[torch.Tensor], ranks: DeviceMesh) -> None:
-    """Replace tensors by their means over the ranks, in place.
-
-    Args:
-        tensors: Real or complex.
-        ranks: A mesh of one or two dimensions.
-    """
+    """Replace real or complex tensors by their means over the ranks, in place."""
     for tensor in tensors:
         for dim in range(ranks.ndim):
             dist.all_reduce(tensor, group=ranks.get_group(dim))

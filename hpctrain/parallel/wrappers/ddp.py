@@ -22,14 +22,8 @@ from hpctrain.tasks import Task
 class DDPModel(ParallelModel):
     """A model in torch's DistributedDataParallel (Li et al. 2020).
 
-    Args:
-        module: The model on this rank's device, equal on all ranks.
-        mesh: The ranks; all of them are replicas.
-        precision: The number formats; `reduce` is that of the reduction.
-        accumulate: As for `ParallelModel`.
-        config: Buckets and the like.
-        compress: The section `train.compression`; None sends whole gradients.
-        every: Reduce the gradients after each micro-batch instead of after the last one.
+    `compress` is `train.compression`; None sends whole gradients. `every` reduces the gradients
+    after each micro-batch instead of after the last one.
     """
 
     can_repeat = False
@@ -65,9 +59,8 @@ class DDPModel(ParallelModel):
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
-        Raises:
-            ConfigError: A parameter that is trained had no gradient in the step before, or more
-                than one.
+        Raises a ConfigError if a parameter that is trained had no gradient in the step before, or
+        more than one.
         """
         try:
             return super().forward_backward(task, batch)

@@ -31,9 +31,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from hpctrain.config.schema import FSDPConfig, ParallelConfig
+from hpctrain.models.ties import ties
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.parameters import ties, undivided
+from hpctrain.parallel.preparing.parameters import undivided
 from hpctrain.parallel.reducing.lockstep import Lockstep
 from hpctrain.parallel.reducing.scalars import Scalars
 from hpctrain.parallel.reducing.unused import Unused
@@ -48,15 +49,8 @@ _ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 class FSDPModel(ParallelModel):
     """A model whose blocks, and what is outside of them, were divided by `shard`.
 
-    Args:
-        module: The divided model.
-        mesh: The ranks.
-        precision: The number formats.
-        accumulate: As for `ParallelModel`.
-        zero: The stage, 1 to 3.
-        every: Reduce the gradients after each micro-batch instead of after the last one.
-        divided_loss: As for `ParallelModel`.
-        agree: Let the ranks agree on the order of the blocks in every step.
+    `zero` is the stage, 1 to 3. `every` reduces the gradients after each micro-batch instead of
+    after the last one. `agree` lets the ranks agree on the order of the blocks in every step.
     """
 
     can_repeat = False
@@ -135,16 +129,10 @@ def shard(
 ) -> None:
     """Divide each block, then the rest of the model, over `mesh.data_mesh`, in place.
 
-    If dp_shard is 1 they stay whole, and only their gradients are reduced.
-
-    Args:
-        model: The model, on the meta device or on the rank's device.
-        blocks: The modules whose parameters are gathered together.
-        mesh: The ranks.
-        precision: The number formats.
-        config: The section `parallel`.
-        experts: The modules that hold experts which expert parallel has divided, and the ranks that
-            have the same experts.
+    If dp_shard is 1 they stay whole, and only their gradients are reduced. The model is on the meta
+    device or on that of the rank. The parameters of a block are gathered together. `experts` are
+    the modules that hold experts which expert parallel has divided, and the ranks that have the
+    same ones.
     """
     fsdp = config.fsdp
     offload: OffloadPolicy = OffloadPolicy()

@@ -34,15 +34,8 @@ class LocalSGDModel(DDPModel):
     different counts. Where all have the same, it is the gradient of the local mean. The factor
     needs the sums of all ranks: some bytes in each step, which the stop request needs anyway.
 
-    `scale_gradients` clips each replica's own gradient and returns its norm.
-
-    Args:
-        module: The model on this rank's device, equal on all ranks.
-        mesh: The ranks; all of them are replicas.
-        precision: The number formats.
-        accumulate: As for `ParallelModel`.
-        config: Buckets and the like, for the steps before `local.start_step`.
-        local: The section `train.local_sgd`.
+    `scale_gradients` clips each replica's own gradient and returns its norm. `config` has the
+    buckets and the like for the steps before `local.start_step`.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.tensor import whole_gradients
@@ -37,19 +38,13 @@ from hpctrain.tasks import Sums, Task, checked
 class ParallelModel:
     """A model, the mesh that it is spread over, and its precision.
 
-    Args:
-        module: Called for a forward pass. Its parameters, whole or sharded, are optimized.
-        mesh: The ranks.
-        precision: The number formats.
-        accumulate: The number of micro-batches in a rank's share of a batch; it must divide it.
-        divided_loss: Whether the ranks that divide each layer have parts of the logits.
+    Its `parameters` are those of `module` that are trained, each once, whole or sharded, with their
+    `names` in the plain model. They are listed when the object is made, because FSDP2 exchanges
+    those of the module during a pass. `accumulate`, the number of micro-batches, must divide a
+    rank's share of a batch. With `divided_loss` the ranks that divide each layer have parts of the
+    logits.
 
     Attributes:
-        step: The number of global steps that have been made.
-        loads: The loads of its experts, if it has any.
-        parameters: Every parameter that is trained, once. They are listed when the object is made,
-            because FSDP2 exchanges those of the module during a pass.
-        names: The names of these parameters in the plain model.
         settings: What the config says about parameters, by name; empty if it says nothing.
         summary: The summary of the whole model; None if it was not made by the recipe.
         can_repeat: Whether a step can be made again after an error in the middle: other ranks do
@@ -81,12 +76,8 @@ class ParallelModel:
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
-        Args:
-            task: Computes sums and counts from a batch.
-            batch: Tensors on the device. A rank has the rows of `mesh.weight` shares.
-
-        Returns:
-            The names of the sums, and this rank's sums and counts: a sum and a count for each name.
+        The batch has tensors on the device: a rank has the rows of `mesh.weight` shares. Returns
+        the names of the task's sums, and for each of them this rank's sum and count.
         """
         rows = len(batch["mask"]) // self.mesh.weight  # all ranks divide by the same number
         self.loads.start()
@@ -111,11 +102,7 @@ class ParallelModel:
         return list(sums), self._counted(flat(sums))
 
     def joined(self, values: Scalars) -> Scalars:
-        """Return the numbers of this rank's part of a step, followed by those of the model.
-
-        Args:
-            values: Numbers that are to be added over all ranks.
-        """
+        """Return the numbers of this rank's part of a step, followed by those of the model."""
         return values
 
     def settled(self, total: Scalars) -> Scalars:
@@ -123,23 +110,18 @@ class ParallelModel:
         return total
 
     def scale_gradients(self, factor: Scalar, clip_norm: float | None) -> Scalar:
-        """Multiply the gradients by `factor`, then clip their global norm.
+        """Multiply the gradients by `factor`, then clip their global L2 norm; None does not clip.
 
-        Args:
-            factor: One number.
-            clip_norm: The largest L2 norm; None does not clip.
-
-        Returns:
-            The norm before clipping, the same on all ranks.
+        Returns the norm before clipping, the same on all ranks.
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         whole = _global_norm(gradients, self.mesh)
         norm = factor * (whole if isinstance(factor, torch.Tensor) else whole.item())
         if clip_norm is not None:
             factor = factor * at_most(clip_norm / (norm + 1e-6), 1.0)
-        local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-        for device in {g.device for g in local}:  # offload leaves undivided parameters on the GPU
-            same = [g for g in local if g.device == device]
+        own = [local(g) for g in gradients]
+        for device in {g.device for g in own}:  # offload leaves undivided parameters on the GPU
+            same = [g for g in own if g.device == device]
             here = torch.as_tensor(factor).to(device, same[0].dtype.to_real())
             torch._foreach_mul_(same, here)
         return norm
@@ -190,11 +172,7 @@ class ParallelModel:
         return {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Continue with what `state_dict` of the same rank returned.
-
-        Args:
-            state: The tensors, on any device.
-        """
+        """Continue with what `state_dict` of the same rank returned, on any device."""
 
     def _counted(self, values: Scalars) -> Scalars:
         """Return the sums of this rank; zeros if another rank has the same ones."""
@@ -218,8 +196,7 @@ def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     # Every rank adds its part of the squares, divided by the number of ranks that add the same.
     alike: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        alike.setdefault(copies(gradient, mesh), []).append(local)
+        alike.setdefault(copies(gradient, mesh), []).append(local(gradient))
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for count, tensors in alike.items():
         norm = torch.nn.utils.get_total_norm(tensors)
@@ -229,12 +206,7 @@ def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
 
 
 def copies(tensor: torch.Tensor, mesh: Mesh) -> int:
-    """Return the number of ranks that have the same elements of a parameter, or of its gradient.
-
-    Args:
-        tensor: One that the ranks of a stage have alike, or a DTensor.
-        mesh: The ranks.
-    """
+    """Return the number of ranks that have the same elements of a parameter, or of its gradient."""
     count = mesh.degrees.ranks // mesh.degrees.pp
     if isinstance(tensor, DTensor):
         for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):

@@ -54,14 +54,8 @@ _KEPT = 8
 class PipelineModel(ParallelModel):
     """The stages of this rank, and the schedule by which they work.
 
-    Args:
-        stages: The modules of this rank's stages, from the first to the last.
-        mesh: The ranks.
-        precision: The number formats.
-        accumulate: The micro-batches of a step; an evaluation has so many in any case.
-        schedule: A name in `SCHEDULES`.
-        inputs: The names of the arguments of the model's forward function.
-        divided_loss: As for `ParallelModel`.
+    `accumulate` are the micro-batches of a step; an evaluation has so many in any case. `inputs`
+    are the names of the arguments of the model's forward function.
     """
 
     can_repeat = False
@@ -104,16 +98,10 @@ class PipelineModel(ParallelModel):
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
 
-        Args:
-            task: A `SplitTask`.
-            batch: As for `ParallelModel`; the ranks of a pipeline have the same one.
-
-        Returns:
-            As `ParallelModel`. The sums also have `bubble`, to which every rank adds the seconds in
-            which it has waited, and all seconds of the step.
-
-        Raises:
-            ConfigError: The task has no cut between the model and the loss.
+        The ranks of a pipeline have the same batch. The sums also have `bubble`, to which every
+        rank adds the seconds in which it has waited, and all seconds of the step. Raises a
+        ConfigError unless the task is a `SplitTask`, which has a cut between the model and the
+        loss.
         """
         names, values = self._run(task, batch, train=True)
         for unused in self._unused:

@@ -19,11 +19,12 @@ from hpctrain.job.building.flops import Flops, count_flops, meta_batch
 from hpctrain.job.building.make import make
 from hpctrain.models.dry_run import dry_run
 from hpctrain.models.lora import add_adapters, freeze_base
+from hpctrain.models.ties import ties
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import freeze, settings
-from hpctrain.parallel.preparing.parameters import check_layers, ties
+from hpctrain.parallel.preparing.parameters import check_layers
 from hpctrain.shards.types import Batch
 
 Shape = tuple[int, ...]

@@ -19,10 +19,8 @@ _PARTS = (
 class Account:
     """The seconds of an attempt by part; it begins in the part `startup`.
 
-    Args:
-        began: When the attempt began, on the clock of `time.monotonic`.
-        devices: The number of devices, such as GPUs, that the attempt occupies.
-        before_s: The seconds of the attempts before, times the devices that each has occupied.
+    `began` is on the clock of `time.monotonic`. `before_s` are the seconds of the attempts before,
+    times the devices, such as GPUs, that each has occupied.
     """
 
     def __init__(self, began: float, devices: int = 1, before_s: float = 0.0) -> None:

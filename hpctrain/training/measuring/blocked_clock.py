@@ -29,13 +29,9 @@ _LOADING = f"{_OURS}/data/loading/"  # what waits there is counted as a wait for
 
 
 class BlockedClock:
-    """Measures the thread that makes it.
+    """Measures the seconds that the thread that makes it has been blocked in the user's own code.
 
-    Args:
-        on_gpu: The thread drives a GPU, which waits whatever the thread does in the user's code.
-
-    Attributes:
-        seconds: The seconds that it has been blocked in the user's own code.
+    A thread that drives a GPU (`on_gpu`) waits whatever it does there.
     """
 
     def __init__(self, on_gpu: bool) -> None:

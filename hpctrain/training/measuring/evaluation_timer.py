@@ -19,10 +19,8 @@ from hpctrain.faults.copied import Copied
 class EvaluationTimer:
     """Tells when the seconds since the last evaluation are over.
 
-    Args:
-        every_s: The seconds; None is the null form, which adds nothing to the reduction.
-        decides: Whether the clock of this rank counts: one rank's must.
-        clock: Returns seconds that never decrease.
+    Without `every_s` it is the null form, which adds nothing to the reduction. The clock of one
+    rank alone `decides`; it returns seconds that never decrease.
     """
 
     def __init__(

@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
+from hpctrain.distributed.tensors import local
 from hpctrain.parallel.reducing.scalars import Scalar
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel, copies
 from hpctrain.tracking.tracker import NullTracker, Tracker
-from hpctrain.training.measuring.histogram_picture import picture
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +34,8 @@ _POWERS = HIGHEST - LOWEST + 1
 _ZERO, _NONFINITE = _POWERS, 2 * _POWERS + 1
 _COUNTS = 2 * _POWERS + 2  # negative ones, zero, positive ones, and those that are not finite
 
+_ROWS = 80  # a picture with more cannot be read
+
 
 class NoHistograms:
     """The null form: it takes none."""
@@ -42,20 +43,13 @@ class NoHistograms:
     def take(self, model: ParallelModel, factor: Scalar) -> None:
         """Record the histograms of a step, if they are due; all ranks call this together.
 
-        Args:
-            model: The model after a backward pass, before its update.
-            factor: Makes a gradient of the model that of the global batch.
+        The model is after a backward pass, before its update. The factor makes its gradient that of
+        the global batch.
         """
 
 
 class Histograms(NoHistograms):
-    """Records the histograms of a run.
-
-    Args:
-        every: They are taken in the steps that are multiples of this.
-        run_dir: The run directory.
-        tracker: That of this rank.
-    """
+    """Records the histograms of a run, in the steps that are multiples of `every`."""
 
     def __init__(self, every: int, run_dir: Path, tracker: Tracker) -> None:
         self._every, self._tracker = every, tracker
@@ -132,7 +126,7 @@ def names_of_all_stages(model: ParallelModel) -> list[str]:
 
 def _row(tensor: torch.Tensor, factor: Scalar) -> torch.Tensor:
     """Return the counts, the sum and the sum of squares of what this rank has of a tensor."""
-    values = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().flatten()
+    values = local(tensor).detach().flatten()
     if values.is_complex():
         values = torch.view_as_real(values).flatten()
     if values.element_size() < 4:
@@ -160,3 +154,55 @@ def _readable(row: list[float]) -> dict[str, Any]:
         "mean": mean,
         "std": max(0.0, squares / count - mean**2) ** 0.5,
     }
+
+
+def picture(rows: dict[str, dict[str, Any]], title: str, lowest: int) -> Any:
+    """Return a figure of matplotlib.
+
+    The rows are by name, as `hpctrain.training.measuring.histograms` writes them. If there are too
+    many, those of a module are added up. `lowest` is the power of two of the first bin.
+    """
+    from matplotlib.figure import Figure  # without pyplot, which would keep the figure
+
+    sizes, nonfinite = _grouped(rows)
+    filled = [i for counts in sizes.values() for i, n in enumerate(counts) if n]
+    first, last = min(filled, default=0), max(filled, default=0)
+    figure = Figure(figsize=(9, 1.6 + 0.2 * len(sizes)), layout="constrained")
+    axes = figure.subplots()
+    shares = [
+        [n / max(1, sum(counts)) for n in counts[first : last + 1]] for counts in sizes.values()
+    ]
+    edges = (lowest + first - 1, lowest + last)
+    image = axes.imshow(
+        shares,
+        cmap="viridis",
+        aspect="auto",
+        interpolation="nearest",
+        extent=(*edges, len(sizes) - 0.5, -0.5),
+    )
+    names = [f"{n} ({nonfinite[n]} not finite)" if nonfinite[n] else n for n in sizes]
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set(title=title, xlabel="size of the values, as a power of 2 (without zeros)")
+    for label, name in zip(axes.get_yticklabels(), sizes, strict=True):
+        label.set_color("red" if nonfinite[name] else "black")
+    figure.colorbar(image, ax=axes, label="part of the values")
+    return figure
+
+
+def _grouped(rows: dict[str, dict[str, Any]]) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """Return the counts by power of two, and those that are not finite, in at most _ROWS rows."""
+    depth = max((name.count(".") + 1 for name in rows), default=1)
+    while depth > 1 and len({_head(name, depth) for name in rows}) > _ROWS:
+        depth -= 1
+    sizes: dict[str, list[int]] = {}
+    nonfinite: dict[str, int] = {}
+    for name, row in rows.items():
+        group = _head(name, depth)
+        both = [n + p for n, p in zip(row["negative"], row["positive"], strict=True)]
+        sizes[group] = [a + b for a, b in zip(sizes.get(group, [0] * len(both)), both, strict=True)]
+        nonfinite[group] = nonfinite.get(group, 0) + row["nonfinite"]
+    return sizes, nonfinite
+
+
+def _head(name: str, depth: int) -> str:
+    return ".".join(name.split(".")[:depth])

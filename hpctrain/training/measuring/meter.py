@@ -40,19 +40,12 @@ class NoMeter:
     """The null form: it measures nothing."""
 
     def begin(self, step: int) -> None:
-        """Begin to measure: the next thing that the training does is a step.
-
-        Args:
-            step: The global step that the run is at.
-        """
+        """Begin to measure at a global step: the next thing that the training does is a step."""
 
     def after_step(self, step: int, consumed: int, batch: Batch) -> None:
-        """Note the end of a step.
+        """Note the end of a global step, counted from 1, after this rank's `batch`.
 
-        Args:
-            step: The global step, counted from 1.
-            consumed: The state of the loader after the batch of this step.
-            batch: This rank's batch.
+        `consumed` is the state of the loader after it.
         """
 
     @contextmanager
@@ -63,10 +56,8 @@ class NoMeter:
     def report(self, counts: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the steps since the last report; all ranks call this together.
 
-        In a context `spent("other")` its own time is no part of the next step.
-
-        Args:
-            counts: What the sums of these steps were divided by, over all ranks, by name.
+        In a context `spent("other")` its own time is no part of the next step. `counts` are what
+        the sums of these steps were divided by, over all ranks, by name.
         """
         return {}
 
@@ -98,15 +89,9 @@ class _Seconds(NamedTuple):
 class Meter(NoMeter):
     """Measures the training of one rank.
 
-    Args:
-        loader: The feed of the training. A step has at most its `batch_size` samples; the last one
-            of an epoch may have fewer.
-        account: Where the seconds of this attempt went; the meters of an attempt share it.
-        slow_ranks: Compares the ranks at each report.
-        precision: Has the device of this rank, and the scale of the loss.
-        tracker: Gets the records of the account.
-        counts_tokens: Whether the count of the task's loss is one of tokens.
-        utilisation: Computes MFU and HFU.
+    A step has at most the `batch_size` samples of the loader; the last one of an epoch may have
+    fewer. The meters of an attempt share the account of where its seconds went. `counts_tokens`
+    tells whether the count of the task's loss is one of tokens.
     """
 
     def __init__(

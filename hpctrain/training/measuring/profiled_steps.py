@@ -23,10 +23,7 @@ class NoProfile:
 class ProfiledSteps(NoProfile):
     """Records a range of steps of this rank, unless an attempt begins inside of it.
 
-    Args:
-        steps: The first and the last step, from 2 on, as in `train.profile`.
-        folder: The folder of the traces.
-        rank: The rank of this process.
+    `steps` are the first and the last one, from 2 on, as in `train.profile`.
     """
 
     def __init__(self, steps: str, folder: Path, rank: int) -> None:

@@ -7,8 +7,8 @@ log step               the maximum over these steps and over all ranks ── la
 from __future__ import annotations
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from hpctrain.distributed.tensors import local
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.training.measuring.histograms import names_of_all_stages
 
@@ -19,11 +19,8 @@ _ENOUGH = 4  # looks
 class SilentLayers:
     """Looks at the gradients of one run.
 
-    Args:
-        report_every: The steps between two reports; 0 looks at nothing.
-
-    Attributes:
-        layers: The number of layers that had a gradient at the last `read`.
+    `layers` is the number of those that had a gradient at the last `read`. Without reports
+    (`report_every` 0) it looks at nothing.
     """
 
     def __init__(self, report_every: int = 0) -> None:
@@ -40,7 +37,7 @@ class SilentLayers:
         here = {}
         for place, parameter in enumerate(model.parameters):
             if (gradient := parameter.grad) is not None:
-                own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                own = local(gradient)
                 if own.numel() and not own.is_sparse:
                     here[place] = own.detach()
         if not here:

@@ -20,11 +20,7 @@ _PENDING = 256  # events; beyond that, those that have passed are read at each s
 
 
 class StepTimes:
-    """The times of the steps since the last `take`.
-
-    Args:
-        device: The device of the training.
-    """
+    """The times of the steps since the last `take`."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -85,10 +81,5 @@ def _event() -> torch.cuda.Event:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least so many percent of the values do not exceed.
-
-    Args:
-        ordered: At least one value, the smallest first.
-        percent: From 0 to 100.
-    """
+    """Return the smallest of ordered values that at least so many percent of them do not exceed."""
     return ordered[max(0, math.ceil(percent * len(ordered) / 100) - 1)]

@@ -23,9 +23,7 @@ log = logging.getLogger(__name__)
 class Work(NamedTuple):
     """The floating-point operations of a sample in training.
 
-    Attributes:
-        model: What the model and its loss need.
-        done: With what is computed again.
+    `model` is what the model and its loss need, `done` has also what is computed again.
     """
 
     model: int
@@ -35,9 +33,7 @@ class Work(NamedTuple):
 class NoUtilisation:
     """The null form: the device or the model is unknown.
 
-    Attributes:
-        watches: Whether it has to see each batch.
-        due: Whether `begin` has to be called with the next batch.
+    `watches`: it has to see each batch. `due`: `begin` has to be called with the next one.
     """
 
     watches = False
@@ -57,9 +53,8 @@ class NoUtilisation:
 class Utilisation(NoUtilisation):
     """MFU and HFU of a run.
 
-    Args:
-        count: Returns the operations of a sample of a batch; None if they cannot be counted.
-        peak: FLOP/s of all devices together, for the format that computes.
+    `count` returns the operations of a sample of a batch; None if they cannot be counted. `peak` is
+    FLOP/s of all devices together, for the format that computes.
     """
 
     watches = True

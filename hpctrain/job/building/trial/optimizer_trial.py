@@ -28,10 +28,10 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState, Place
-from hpctrain.checkpoint.tensor_reader import local
 from hpctrain.config.rules.parameter_rules import NEEDS_CLOSURE, NEEDS_SPARSE
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.distributed import objects
+from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_optimizer import optimizer_of, takes_names
 from hpctrain.job.building.trial.small_tensors import SmallTensor, SmallTensors, placed

@@ -16,8 +16,8 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpctrain.checkpoint.optimizer_state import Place
-from hpctrain.checkpoint.tensor_reader import dtype_name
 from hpctrain.distributed import objects
+from hpctrain.distributed.tensors import dtype_name
 from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 

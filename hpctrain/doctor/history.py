@@ -26,20 +26,14 @@ _NAME, _PARTS = "history.jsonl", 2
 
 
 class Entry(Record, frozen=True, kw_only=True):
-    """The result of one check of a host.
-
-    Attributes:
-        by: Who has checked: "doctor", or the name of a run.
-        findings: Those that have not passed.
-        figures: What was measured of the host, by name.
-    """
+    """The result of one check of a host."""
 
     time: Time
     host: Host
-    by: str = ""
+    by: str = ""  # "doctor", or the name of a run
     verdict: Verdict
-    findings: tuple[Finding, ...] = ()
-    figures: dict[str, Finite] = msgspec.field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()  # those that have not passed
+    figures: dict[str, Finite] = msgspec.field(default_factory=dict)  # of the host, by name
 
 
 def add(

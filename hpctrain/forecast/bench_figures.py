@@ -23,21 +23,13 @@ Speed = Annotated[float, msgspec.Meta(gt=0, le=1.7e308)]
 
 
 class Part(Record, frozen=True):
-    """The figures of one part.
+    """The figures of one part."""
 
-    Attributes:
-        samples_per_s: Samples per second of all ranks, over all steps.
-        p50_ms: Half of the steps took at most so long.
-        p95_ms: 95% of the steps did.
-        mb_per_s: 1e6 bytes per second of all ranks: of samples, or of gradients; None of a step.
-        mfu_percent: Model FLOPs utilisation; None where hardware or model are unknown.
-    """
-
-    samples_per_s: Speed
+    samples_per_s: Speed  # of all ranks, over all steps
     p50_ms: Finite
     p95_ms: Finite
-    mb_per_s: Finite | None = None
-    mfu_percent: Finite | None = None
+    mb_per_s: Finite | None = None  # 1e6 bytes/s of all ranks: samples or gradients; None of a step
+    mfu_percent: Finite | None = None  # None where hardware or model are unknown
 
     @classmethod
     def of(
@@ -77,31 +69,22 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 
 class Facts(Record, frozen=True):
-    """What may differ between two benchmarks that are compared.
-
-    Attributes:
-        rank_s: Seconds of a step of each rank by itself; empty if they were not measured.
-        cures: What helps against each limit.
-    """
+    """What may differ between two benchmarks that are compared."""
 
     time: Time = 0.0
     host: str = ""
     torch: str = ""
     hosts: tuple[str, ...] = ()
+    # Seconds of a step of each rank by itself; empty if not measured.
     rank_s: tuple[Speed, ...] = ()
-    cures: dict[str, str] = msgspec.field(default_factory=dict)
+    cures: dict[str, str] = msgspec.field(default_factory=dict)  # against each limit
 
 
 class Figures(Record, frozen=True):
-    """A benchmark.
+    """A benchmark."""
 
-    Attributes:
-        setup: What must be the same for a comparison, by name.
-        parts: The figures by part: `data`, `compute`, `communication`, `whole`.
-        facts: What may differ.
-    """
-
-    setup: dict[str, Any]
+    setup: dict[str, Any]  # what must be the same for a comparison
+    # `data`, `compute`, `communication`, `whole`.
     parts: dict[str, Part] = msgspec.field(default_factory=dict)
     facts: Facts = Facts()
 

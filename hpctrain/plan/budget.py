@@ -21,31 +21,19 @@ _NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*"
 
 @dataclass(frozen=True)
 class Budget:
-    """The steps of a run.
+    """The steps of a run."""
 
-    Attributes:
-        steps: Their number, in which a smaller step of a ramp counts as its part of a whole one;
-            None if it is unknown.
-        text: What it comes from, for a reader.
-    """
-
-    steps: int | None
-    text: str
+    steps: int | None  # a smaller step of a ramp counts as its part of a whole one; None if unknown
+    text: str  # what they come from, for a reader
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may take.
+    """What a run may take."""
 
-    Attributes:
-        hours: On the clock; None is no limit.
-        cost: In the currency of the prices; None is no limit.
-        currency: That of `cost`; "" takes any.
-    """
-
-    hours: float | None = None
-    cost: float | None = None
-    currency: str = ""
+    hours: float | None = None  # on the clock; None is no limit
+    cost: float | None = None  # in the currency of the prices; None is no limit
+    currency: str = ""  # "" takes any
 
     @classmethod
     def of(cls, deadline: str | None, max_cost: str | None) -> Limits:

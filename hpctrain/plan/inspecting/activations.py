@@ -54,21 +54,13 @@ NEED_VALUES = (
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes for each sample of a micro-batch.
+    """Bytes for each sample of a micro-batch."""
 
-    Attributes:
-        kept: The largest sum of the step: what blocks keep, and what one needs to compute.
-        outside: The part of it that belongs to the logits and the loss.
-        saved: What all blocks keep when the forward pass ends.
-        working: What the backward pass of one block needs beside what all blocks keep.
-        exact: Whether they were measured; otherwise they are 0 and unknown.
-    """
-
-    kept: int
-    outside: int
-    saved: int
-    working: int
-    exact: bool = True
+    kept: int  # the largest sum: what blocks keep, and what one needs to compute
+    outside: int  # the part of it of the logits and the loss
+    saved: int  # by all blocks when the forward pass ends
+    working: int  # of the backward pass of one block, beside `saved`
+    exact: bool = True  # measured; otherwise they are 0 and unknown
 
 
 def activations_of(

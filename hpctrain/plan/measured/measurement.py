@@ -36,21 +36,13 @@ from hpctrain.runs.run_dir import RunDir
 
 @dataclass(frozen=True)
 class Measured:
-    """A layout after its job.
+    """A layout after its job."""
 
-    Attributes:
-        estimate: The layout, and what was predicted.
-        run: The run directory.
-        job: `ARRAYJOB_TASK`.
-        found: What the run has measured; None if its job has failed.
-        cause: Why it has failed, or had smaller micro-batches than planned; else "".
-    """
-
-    estimate: Estimate
+    estimate: Estimate  # the layout, and what was predicted
     run: Path
-    job: str
-    found: MeasuredRun | None
-    cause: str = ""
+    job: str  # `ARRAYJOB_TASK`
+    found: MeasuredRun | None  # None if its job has failed
+    cause: str = ""  # why it has failed, or had smaller micro-batches than planned; else ""
 
     @property
     def step_s(self) -> float | None:

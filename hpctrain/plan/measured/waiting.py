@@ -26,17 +26,11 @@ _ENDED = ("finished", "failed")
 
 @dataclass
 class Followed:
-    """A job that is waited for.
+    """A job that is waited for."""
 
-    Attributes:
-        name: The layout, for a reader.
-        job: The job.
-        state: Its last known state, in words.
-    """
-
-    name: str
+    name: str  # for a reader
     job: RunJob
-    state: str = "pending"
+    state: str = "pending"  # in words
 
     @property
     def step(self) -> int:

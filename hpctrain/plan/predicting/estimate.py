@@ -19,31 +19,18 @@ from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 
 @dataclass(frozen=True)
 class Estimate:
-    """The prediction for a layout.
-
-    Attributes:
-        layout: The layout.
-        memory: Of the rank that needs most.
-        fits: Whether that is less than the GPU has; None if its memory is unknown, or the
-            activations are unknown and the rest alone would fit.
-        time: Of a step; None if a figure that it needs is unknown.
-        steps: Of the budget; None without one.
-        watts: Of all GPUs and nodes; None if unknown.
-        price: The one that counts; None if unknown.
-        spot: Where capacity may be taken away; None if unknown, or if the price is the user's own.
-        tokens: Of a sample.
-        reason: Why one would choose it, for a reader.
-    """
+    """The prediction for a layout."""
 
     layout: Layout
-    memory: RankMemory
+    memory: RankMemory  # of the rank that needs most
+    # None if the GPU's memory is unknown, or the activations are and the rest alone would fit.
     fits: bool | None
-    time: StepTime | None
-    steps: int | None
-    watts: float | None
-    price: Price | None
-    spot: Price | None
-    tokens: int
+    time: StepTime | None  # of a step; None if a figure that it needs is unknown
+    steps: int | None  # of the budget; None without one
+    watts: float | None  # of all GPUs and nodes; None if unknown
+    price: Price | None  # the one that counts; None if unknown
+    spot: Price | None  # where capacity may be taken away; None if unknown or the user's own
+    tokens: int  # of a sample
     reason: str = ""
 
     @property

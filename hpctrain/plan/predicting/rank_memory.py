@@ -38,29 +38,17 @@ GAPS = 0.04
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes on the rank that needs most; `hpctrain.plan.memory.Memory` explains the first ones.
+    """Bytes on the rank that needs most; `hpctrain.plan.memory.Memory` explains the first ones."""
 
-    Attributes:
-        parameters: The parameters that the optimizer updates.
-        gradients: Their gradients.
-        optimizer: The state of the optimizer.
-        gathered: Parameters that are put together or converted for computing.
-        activations: What the forward passes keep, of all micro-batches in flight; None if unknown.
-        logits: The outputs of the model, and what the loss adds to them; None if unknown.
-        buffers: Gradients before their reduction, and buffers of communication.
-        allowance: What the context of CUDA takes, and gaps; 0 on CPUs.
-        total: The largest sum of a step. Not everything exists at the same time. If the activations
-            are unknown, it is at least this.
-    """
-
-    parameters: int
+    parameters: int  # that the optimizer updates
     gradients: int
     optimizer: int
-    gathered: int
-    activations: int | None
-    logits: int | None
-    buffers: int
-    allowance: int
+    gathered: int  # put together or converted for computing
+    activations: int | None  # of all micro-batches in flight; None if unknown
+    logits: int | None  # the outputs of the model, and what the loss adds to them; None if unknown
+    buffers: int  # gradients before their reduction, and buffers of communication
+    allowance: int  # what the context of CUDA takes, and gaps; 0 on CPUs
+    # The largest sum of a step: not all exists at once. A lower bound without activations.
     total: int
 
 

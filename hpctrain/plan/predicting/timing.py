@@ -26,56 +26,32 @@ from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """What a step reaches of the figures of a data sheet.
+    """What a step reaches of the figures of a data sheet."""
 
-    Attributes:
-        best: The part of the peak that the largest matrix products reach; None takes that of the
-            hardware.
-        half: The size at which a matrix product reaches half of `best`.
-        attention: The part of the peak that the flash kernel reaches, where the hardware does not
-            say.
-        traffic: How often the bytes of the activations go through the memory in a step.
-        fused: The same, where torch.compile fuses operations.
-        memory: The part of the HBM bandwidth that is reached.
-        overlap: The part of the computing time behind which communication can hide.
-        launch_s: Seconds in which the CPU starts one operation of the GPU.
-        host_link: Bytes per second between a GPU and the memory of its host, for offload.
-        host_memory: Bytes per second of the memory of the host, for each GPU.
-    """
-
+    # The part of the peak that the largest products reach; None takes that of the hardware.
     best: float | None = None
-    half: float = 32.0
-    attention: float = 0.35
-    traffic: float = 8.0
-    fused: float = 3.0
-    memory: float = 0.8
-    overlap: float = 0.9
-    launch_s: float = 6e-6
-    host_link: float = 20e9
-    host_memory: float = 20e9
+    half: float = 32.0  # the size at which a product reaches half of `best`
+    attention: float = 0.35  # of the peak, where the hardware does not say (flash kernel)
+    traffic: float = 8.0  # how often the bytes of the activations go through the memory in a step
+    fused: float = 3.0  # the same, where torch.compile fuses
+    memory: float = 0.8  # of the HBM bandwidth
+    overlap: float = 0.9  # of the computing time, behind which communication can hide
+    launch_s: float = 6e-6  # in which the CPU starts one operation
+    host_link: float = 20e9  # bytes/s between a GPU and the memory of its host, for offload
+    host_memory: float = 20e9  # bytes/s of the memory of the host, for each GPU
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step.
-
-    Attributes:
-        step_s: The step.
-        compute_s: Matrix products and attention.
-        memory_s: Work that is bound by the bandwidth of the memory.
-        comm_s: All communication of a rank.
-        exposed_comm_s: The part that is not hidden behind computing.
-        bubble: The part of the step in which a rank of a pipeline waits.
-        mfu: FLOPs of the model per second, as a part of the peak.
-    """
+    """Seconds of a step."""
 
     step_s: float
-    compute_s: float
-    memory_s: float
-    comm_s: float
-    exposed_comm_s: float
-    bubble: float
-    mfu: float
+    compute_s: float  # matrix products and attention
+    memory_s: float  # work that is bound by the bandwidth of the memory
+    comm_s: float  # all of a rank
+    exposed_comm_s: float  # the part that is not hidden behind computing
+    bubble: float  # the part of the step in which a rank of a pipeline waits
+    mfu: float  # FLOPs of the model per second, as a part of the peak
 
 
 _KERNELS = 90  # of a block, forward and backward

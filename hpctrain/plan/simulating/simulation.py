@@ -38,27 +38,16 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class _Simulation:
-    """One rank of a world.
-
-    Attributes:
-        rank: The rank.
-        degrees: The degrees of the mesh.
-        per_node: The ranks of a node.
-        part: What the rank holds.
-        traffic: Its collective operations of a step, most bytes first.
-        not_simulated: Why the step could not be made on tensors without values; "" if it was.
-        seconds: How long the simulation took.
-        max_rss: The most memory of this process so far, in bytes.
-    """
+    """One rank of a world."""
 
     rank: int
     degrees: Degrees
-    per_node: int
+    per_node: int  # ranks of a node
     part: RankPart
-    traffic: list[Traffic] = field(default_factory=list)
-    not_simulated: str = ""
+    traffic: list[Traffic] = field(default_factory=list)  # of a step, most bytes first
+    not_simulated: str = ""  # why a step without values could not be made; "" if it was
     seconds: float = 0.0
-    max_rss: int = 0
+    max_rss: int = 0  # bytes, of this process so far
 
     def as_json(self) -> dict[str, Any]:
         """Return the object for `--json`, in bytes and seconds."""

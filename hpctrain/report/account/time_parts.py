@@ -28,32 +28,19 @@ _ROUNDING_S = 2.0  # sacct counts whole seconds
 
 @dataclass
 class Span:
-    """One attempt on the clock, in seconds since the epoch.
+    """One attempt on the clock, in seconds since the epoch."""
 
-    Attributes:
-        number: The number of the attempt, from 1.
-        facts: The attempt in run.json.
-        begin: When its process began.
-        end: When it ended; now, while it runs.
-        first_step: The global step from which it went on.
-        killed: Whether it could not note its end.
-        runs: Whether it runs now.
-        records: Its records of where time went.
-        reached: The last step that it is known to have made.
-        scheduler: Slurm's state of its allocation; "" if it is not known.
-        parts: The seconds by part, with those of its allocation before and after.
-    """
-
-    number: int
-    facts: Attempt
+    number: int  # from 1
+    facts: Attempt  # of run.json
     begin: float
-    end: float
-    first_step: int
-    killed: bool
+    end: float  # now, while it runs
+    first_step: int  # the global step from which it went on
+    killed: bool  # it could not note its end
     runs: bool
-    records: list[TimeRecord] = field(default_factory=list)
-    reached: int = 0
-    scheduler: str = ""
+    records: list[TimeRecord] = field(default_factory=list)  # of where time went
+    reached: int = 0  # the last step that it is known to have made
+    scheduler: str = ""  # Slurm's state of its allocation; "" if unknown
+    # Seconds, with those of its allocation before and after.
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @property

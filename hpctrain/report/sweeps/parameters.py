@@ -25,19 +25,12 @@ _LONGEST = 120  # characters of a cause
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs that were made with the same config but for some values.
+    """Runs that were made with the same config but for some values."""
 
-    Attributes:
-        metric: The metric by which they are compared.
-        finished: The runs with a finite value of it, best first.
-        others: The runs without: failed, not begun, in progress, not finite.
-        keys: The keys whose values differ.
-    """
-
-    metric: str
-    finished: list[RunAccount]
-    others: list[RunAccount]
-    keys: list[str]
+    metric: str  # by which they are compared
+    finished: list[RunAccount]  # with a finite value of it, best first
+    others: list[RunAccount]  # failed, not begun, in progress, not finite
+    keys: list[str]  # whose values differ
 
     @classmethod
     def of(cls, accounts: Sequence[RunAccount], metric: str | None = None) -> Sweep:

@@ -59,19 +59,12 @@ def estimate(values: Sequence[float]) -> _Estimate:
 
 @dataclass(frozen=True)
 class Setting:
-    """The runs that differ in the seed only.
+    """The runs that differ in the seed only."""
 
-    Attributes:
-        values: What distinguishes the setting from the others, by key.
-        runs: The finished runs.
-        missing: The other runs, with the reason.
-        estimates: The estimate of each metric.
-    """
-
-    values: dict[str, str]
-    runs: list[RunAccount]
-    missing: dict[str, str]
-    estimates: dict[str, _Estimate]
+    values: dict[str, str]  # what distinguishes it from the others, by key
+    runs: list[RunAccount]  # those that have finished
+    missing: dict[str, str]  # with the reason
+    estimates: dict[str, _Estimate]  # by metric
 
     @property
     def label(self) -> str:

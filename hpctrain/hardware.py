@@ -122,11 +122,7 @@ def known(folders: Iterable[Path | str] = ()) -> list[str]:
 
 
 def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
-    """Read the file of a machine.
-
-    Raises:
-        ConfigError: There is no such file, or it is wrong.
-    """
+    """Read the file of a machine; a ConfigError if there is no such file, or it is wrong."""
     folders = list(folders)
     path = next((path for path in _files(folders) if path.stem == name), None)
     if path is None:
@@ -142,11 +138,7 @@ def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
 
 
 def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
-    """Return the hardware of the section `hardware` of a config.
-
-    Raises:
-        ConfigError: A key is unknown or has a bad value.
-    """
+    """Return the hardware of the section `hardware` of a config; a ConfigError names a bad key."""
     _check_keys(where, section, _KEYS)
     peaks = _mapping(f"{where}.peak_tflops", section.get("peak_tflops"), DTYPES)
     memory, rate = (

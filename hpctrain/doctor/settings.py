@@ -22,9 +22,6 @@ def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[C
     Returns:
         The config, whose `data.path` is "" if no data set is named, and whether jobs shall run on
         this machine (`hydra/launcher=submitit_local`).
-
-    Raises:
-        ConfigError: An override is wrong, they give several runs, or a value is not allowed.
     """
     for text in overrides:
         if not re.match(r"[+~]{0,2}[\w./@]+(=|$)", text):

@@ -41,14 +41,10 @@ class Part(Record, frozen=True):
         step_flops: float | None = None,
         peak: float | None = None,
     ) -> Self:
-        """Return the figures of some steps.
+        """Return the figures of some steps, from the seconds of the steps of each rank.
 
-        Args:
-            seconds: The times of the steps of each rank.
-            samples: The samples of a step, of all ranks.
-            step_bytes: The bytes of a step, of all ranks.
-            step_flops: The floating-point operations of a step.
-            peak: The peak of all devices in FLOP/s.
+        `samples`, `step_bytes` and `step_flops` are those of a step of all ranks; `peak` is that of
+        all devices in FLOP/s.
         """
         # The ranks wait for the slowest one.
         mean = max(sum(own) / len(own) for own in seconds)
@@ -108,11 +104,7 @@ class Figures(Record, frozen=True):
             raise ConfigError(f"--against {path}: not a file of bench --save ({error})") from None
 
     def check_comparable(self, before: Figures, path: Path) -> None:
-        """Check that two benchmarks measure the same.
-
-        Raises:
-            ConfigError: They do not; the message names what differs.
-        """
+        """Raise a ConfigError that names what differs, unless both measure the same."""
         names = self.setup.keys() | before.setup.keys()
         differ = [
             f"{name} was {before.setup.get(name)} and is {self.setup.get(name)}"

@@ -74,14 +74,7 @@ class MeasuredRun:
 
 @functools.lru_cache(maxsize=256)
 def measured_run(path: Path) -> MeasuredRun:
-    """Read what a run has measured.
-
-    Args:
-        path: The run directory.
-
-    Raises:
-        ConfigError: It is no run directory, or it has not measured enough steps.
-    """
+    """Read what a run has measured; a ConfigError if it is no run, or has too few steps."""
     record = RunRecord.of(path)
     if not record.state:
         raise ConfigError(f"{path}: no run directory (it has no run.json)")

@@ -143,13 +143,7 @@ class _Answer:
 
 
 def answer(asked: Asked, others: list[Hardware]) -> _Answer:
-    """Return the plan.
-
-    Raises:
-        ConfigError: The model, the task and the sample do not fit, or the layout of the command
-            line is impossible.
-        DataError: There is no such data set.
-    """
+    """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
     config, hardware = asked.config, asked.hardware
     if asked.runs:
         hardware = hardware_of(config, hardware, asked.runs)

@@ -69,11 +69,7 @@ class Divisible:
 
 
 def of_command_line(config: Config, nodes: int) -> Layout:
-    """Return the layout that a config itself has.
-
-    Raises:
-        ConfigError: Its degrees do not fit its ranks.
-    """
+    """Return the layout of a config itself; a ConfigError if its degrees do not fit its ranks."""
     layout = Layout(config, nodes, (), named=True)
     ranks = layout.ranks
     validate(config, ranks)

@@ -62,11 +62,7 @@ class LoaderRate:
 
 
 def loader_rate(config: Config, hardware: Hardware | None, *, has_data: bool) -> LoaderRate:
-    """Return what is known of reading the data.
-
-    Raises:
-        DataError: There is no such data set.
-    """
+    """Return what is known of reading the data; a DataError if there is no such data set."""
     sample_bytes = _sample_bytes(config) if has_data else None
     if hardware is not None and hardware.storage_rate is not None:
         return LoaderRate(sample_bytes, hardware.storage_rate, "hardware.storage_mb_per_s")

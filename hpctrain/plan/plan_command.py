@@ -35,10 +35,6 @@ def main(argv: list[str]) -> int:
     Returns:
         The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown. With `--measure`: 0 if
         a layout was measured, otherwise 4.
-
-    Raises:
-        ConfigError: An argument or the config is wrong.
-        DataError: There is no such data set.
     """
     given = _parser().parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
@@ -159,11 +155,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
-    """Return the config; what a plan does not need has a value that stands for it.
-
-    Raises:
-        ConfigError: An override is wrong, or there is neither a data set nor a shape.
-    """
+    """Return the config; what a plan does not need has a value that stands for it."""
     names = {text.partition("=")[0].lstrip("+") for text in overrides}
     without = [text for text in overrides if text not in ("data=null", "data.path=null")]
     if shape is None and (len(without) < len(overrides) or not names & _DATA):

@@ -88,15 +88,7 @@ class Snapshot:
 
 
 def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
-    """Read a run.
-
-    Args:
-        run: The run.
-        now: The time, in seconds since the epoch; None means now.
-
-    Raises:
-        StorageError: run.json is damaged.
-    """
+    """Read a run; `now` is in seconds since the epoch. A damaged run.json is a StorageError."""
     now = time.time() if now is None else now
     record = run.read()
     attempt, state = record.attempt, record.state or "created"

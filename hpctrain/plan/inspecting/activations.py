@@ -66,18 +66,10 @@ class Activations:
 def activations_of(
     build: Build, task: Any, sample: Batch, compute: torch.dtype | None, train: TrainConfig
 ) -> Activations:
-    """Return the activations of a sample.
+    """Return the activations of a sample, by `build`, which returns a new model.
 
-    Args:
-        build: Returns a new model.
-        task: The task.
-        sample: One sample.
-        compute: The dtype of autocast; None without it.
-        train: Its activation checkpointing and global batch size are read.
-
-    Raises:
-        ConfigError: Blocks are to be computed again, but the model has none; or the sample does not
-            fit the model and the task.
+    `compute` is the dtype of autocast. It raises a ConfigError if the sample does not fit, or
+    blocks are to be computed again and there are none.
     """
     tokens = tokens_of(task, sample)
     # Losses compute many positions in parts, so the batch is not larger than that of the run.
@@ -208,11 +200,7 @@ def _raise(error: Exception) -> None:
 
 
 class _Live(TorchDispatchMode):
-    """Adds up the bytes of all tensors that operations return, as long as they live.
-
-    Args:
-        states: Parameters and buffers, which do not count.
-    """
+    """Adds up the bytes of all tensors but `states` that operations return, while they live."""
 
     def __init__(self, states: list[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

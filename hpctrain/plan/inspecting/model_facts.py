@@ -86,11 +86,7 @@ def build_of(config: Config) -> Build:
 
 
 def build_on_meta(config: Config) -> nn.Module:
-    """Return the model of a config, without memory.
-
-    Raises:
-        ConfigError: It cannot be built there; the message has the call that fails.
-    """
+    """Return the model of a config, without memory; a ConfigError has the call that fails."""
     try:
         with torch.device("meta"):
             return build_of(config)()
@@ -105,11 +101,7 @@ def build_on_meta(config: Config) -> nn.Module:
 
 
 def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
-    """Return the facts of a model.
-
-    Raises:
-        ConfigError: The task and the sample do not fit.
-    """
+    """Return the facts of a model; a ConfigError if the task and the sample do not fit."""
     parameters = list(model.parameters())
     summary = ModelSummary.of(model)
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -174,11 +166,7 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
 
 
 def explained(call: Callable[[], Any], what: str) -> Any:
-    """Return what a call returns; its error becomes one that names the line that fails.
-
-    Raises:
-        ConfigError: The call has raised an exception.
-    """
+    """Return what a call returns; its error becomes a ConfigError with the line that fails."""
     try:
         return call()
     except HpctrainError:

@@ -85,11 +85,7 @@ class Calibration:
 
 
 def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
-    """Return the hardware on which the runs were measured.
-
-    Raises:
-        ConfigError: A run has another model, format or hardware than the plan.
-    """
+    """Return the hardware of the runs; a ConfigError if one of them does not fit the plan."""
     first = runs[0]
     for run in runs:
         what = f"--from-run {run.path}"

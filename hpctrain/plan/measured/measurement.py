@@ -100,17 +100,11 @@ class Measured:
 def measure(
     estimates: Sequence[Estimate], overrides: Sequence[str], output_dir: str
 ) -> list[Measured]:
-    """Submit the best layouts, wait, and return what they have measured.
+    """Submit the best layouts, wait, and return what they have measured, in `measure/TIME`.
 
-    Args:
-        estimates: Best first; a layout of the command line is the first of all.
-        overrides: Those of the command line, for people.
-        output_dir: The run directories go into `measure/TIME` in this folder.
-
-    Raises:
-        ConfigError: No layout can be measured; nothing was queued.
-        LaunchError: The scheduler refuses a job; those in the queue were cancelled.
-        KeyboardInterrupt: Ctrl-C; the jobs were cancelled.
+    The estimates come best first, but one of the command line is the first of all. If the scheduler
+    refuses a job (LaunchError), or after Ctrl-C (KeyboardInterrupt), those in the queue are
+    cancelled.
     """
     first = estimates[0] if estimates else None
     if first is not None and first.fits is False and first.layout.named:

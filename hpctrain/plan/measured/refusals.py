@@ -9,16 +9,7 @@ from hpctrain.launch.slurm import sbatch
 
 
 def check(overrides: Sequence[str], shape: str | None) -> None:
-    """Refuse what no layout can be measured for.
-
-    Args:
-        overrides: Those of the command line.
-        shape: The value of `--sample-shape`.
-
-    Raises:
-        ConfigError: There is nothing to train on, or nothing shall be submitted.
-        LaunchError: This machine has no `sbatch`.
-    """
+    """Refuse what no layout can be measured for; a LaunchError if this machine has no `sbatch`."""
     without = [text for text in overrides if text in ("data=null", "data.path=null")]
     if shape is not None:
         without.append(f"--sample-shape={shape}")

@@ -56,11 +56,7 @@ class Followed:
 
 
 def wait(jobs: Sequence[Followed]) -> None:
-    """Return when all jobs have ended.
-
-    Args:
-        jobs: The jobs, whose states are kept up to date.
-    """
+    """Return when all jobs have ended; their states are kept up to date."""
     pause = _POLL_S[0]
     with Progress(
         TextColumn("{task.description}"),

@@ -105,17 +105,8 @@ class _Calibrates(Protocol):
 class Estimator:
     """Predicts layouts of one model.
 
-    Args:
-        facts: The facts of the model.
-        memory: Computes the memory of a layout.
-        activations: Those of a sample, by `train.activation_checkpointing`.
-        blocks: The blocks of the model.
-        steps: The steps of the budget; None without one.
-        efficiencies: What is reached of the figures of the hardware.
-
-    Attributes:
-        calibration: What measured runs say of the times; None takes the efficiencies alone.
-        limits: What the run may take.
+    `activations` are those of a sample, by `train.activation_checkpointing`. `calibration` is what
+    measured runs say of the times; None takes the efficiencies alone.
     """
 
     def __init__(
@@ -147,11 +138,7 @@ class Estimator:
         return self._memory.least(config, ranks)
 
     def of(self, layout: Layout, hardware: Hardware | None) -> Estimate:
-        """Return the prediction for a layout.
-
-        Raises:
-            ConfigError: The model cannot be divided so.
-        """
+        """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""
         memory = self._memory.of(layout, hardware)
         time = None
         if hardware is not None:

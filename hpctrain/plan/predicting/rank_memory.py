@@ -57,12 +57,9 @@ _Sizes = tuple[ModelSizes, ModelSizes]
 
 
 class MemoryModel:
-    """Computes the memory of layouts of one model; the model itself is needed only once.
+    """Computes the memory of layouts of one model, which is on the meta device.
 
-    Args:
-        model: On the meta device.
-        facts: Its facts.
-        activations: Those of a sample, by `train.activation_checkpointing`.
+    The activations are those of a sample, by `train.activation_checkpointing`.
     """
 
     def __init__(
@@ -82,12 +79,7 @@ class MemoryModel:
         return (stored * self._facts.parameters + trained) / ranks
 
     def of(self, layout: Layout, hardware: Hardware | None) -> RankMemory:
-        """Return the memory of a layout.
-
-        Raises:
-            ConfigError: The model has no plan, or no blocks, but the layout needs them; or the
-                ranks cannot divide its experts.
-        """
+        """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
         stages = self._stages(layout.config, layout.degrees)
         for sizes, _ in stages:
             _check_experts(sizes, layout.config.parallel, layout.degrees)

@@ -47,11 +47,7 @@ class Traffic:
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Counts while it is entered.
-
-    Args:
-        degrees: The degrees of the mesh.
-    """
+    """Counts while it is entered, by the degrees of the mesh."""
 
     def __init__(self, degrees: Degrees) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

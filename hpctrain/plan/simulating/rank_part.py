@@ -39,11 +39,7 @@ class RankPart:
 def part_of(
     build: Build, config: Config, *, loss_parallel: bool = False
 ) -> tuple[RankPart, ParallelModel]:
-    """Return what the rank of this process holds, and its model on the meta device.
-
-    Raises:
-        ConfigError: The model cannot be divided so.
-    """
+    """Return what the rank of this process holds, and its model on the meta device."""
     degrees = Degrees.of(config.parallel, distributed.get_world_size())
     mesh = Mesh(degrees, distributed.get_rank(), torch.device("cpu"))
     precision = Precision(config.precision, torch.device("meta"))

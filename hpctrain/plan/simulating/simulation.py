@@ -89,15 +89,9 @@ class _Simulation:
 
 
 def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
-    """Run the recipe of one rank, and a step of it.
+    """Run the recipe of one rank, and a step of it; `shape` is the value of `--sample-shape`.
 
-    Args:
-        layout: The layout, which is valid.
-        shape: The value of `--sample-shape`; None takes a sample of the data set.
-        rank: The rank.
-
-    Raises:
-        ConfigError: The model cannot be divided so, there is no such rank, or the layout is ddp.
+    It raises a ConfigError if the model cannot be divided so, there is no such rank, or it is ddp.
     """
     config, began = layout.config, time.perf_counter()
     per_node, world = config.launch.tasks_per_node, layout.ranks

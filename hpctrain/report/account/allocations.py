@@ -30,11 +30,7 @@ class Allocation:
 def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
     """Return the allocations of jobs by job id, in the order of their submission.
 
-    Args:
-        job_ids: Such as `12_3`; with none, nothing is called.
-
-    Returns:
-        The allocations; None without an accounting database.
+    They are None without an accounting database. With no job, nothing is called.
     """
     ids = sorted(set(job_ids))
     found: dict[str, list[Allocation]] = defaultdict(list)

@@ -222,12 +222,7 @@ class RunAccount:
 
 
 def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:
-    """Read the accounts of runs. `squeue` and `sacct` are called once for all of them.
-
-    Args:
-        paths: The run directories.
-        now: The time; None takes that of this machine.
-    """
+    """Read the accounts of runs. `squeue` and `sacct` are called once for all of them."""
     now = time.time() if now is None else now
     gathered = gather(paths)
     jobs = {job for facts in gathered for job in _jobs(facts)}

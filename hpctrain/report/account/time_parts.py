@@ -57,14 +57,9 @@ def spans(
     running: bool,
     now: float,
 ) -> list[Span]:
-    """Return the attempts of a run on the clock.
+    """Return the attempts of a run on the clock, in seconds since the epoch.
 
-    Args:
-        attempts: The attempts in run.json.
-        history: The journal.
-        heard: Other times at which the run was alive, such as those of sensors.
-        running: Whether the last attempt runs.
-        now: The time, in seconds since the epoch.
+    `heard` are other times at which the run was alive, such as those of sensors.
     """
     found: list[Span] = []
     begun = [each for each in attempts if each.started]
@@ -184,15 +179,9 @@ def _add(parts: dict[str, float], name: str, value: float) -> None:
 
 
 def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: float) -> float:
-    """Add the time of the allocations before, between and after the attempts, in place.
+    """Add the time of the allocations (by job id) around the attempts, which are divided, in place.
 
-    Args:
-        found: The attempts, already divided.
-        allocations: Those of the run, by job id.
-        now: The end of an allocation that lasts.
-
-    Returns:
-        The seconds of allocations in which no attempt has begun.
+    It returns the seconds of allocations in which no attempt has begun. `now` ends one that lasts.
     """
     unused = 0.0
     for job, each in allocations.items():

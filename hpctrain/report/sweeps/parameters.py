@@ -34,12 +34,7 @@ class Sweep:
 
     @classmethod
     def of(cls, accounts: Sequence[RunAccount], metric: str | None = None) -> Sweep:
-        """Sort the runs.
-
-        Args:
-            accounts: The runs.
-            metric: The metric; None takes the main metric of the most runs.
-        """
+        """Sort the runs by a metric; None takes the main metric of the most runs."""
         names = [account.metric for account in accounts]
         metric = metric or max(names, key=names.count)
         good = [
@@ -98,11 +93,7 @@ def label(values: Mapping[str, str]) -> str:
 
 
 def check_metrics(accounts: Sequence[RunAccount], metrics: Sequence[str]) -> None:
-    """Check that a run has a finite value of each metric.
-
-    Raises:
-        ConfigError: No run has one.
-    """
+    """Raise a ConfigError if no run has a finite value of one of the metrics."""
     for metric in metrics:
         if not any(math.isfinite(account.final(metric)) for account in accounts):
             names = sorted({name for account in accounts for name in account.history.metrics})

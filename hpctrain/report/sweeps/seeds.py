@@ -75,13 +75,8 @@ class Setting:
 def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:
     """Put the runs of each setting together, the best setting first.
 
-    Args:
-        accounts: The runs.
-        over: The key that tells the runs of a setting apart, such as `seed`.
-        metrics: The metrics of the table.
-
-    Raises:
-        ConfigError: No run was swept over this key, or no run has a metric.
+    `over` is the key that tells the runs of a setting apart, such as `seed`. If no run was swept
+    over it, or no run has a metric, that is a ConfigError.
     """
     keys = {key for account in accounts for key in account.swept}
     found = [over] if over in keys else sorted(k for k in keys if k.rpartition(".")[2] == over)

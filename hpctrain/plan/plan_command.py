@@ -17,13 +17,13 @@ from rich.text import Text
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.forecast import node_weights, time_limit
 from hpctrain.forecast.cautions import cautions
 from hpctrain.forecast.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
+from hpctrain.launch.slurm import sbatch
 from hpctrain.plan.budget import Limits
-from hpctrain.plan.measured import refusals
 from hpctrain.secrets import referenced
 
 _DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         if text.startswith("hardware=") and text != "hardware=null":
             load(text.partition("=")[2], folders)  # its error says how to add a machine
     if given.measure:
-        refusals.check(given.overrides, given.sample_shape)
+        _refuse_unmeasurable(given.overrides, given.sample_shape)
     config = composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
     limits = Limits.of(given.deadline, given.max_cost)
@@ -116,6 +116,26 @@ def _measured(run: str) -> MeasuredRun:
         return measured_run(Path(os.path.abspath(run)))
     except ConfigError as error:
         raise ConfigError(f"--from-run {error}") from error
+
+
+def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
+    """Refuse what no layout can be measured for, before any work."""
+    without = [text for text in overrides if text in ("data=null", "data.path=null")]
+    if shape is not None:
+        without.append(f"--sample-shape={shape}")
+    if without:
+        raise ConfigError(
+            f"--measure with {without[0]}: measuring trains some steps, so it needs a data set: "
+            "give data=NAME or data.path=FOLDER"
+        )
+    if "launch.dry_run=true" in overrides:
+        raise ConfigError("--measure with launch.dry_run=true: it submits jobs; leave one out")
+    if not sbatch.available():
+        raise LaunchError(
+            "--measure submits jobs, but sbatch is not on the PATH: call it on a login node of a "
+            "Slurm cluster. Without one, train some steps (train.max_steps=40 train.log_every=5), "
+            "and give the run to plan --from-run"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,12 +5,20 @@
     bytes / HBM bandwidth           ──┼── / (1 - bubble) ── + optimizer ── step
     collectives that are not hidden ──┘
 
+The collectives follow the alpha-beta model of their slowest link, as a ring (Thakur et al. 2005):
+
+    all-gather, reduce-scatter   (n - 1) alpha + (n - 1) / n x bytes / beta
+    all-reduce                   twice that
+
+NCCL takes trees where latency matters, so alpha counts for log2(n) hops at most.
+
 The efficiency of a matrix product grows with its size: `best` x s / (s + HALF), where s is the
 harmonic mean of its three sizes. The constants are calibrated on the runs that docs/plan.md names.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hpctrain.config.rules.pipeline_schedule import bubble
@@ -21,7 +29,8 @@ from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import shards
-from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
+
+_LINK_EFFICIENCY = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
 
 
 @dataclass(frozen=True)
@@ -230,3 +239,35 @@ def _optimizer(config: Config, facts: ModelFacts, layout: Layout, rate: float) -
     size = 2 if config.precision.params == "bf16" else 4
     tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
     return own * size * tensors / rate
+
+
+def gather_s(nbytes: float, ranks: int, link: Link) -> float | None:
+    """Return the seconds of an all-gather or a reduce-scatter; None if the link is unknown."""
+    if ranks == 1 or nbytes == 0:
+        return 0.0
+    if link.bandwidth is None:
+        return None
+    alpha = (link.latency_s or 0.0) * math.ceil(math.log2(ranks))
+    return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * _LINK_EFFICIENCY)
+
+
+def send_s(nbytes: float, link: Link) -> float | None:
+    """Return the seconds in which one rank sends to another; None if the link is unknown."""
+    if link.bandwidth is None:
+        return None
+    return (link.latency_s or 0.0) + nbytes / (link.bandwidth * _LINK_EFFICIENCY)
+
+
+def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:
+    """Return the slowest link of a group of ranks."""
+    if inner * ranks <= per_node:
+        return hardware.inside
+    # A ring enters each node once, and all ranks of the group in a node share the work of sending.
+    together = max(1, per_node // inner)
+    between, inside = hardware.between.bandwidth, hardware.inside.bandwidth
+    if between is None or (together > 1 and inside is None):
+        return Link(hardware.between.kind)
+    rate = (
+        between * together if inside is None or together == 1 else min(inside, between * together)
+    )
+    return Link(hardware.between.kind, rate, hardware.between.latency_s)

@@ -58,7 +58,8 @@ def node_run(folder: Path) -> Path:
             | {"environment": {"torch": "2.9", "hpctrain": "0.1"}},
         ],
         [
-            dataset | {"samples": {"train": 1415, "val": 382}, "digest": "d"},
+            dataset
+            | {"samples": {"train": 1415, "val": 382}, "digest": "d", "context": "", "fields": {}},
             *(metrics(1, 10 * n, n, val_accuracy=0.90 + n / 100) for n in range(1, 10)),
             metrics(3, 290, 12, val_accuracy=0.97, perf_step_ms_p50=3.0),
             metrics(3, 295, 13, val_accuracy=0.97, perf_step_ms_p50=4.0),

@@ -40,7 +40,7 @@ from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
 from hpctrain.config.validate import validate
-from hpctrain.doctor.settings import settings
+from hpctrain.doctor.command import settings
 from hpctrain.plan.plan_command import composed_for
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path

@@ -113,7 +113,7 @@ NO_TORCH = (
     "distributed.rendezvous.port distributed.rendezvous.run_secret distributed.report "
     "distributed.variables doctor.against_hardware doctor.checks doctor.command "
     "doctor.comparison doctor.finding doctor.history doctor.login doctor.look doctor.nodes "
-    "doctor.settings doctor.table errors faults.early_signals forecast forks hardware "
+    "doctor.table errors faults.early_signals forecast forks hardware "
     "job.compile_cache job.here job.requeue job.verdict launch lock monitor plan.memory plot "
     "progress_bar record report run_record runs secret_text secrets shards.format shards.index "
     "terminal top tracking trained.branch yaml_file"

@@ -49,7 +49,7 @@ def collect() -> dict[str, Any]:
         "idle_tasks": ranks.idle_tasks(),
         "sbatch": shutil.which("sbatch") or "not on the PATH",
         "python": sys.executable,
-        "torch": _version("torch"),
+        "torch": installed_version("torch"),
         "environment": {
             name: MASK if is_secret(name) else mask(value)
             for name, value in sorted(os.environ.items())
@@ -58,7 +58,8 @@ def collect() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Return the version of a package, or "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:

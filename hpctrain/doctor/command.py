@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import re
 import socket
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
+from omegaconf import OmegaConf
 
+from hpctrain.config.composing.compose_call import composed
+from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate_job
 from hpctrain.console import Console, Table
 from hpctrain.doctor import history, login, nodes, table
 from hpctrain.doctor.finding import worst
-from hpctrain.doctor.settings import settings
 from hpctrain.errors import ConfigError, NodeError
+
+# The cluster and the folders; the data set, too, if one is named.
+_SECTIONS = ("launch", "site", "network", "parallel", "tracking", "name", "output_dir")
 
 
 def main(argv: list[str]) -> int:
@@ -65,6 +73,32 @@ def main(argv: list[str]) -> int:
         table.print_findings(f"{host}: {verdict}", places[host])
         table.print_cures(places[host])
     return NodeError.exit_code if verdict == "fail" else 0
+
+
+def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Config, bool]:
+    """Compose the overrides of one run, of which model and task may be missing.
+
+    Returns:
+        The config, whose `data.path` is "" if no data set is named, and whether jobs shall run on
+        this machine (`hydra/launcher=submitit_local`).
+    """
+    for text in overrides:
+        if not re.match(r"[+~]{0,2}[\w./@]+(=|$)", text):
+            raise ConfigError(f"{text}: neither an option nor an override such as launch.nodes=2")
+    with composed(overrides, config_dir) as call:
+        if len(call.runs) != 1:
+            raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; give single values")
+        node = call.composer(call.runs[0])
+        has_data = not OmegaConf.is_missing(node.data, "path")
+        sections = [*_SECTIONS, *(["data"] if has_data else [])]
+        chosen = OmegaConf.masked_copy(node, sections)
+        if not has_data:
+            chosen["data"] = {"path": "."}
+        config, here = from_omegaconf(chosen), call.local
+    if not has_data:
+        config.data.path = ""
+    validate_job(config, sections)
+    return config, here
 
 
 def _show_history(config: Config, *, as_json: bool) -> int:

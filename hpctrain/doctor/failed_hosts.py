@@ -35,8 +35,7 @@ def of(places: Places) -> dict[str, Finding]:
 def exclude(output_dir: str, places: Places) -> dict[str, Finding]:
     """Exclude the hosts that have failed, and end the exclusion of those that have not.
 
-    Returns:
-        The hosts that are excluded now because of these findings.
+    It returns the hosts that are excluded now because of these findings.
     """
     failed = of(places)
     reasons = {host: f"{one.check}: {one.found}" for host, one in failed.items()}

@@ -12,22 +12,15 @@ _ORDER: tuple[Verdict, ...] = ("pass", "unknown", "warn", "fail")
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        check: What was checked, such as "file locks of output_dir".
-        verdict: "fail": a training would fail or give wrong numbers here. "warn": it would be slow
-            or may fail later. "unknown": this could not be looked at.
-        found: What is there, in a few words.
-        expected: What should be there; "" where `found` says it all.
-        cure: One sentence that tells what to do; "" after "pass".
-    """
-
-    check: str
+    check: str  # such as "file locks of output_dir"
+    # "fail": a training would fail or give wrong numbers. "warn": it would be slow, or may fail
+    # later. "unknown": this could not be looked at.
     verdict: Verdict
     found: str
-    expected: str = ""
-    cure: str = ""
+    expected: str = ""  # "" where `found` says it all
+    cure: str = ""  # one sentence; "" after "pass"
 
     def facts(self) -> dict[str, Any]:
         """Return the finding for JSON."""

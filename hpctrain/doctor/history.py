@@ -26,20 +26,14 @@ _NAME, _PARTS = "history.jsonl", 2
 
 
 class Entry(Record, frozen=True, kw_only=True):
-    """The result of one check of a host.
-
-    Attributes:
-        by: Who has checked: "doctor", or the name of a run.
-        findings: Those that have not passed.
-        figures: What was measured of the host, by name.
-    """
+    """The result of one check of a host."""
 
     time: Time
     host: Host
-    by: str = ""
+    by: str = ""  # "doctor", or the name of a run
     verdict: Verdict
-    findings: tuple[Finding, ...] = ()
-    figures: dict[str, Finite] = msgspec.field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()  # those that have not passed
+    figures: dict[str, Finite] = msgspec.field(default_factory=dict)  # of the host, by name
 
 
 def add(
@@ -48,16 +42,9 @@ def add(
     places: Mapping[str, Sequence[Finding]],
     figures: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
-    """Append the result of a check. Several jobs may do so at once.
+    """Append the result of a check, by host. Several jobs may do so at once.
 
-    Args:
-        output_dir: The config key `output_dir`.
-        by: Who has checked: "doctor", or the name of a run.
-        places: The findings of each host.
-        figures: What was measured of each host, by name.
-
-    Raises:
-        StorageError: The file cannot be written.
+    `by` is "doctor", or the name of a run. A file that cannot be written is a StorageError.
     """
     folder = folder_of(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,11 +69,7 @@ def add(
 
 
 def read(output_dir: str) -> list[Entry]:
-    """Return all entries, the oldest first; a line that is damaged is left out.
-
-    Raises:
-        DamageError: The file cannot be read.
-    """
+    """Return all entries, the oldest first; a line that is damaged is left out."""
     path = folder_of(output_dir) / _NAME
     try:
         lines = read_bytes(path, _PARTS, LARGEST_JSON)[0].splitlines()

@@ -18,7 +18,7 @@ _LOCKED_S = 2.0
 
 
 def checked(config: Config) -> Iterator[Finding]:
-    """Yield what is found here, on this host, for a config of `hpctrain.doctor.settings`."""
+    """Yield what is found here, on this host, for a config of `hpctrain.doctor.command`."""
     yield from installed.checked()
     yield from scheduler.checked(config)
     yield from file_systems.checked("output_dir", Path(config.output_dir))

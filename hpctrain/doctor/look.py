@@ -32,15 +32,7 @@ from hpctrain.doctor.finding import Finding, unknown
 
 @dataclass(frozen=True)
 class Asked:
-    """What a job asks for by keys of these names, and where it reads and writes; all of it is JSON.
-
-    Attributes:
-        scratch: `data.stage_dir`, or the folder for temporary files.
-        data: The data set and the split that are read, or "".
-        split: The split of the data set.
-        mixed: Whether its nodes may differ, by `parallel.weights` or by a choice of partitions,
-            types of GPUs or features.
-    """
+    """What a job asks for by keys of these names, and where it reads and writes, as JSON."""
 
     gpus_per_node: int
     cpus_per_task: int
@@ -48,9 +40,10 @@ class Asked:
     backend: str
     interface: str | None
     output_dir: str
-    scratch: str
-    data: str
+    scratch: str  # `data.stage_dir`, or the folder for temporary files
+    data: str  # "" if none is read
     split: str
+    # Whether its nodes may differ: `parallel.weights`, or a choice of partitions, GPUs or features.
     mixed: bool = False
 
     @classmethod
@@ -74,34 +67,21 @@ class Asked:
 
 @dataclass(frozen=True)
 class Look:
-    """What one rank has seen.
-
-    Attributes:
-        host: The name of its node.
-        rank: The rank.
-        local_rank: Its number on the node.
-        versions: What is installed, by name; only the first rank of a node looks.
-        gpus: Its GPUs.
-        uuids: The UUIDs of all GPUs that it sees, also of those that other ranks look at.
-        gpus_given: The GPUs that its node should have; 0 if they are not counted.
-        peers: The number of ranks on its node.
-        lost: Which nodes each node does not reach by TCP, and why; None if nobody has tried.
-        findings: What was found.
-        time: The time of its clock after all ranks had met; 0 if they have not.
-        figures: What was measured, by name, in the unit that the name says.
-    """
+    """What one rank has seen."""
 
     host: str
     rank: int
     local_rank: int
-    versions: dict[str, str]
+    versions: dict[str, str]  # only the first rank of a node looks
     gpus: list[GpuFacts]
     findings: list[Finding]
-    time: float = 0.0
-    figures: dict[str, float] = field(default_factory=dict)
+    time: float = 0.0  # of its clock after all ranks had met; 0 if they have not
+    figures: dict[str, float] = field(default_factory=dict)  # in the unit that the name says
+    # Of all GPUs that it sees, also of those that other ranks look at.
     uuids: list[str] = field(default_factory=list)
-    gpus_given: int = 0
-    peers: int = 1
+    gpus_given: int = 0  # that its node should have; 0 if not counted
+    peers: int = 1  # ranks on its node
+    # Which nodes each does not reach by TCP, and why; None if nobody tried.
     lost: dict[str, dict[str, str]] | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -25,10 +25,8 @@ def checked(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, flo
     """Submit the job, wait for it, and return the findings and the figures of each host.
 
     What is found is added to the history of the hosts, and to the list of hosts that new jobs
-    avoid. The ranks are started on this machine if `here`.
-
-    Raises:
-        LaunchError: The scheduler refuses the job, or it has ended without any answer.
+    avoid. The ranks are started on this machine if `here`. A refused job, or one that has ended
+    without any answer, is a LaunchError.
     """
     time_min, asked = config.launch.time_min, Asked.of(config)
     config.launch.time_min = min(time_min, _TIME_MIN) if isinstance(time_min, int) else _TIME_MIN

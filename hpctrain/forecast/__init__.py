@@ -1,6 +1,6 @@
 """What is known of a run before it is queued, without torch: from formulas, and from earlier runs.
 
-    model's config ── parameter_count ──┐
+    model's config ─────────────────────┐
     optimizer ── optimizer_states ──────┴── cautions ── the warnings of `-m` and `plan`
     runs of the same model ── measured_run ──┬── time_limit ── launch.time_min=auto
     figures of bench ────────────────────────┴── node_weights ── parallel.weights=auto

@@ -23,21 +23,13 @@ Speed = Annotated[float, msgspec.Meta(gt=0, le=1.7e308)]
 
 
 class Part(Record, frozen=True):
-    """The figures of one part.
+    """The figures of one part."""
 
-    Attributes:
-        samples_per_s: Samples per second of all ranks, over all steps.
-        p50_ms: Half of the steps took at most so long.
-        p95_ms: 95% of the steps did.
-        mb_per_s: 1e6 bytes per second of all ranks: of samples, or of gradients; None of a step.
-        mfu_percent: Model FLOPs utilisation; None where hardware or model are unknown.
-    """
-
-    samples_per_s: Speed
+    samples_per_s: Speed  # of all ranks, over all steps
     p50_ms: Finite
     p95_ms: Finite
-    mb_per_s: Finite | None = None
-    mfu_percent: Finite | None = None
+    mb_per_s: Finite | None = None  # 1e6 bytes/s of all ranks: samples or gradients; None of a step
+    mfu_percent: Finite | None = None  # None where hardware or model are unknown
 
     @classmethod
     def of(
@@ -49,14 +41,10 @@ class Part(Record, frozen=True):
         step_flops: float | None = None,
         peak: float | None = None,
     ) -> Self:
-        """Return the figures of some steps.
+        """Return the figures of some steps, from the seconds of the steps of each rank.
 
-        Args:
-            seconds: The times of the steps of each rank.
-            samples: The samples of a step, of all ranks.
-            step_bytes: The bytes of a step, of all ranks.
-            step_flops: The floating-point operations of a step.
-            peak: The peak of all devices in FLOP/s.
+        `samples`, `step_bytes` and `step_flops` are those of a step of all ranks; `peak` is that of
+        all devices in FLOP/s.
         """
         # The ranks wait for the slowest one.
         mean = max(sum(own) / len(own) for own in seconds)
@@ -77,31 +65,22 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 
 class Facts(Record, frozen=True):
-    """What may differ between two benchmarks that are compared.
-
-    Attributes:
-        rank_s: Seconds of a step of each rank by itself; empty if they were not measured.
-        cures: What helps against each limit.
-    """
+    """What may differ between two benchmarks that are compared."""
 
     time: Time = 0.0
     host: str = ""
     torch: str = ""
     hosts: tuple[str, ...] = ()
+    # Seconds of a step of each rank by itself; empty if not measured.
     rank_s: tuple[Speed, ...] = ()
-    cures: dict[str, str] = msgspec.field(default_factory=dict)
+    cures: dict[str, str] = msgspec.field(default_factory=dict)  # against each limit
 
 
 class Figures(Record, frozen=True):
-    """A benchmark.
+    """A benchmark."""
 
-    Attributes:
-        setup: What must be the same for a comparison, by name.
-        parts: The figures by part: `data`, `compute`, `communication`, `whole`.
-        facts: What may differ.
-    """
-
-    setup: dict[str, Any]
+    setup: dict[str, Any]  # what must be the same for a comparison
+    # `data`, `compute`, `communication`, `whole`.
     parts: dict[str, Part] = msgspec.field(default_factory=dict)
     facts: Facts = Facts()
 
@@ -125,11 +104,7 @@ class Figures(Record, frozen=True):
             raise ConfigError(f"--against {path}: not a file of bench --save ({error})") from None
 
     def check_comparable(self, before: Figures, path: Path) -> None:
-        """Check that two benchmarks measure the same.
-
-        Raises:
-            ConfigError: They do not; the message names what differs.
-        """
+        """Raise a ConfigError that names what differs, unless both measure the same."""
         names = self.setup.keys() | before.setup.keys()
         differ = [
             f"{name} was {before.setup.get(name)} and is {self.setup.get(name)}"

@@ -26,8 +26,7 @@ _OWN_LAYOUT = ("tp", "cp", "pp", "ep")
 def runs_of_model(config: Config) -> Iterator[MeasuredRun]:
     """Yield the runs with enough steps whose model has the same config, the newest first.
 
-    Args:
-        config: With an absolute `output_dir`.
+    The `output_dir` of the config is absolute.
     """
     candidates = _candidates(config.output_dir)
     wanted = _model_lines(dump(config)) if candidates else ""
@@ -43,10 +42,8 @@ def like_run(config: Config) -> MeasuredRun | None:
     """Return the run whose steps are most like those of a config; None if there is none.
 
     It has the same model, samples, formats and way to divide the model, on the same kind of
-    machine. The number of ranks and the batch are those nearest to the config.
-
-    Args:
-        config: With an absolute `output_dir`.
+    machine. The number of ranks and the batch are those nearest to the config, whose `output_dir`
+    is absolute.
     """
     found = [run for run in runs_of_model(config) if not differences(config, run.config)]
     ranks = config.asked_world_sizes.start
@@ -54,12 +51,7 @@ def like_run(config: Config) -> MeasuredRun | None:
 
 
 def differences(config: Config, other: Config) -> list[str]:
-    """Return what decides the time of a sample and differs between two configs.
-
-    Args:
-        config: The first one.
-        other: The second one.
-    """
+    """Return what decides the time of a sample and differs between two configs."""
     first, second = _kind(config), _kind(other)
     return [
         f"{name} is {first[name]}, and there {second[name]}"
@@ -98,12 +90,7 @@ def _distance(config: Config, ranks: int, run: MeasuredRun) -> tuple[float, floa
 
 
 def share_of(config: Config, ranks: int) -> float:
-    """Return the samples of a data-parallel rank in a step; those of a wrong config are 0.
-
-    Args:
-        config: The config.
-        ranks: The number of ranks.
-    """
+    """Return the samples of a data-parallel rank in a step; those of a wrong config are 0."""
     try:
         return BatchSizes.of(config, Degrees.of(config.parallel, ranks)).share
     except (ConfigError, ZeroDivisionError):

@@ -33,50 +33,29 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run with enough steps.
-
-    Attributes:
-        path: The run directory.
-        config: Its frozen config.
-        ranks: The ranks of its last attempt.
-        nodes: The nodes of its last attempt.
-        device: The name of the device of rank 0, such as CPU; "" if the run is of an older version.
-        parameters: Those of the model; None if they are not known.
-        steps: The steps that count for the times below.
-        step_s: The median of the seconds of a step, with the wait for data.
-        mean_step_s: The mean of them.
-        data_wait: The part of a step in which the training waits for data.
-        communication: The part in which it waits for other ranks; None on GPUs, and on one rank.
-        mfu: As a part of the peak; None if it is not known.
-        peak_bytes: The most memory that tensors needed on a GPU; None on CPUs.
-        startup_s: From the beginning of an attempt to its first step, with compilation.
-        evaluation_s: Seconds of an evaluation; 0 if there was none.
-        checkpoint_s: Seconds of a checkpoint, as the training feels it; 0 if there was none.
-        samples_per_epoch: The samples of an epoch, rounded to whole steps.
-        rank_s: The seconds of work of each rank for one of its samples, without the wait for
-            others; empty if the run has not measured them (one rank, or GPUs).
-        hosts: The nodes of its last attempt, in the order of the ranks.
-    """
+    """A run with enough steps."""
 
     path: Path
     config: Config
-    ranks: int
-    nodes: int
-    device: str
-    parameters: int | None
-    steps: int
-    step_s: float
+    ranks: int  # of its last attempt
+    nodes: int  # of its last attempt
+    device: str  # of rank 0, such as CPU; "" if the run is of an older version
+    parameters: int | None  # of the model; None if unknown
+    steps: int  # that count for the times below
+    step_s: float  # median, with the wait for data
     mean_step_s: float
-    data_wait: float
-    communication: float | None
-    mfu: float | None
-    peak_bytes: int | None
-    startup_s: float
-    evaluation_s: float
-    checkpoint_s: float
-    samples_per_epoch: int | None
+    data_wait: float  # part of a step
+    communication: float | None  # part of a step waiting for other ranks; None on GPUs or one rank
+    mfu: float | None  # as a part of the peak; None if unknown
+    peak_bytes: int | None  # of tensors on a GPU; None on CPUs
+    startup_s: float  # from the begin of an attempt to its first step, with compilation
+    evaluation_s: float  # of one; 0 if there was none
+    checkpoint_s: float  # of one, as the training feels it; 0 if there was none
+    samples_per_epoch: int | None  # rounded to whole steps
+    # Seconds of work of each rank for one of its samples; empty if not measured (one rank, or
+    # GPUs).
     rank_s: tuple[float, ...] = ()
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # of its last attempt, by rank
 
     @property
     def degrees(self) -> Degrees:
@@ -95,14 +74,7 @@ class MeasuredRun:
 
 @functools.lru_cache(maxsize=256)
 def measured_run(path: Path) -> MeasuredRun:
-    """Read what a run has measured.
-
-    Args:
-        path: The run directory.
-
-    Raises:
-        ConfigError: It is no run directory, or it has not measured enough steps.
-    """
+    """Read what a run has measured; a ConfigError if it is no run, or has too few steps."""
     record = RunRecord.of(path)
     if not record.state:
         raise ConfigError(f"{path}: no run directory (it has no run.json)")

@@ -47,11 +47,8 @@ class _Speeds:
 def pin(config: Config) -> None:
     """Put numbers in the place of `parallel.weights=auto`, in place; equal ones become null.
 
-    Args:
-        config: With an absolute `output_dir`.
-
-    Raises:
-        ConfigError: Nothing has measured the ranks, or it had other ranks or another model.
+    `output_dir` is absolute. It raises a ConfigError if nothing has measured these ranks and this
+    model.
     """
     parallel, launch = config.parallel, config.launch
     asked = parallel.weights
@@ -78,11 +75,7 @@ def pin(config: Config) -> None:
 
 
 def note(config: Config) -> str:
-    """Return what `parallel.weights=auto` has taken, for a reader.
-
-    Args:
-        config: After `pin`.
-    """
+    """Return what `parallel.weights=auto` has taken, for a reader, after `pin`."""
     parallel = config.parallel
     if parallel.weights is None:
         return "parallel.weights=auto: the nodes are alike, so each gets the same share"

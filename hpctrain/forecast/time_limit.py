@@ -47,8 +47,7 @@ def expected(config: Config) -> _Duration | None:
 def pin(config: Config) -> None:
     """Put the minutes in the place of `launch.time_min=auto`, in place.
 
-    Raises:
-        ConfigError: No run has measured the same model, or the run has no end that is known.
+    It raises a ConfigError if no run has measured the same model, or the end of the run is unknown.
     """
     if config.launch.time_min != AUTO:
         return

@@ -3,7 +3,7 @@
     model_facts ──┐
     activations ──┼── rank_memory ──┐
     memory ───────┘                 ├── estimate ── ranking ── printing
-    hardware ── link_times ── timing ─┘
+    hardware ── timing ─────────────┘
 
 `memory` does not import torch, so that a login node can use it.
 """

@@ -47,32 +47,19 @@ from hpctrain.tasks.task import check_arguments
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for.
-
-    Attributes:
-        config: The config.
-        hardware: The hardware; None if there is none.
-        nodes: The numbers of nodes to look at; None leaves them open.
-        shape: The value of `--sample-shape`; None takes the data set's.
-        budget: The value of `--budget`.
-        named: Whether the command line names a layout.
-        layers: Whether the table of layers is wanted.
-        runs: Measured runs whose times take the place of the assumed efficiencies.
-        measure: Whether layouts will be measured: those of one number of ranks are ranked then,
-            also beside a named one, and on hardware that is unknown.
-        limits: The values of `--deadline` and `--max-cost`.
-    """
+    """What the command line asks for."""
 
     config: Config
     hardware: Hardware | None
-    nodes: list[int] | None
-    shape: str | None
-    budget: str | None
-    named: bool
+    nodes: list[int] | None  # None leaves the numbers open
+    shape: str | None  # of `--sample-shape`; None takes the data set's
+    budget: str | None  # of `--budget`
+    named: bool  # whether the command line names a layout
     layers: bool
     runs: Sequence[MeasuredRun] = ()
+    # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=Limits)  # the values of `--deadline` and `--max-cost`
 
 
 @dataclass(frozen=True)
@@ -156,13 +143,7 @@ class _Answer:
 
 
 def answer(asked: Asked, others: list[Hardware]) -> _Answer:
-    """Return the plan.
-
-    Raises:
-        ConfigError: The model, the task and the sample do not fit, or the layout of the command
-            line is impossible.
-        DataError: There is no such data set.
-    """
+    """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
     config, hardware = asked.config, asked.hardware
     if asked.runs:
         hardware = hardware_of(config, hardware, asked.runs)

@@ -21,39 +21,23 @@ _NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*"
 
 @dataclass(frozen=True)
 class Budget:
-    """The steps of a run.
+    """The steps of a run."""
 
-    Attributes:
-        steps: Their number, in which a smaller step of a ramp counts as its part of a whole one;
-            None if it is unknown.
-        text: What it comes from, for a reader.
-    """
-
-    steps: int | None
-    text: str
+    steps: int | None  # a smaller step of a ramp counts as its part of a whole one; None if unknown
+    text: str  # what they come from, for a reader
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may take.
+    """What a run may take."""
 
-    Attributes:
-        hours: On the clock; None is no limit.
-        cost: In the currency of the prices; None is no limit.
-        currency: That of `cost`; "" takes any.
-    """
-
-    hours: float | None = None
-    cost: float | None = None
-    currency: str = ""
+    hours: float | None = None  # on the clock; None is no limit
+    cost: float | None = None  # in the currency of the prices; None is no limit
+    currency: str = ""  # "" takes any
 
     @classmethod
     def of(cls, deadline: str | None, max_cost: str | None) -> Limits:
-        """Return the limits of a command line.
-
-        Raises:
-            ConfigError: One is not a positive number with its unit.
-        """
+        """Return the limits of a command line, each a positive number with its unit."""
         hours = re.fullmatch(rf"{_NUMBER}({'|'.join(_HOURS)})\s*", deadline or "1h")
         cost = re.fullmatch(rf"{_NUMBER}([A-Z]{{3}})?\s*", max_cost or "1")
         if not hours or not float(hours[1]):
@@ -67,11 +51,7 @@ class Limits:
         )
 
     def check(self, budget: Budget, price: str | None) -> None:
-        """Check that they can be compared with something.
-
-        Raises:
-            ConfigError: The length of the run or the price is unknown, or has another currency.
-        """
+        """Raise a ConfigError if the run's length or price is unknown, or has another currency."""
         if self == Limits():
             return
         if budget.steps is None:
@@ -110,11 +90,7 @@ def number(value: float | None) -> str:
 
 
 def budget_of(text: str | None, config: Config, tokens: int, samples: int | None) -> Budget:
-    """Return the budget of a run.
-
-    Raises:
-        ConfigError: It has no unit, or a unit that this run does not have.
-    """
+    """Return the budget of a run; a ConfigError if it has no unit that this run has."""
     train, ramp = config.train, ramp_of(config)
     if text is not None:
         return Budget(_steps(text, ramp, tokens, samples), text)

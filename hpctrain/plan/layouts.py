@@ -20,19 +20,12 @@ _MOST_PARTS = 4096  # micro-batches of a share
 
 @dataclass(frozen=True)
 class Layout:
-    """A config on its ranks.
+    """A config on its ranks."""
 
-    Attributes:
-        config: With the degrees and batch sizes of the layout.
-        nodes: The nodes of the job.
-        overrides: What to add to the command line.
-        named: Whether it is the layout of the command line.
-    """
-
-    config: Config
+    config: Config  # with the degrees and batch sizes of the layout
     nodes: int
-    overrides: tuple[str, ...]
-    named: bool = False
+    overrides: tuple[str, ...]  # what to add to the command line
+    named: bool = False  # whether it is the layout of the command line
 
     @property
     def ranks(self) -> int:
@@ -65,15 +58,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Divisible:
-    """What can be divided of a model and its samples.
+    """What can be divided of a model and its samples."""
 
-    Attributes:
-        experts: The experts of a layer; 0 if there are none.
-        positions: The positions of a sample that context parallel can divide; 0 if it cannot.
-    """
-
-    experts: int = 0
-    positions: int = 0
+    experts: int = 0  # of a layer; 0 if there are none
+    positions: int = 0  # of a sample, for context parallel; 0 if it cannot
 
     def parts(self, cp: int) -> bool:
         """Return whether context parallel of `cp` ranks can divide the positions."""
@@ -81,11 +69,7 @@ class Divisible:
 
 
 def of_command_line(config: Config, nodes: int) -> Layout:
-    """Return the layout that a config itself has.
-
-    Raises:
-        ConfigError: Its degrees do not fit its ranks.
-    """
+    """Return the layout of a config itself; a ConfigError if its degrees do not fit its ranks."""
     layout = Layout(config, nodes, (), named=True)
     ranks = layout.ranks
     validate(config, ranks)

@@ -22,17 +22,11 @@ _READING = "read_mb_s"  # the figure of `doctor`, for each host
 
 @dataclass(frozen=True)
 class LoaderRate:
-    """The sizes that decide whether the storage is fast enough.
+    """The sizes that decide whether the storage is fast enough."""
 
-    Attributes:
-        sample_bytes: What is read for a sample; None if there is no data set.
-        storage: Bytes per second that a node reads; None if unknown.
-        source: Where the latter comes from, for a reader.
-    """
-
-    sample_bytes: float | None
-    storage: float | None
-    source: str
+    sample_bytes: float | None  # read for a sample; None without a data set
+    storage: float | None  # bytes per second of a node; None if unknown
+    source: str  # of `storage`, for a reader
 
     def needed(self, estimate: Estimate) -> float | None:
         """Return the bytes per second that each node has to read; None if unknown."""
@@ -68,11 +62,7 @@ class LoaderRate:
 
 
 def loader_rate(config: Config, hardware: Hardware | None, *, has_data: bool) -> LoaderRate:
-    """Return what is known of reading the data.
-
-    Raises:
-        DataError: There is no such data set.
-    """
+    """Return what is known of reading the data; a DataError if there is no such data set."""
     sample_bytes = _sample_bytes(config) if has_data else None
     if hardware is not None and hardware.storage_rate is not None:
         return LoaderRate(sample_bytes, hardware.storage_rate, "hardware.storage_mb_per_s")

@@ -36,34 +36,19 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank; with offload, the first three are in the memory of the host.
+    """Bytes on one rank; with offload, the first three are in the memory of the host."""
 
-    Attributes:
-        kind: The strategy, its ranks and formats, for a reader.
-        parameters: The parameters that the optimizer updates.
-        gradients: Their gradients. Gradients that are whole between micro-batches count too.
-        optimizer: The state of the optimizer.
-        gathered: Parameters that are put together from all ranks, or converted, for computing.
-        buffers: Gradients of a few blocks before their reduction, and buffers of communication.
-        peak: The largest sum of a step on the device. It can be less than the sum of the others,
-            because not everything exists at the same time.
-        base: What is on the device all the time.
-        begin: What is there beside `base` and the activations when the backward pass begins.
-        end: What is there beside `base` and the first block's work when it ends.
-        offload: Whether parameters, gradients and optimizer state are on the host.
-    """
-
-    kind: str
-    parameters: int
-    gradients: int
+    kind: str  # strategy, ranks and formats, for a reader
+    parameters: int  # that the optimizer updates
+    gradients: int  # also those that are whole between micro-batches
     optimizer: int
-    gathered: int
-    buffers: int
-    peak: int
-    base: int
-    begin: int
-    end: int
-    offload: bool = False
+    gathered: int  # put together from all ranks, or converted, for computing
+    buffers: int  # gradients of a few blocks before their reduction, and of communication
+    peak: int  # the largest sum of a step on the device: not everything exists at the same time
+    base: int  # on the device all the time
+    begin: int  # what is there beside `base` and the activations when the backward pass begins
+    end: int  # what is there beside `base` and the first block's work when it ends
+    offload: bool = False  # parameters, gradients and optimizer state are on the host
 
     @property
     def states(self) -> int:

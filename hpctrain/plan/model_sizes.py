@@ -25,19 +25,13 @@ class ModelSizes:
     """The shapes of a model's parameters, each parameter once.
 
     Where only a number of elements is known, a shape of one dimension stands for it.
-
-    Attributes:
-        blocks: The shapes of each block.
-        rest: The shapes of what is outside of the blocks, such as embeddings.
-        experts: The shapes of the experts of each block that expert parallel leaves to a rank;
-            `blocks` do not have them. Empty without expert parallel.
-        ep: The ranks that divide the experts.
     """
 
     blocks: tuple[tuple[Shape, ...], ...]
-    rest: tuple[Shape, ...]
+    rest: tuple[Shape, ...]  # outside of the blocks, such as embeddings
+    # Of each block, those that expert parallel leaves to a rank; `blocks` do not have them.
     experts: tuple[tuple[Shape, ...], ...] = ()
-    ep: int = 1
+    ep: int = 1  # the ranks that divide the experts
 
     @classmethod
     def counted(cls, block: int, blocks: int, rest: int) -> ModelSizes:

@@ -15,15 +15,10 @@ from hpctrain.plan.predicting.estimate import Estimate, speed
 
 @dataclass(frozen=True)
 class Scaled:
-    """A number of nodes.
+    """A number of nodes."""
 
-    Attributes:
-        estimate: The fastest layout that fits.
-        efficiency: The samples per second and GPU, as a part of those on the fewest GPUs.
-    """
-
-    estimate: Estimate
-    efficiency: float
+    estimate: Estimate  # the fastest layout that fits
+    efficiency: float  # speed of a GPU, as a part of that on the fewest GPUs
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of `--json`."""

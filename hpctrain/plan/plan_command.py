@@ -17,13 +17,13 @@ from rich.text import Text
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.forecast import node_weights, time_limit
 from hpctrain.forecast.cautions import cautions
 from hpctrain.forecast.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
+from hpctrain.launch.slurm import sbatch
 from hpctrain.plan.budget import Limits
-from hpctrain.plan.measured import refusals
 from hpctrain.secrets import referenced
 
 _DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
@@ -35,10 +35,6 @@ def main(argv: list[str]) -> int:
     Returns:
         The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown. With `--measure`: 0 if
         a layout was measured, otherwise 4.
-
-    Raises:
-        ConfigError: An argument or the config is wrong.
-        DataError: There is no such data set.
     """
     given = _parser().parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
@@ -47,7 +43,7 @@ def main(argv: list[str]) -> int:
         if text.startswith("hardware=") and text != "hardware=null":
             load(text.partition("=")[2], folders)  # its error says how to add a machine
     if given.measure:
-        refusals.check(given.overrides, given.sample_shape)
+        _refuse_unmeasurable(given.overrides, given.sample_shape)
     config = composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
     limits = Limits.of(given.deadline, given.max_cost)
@@ -122,6 +118,26 @@ def _measured(run: str) -> MeasuredRun:
         raise ConfigError(f"--from-run {error}") from error
 
 
+def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
+    """Refuse what no layout can be measured for, before any work."""
+    without = [text for text in overrides if text in ("data=null", "data.path=null")]
+    if shape is not None:
+        without.append(f"--sample-shape={shape}")
+    if without:
+        raise ConfigError(
+            f"--measure with {without[0]}: measuring trains some steps, so it needs a data set: "
+            "give data=NAME or data.path=FOLDER"
+        )
+    if "launch.dry_run=true" in overrides:
+        raise ConfigError("--measure with launch.dry_run=true: it submits jobs; leave one out")
+    if not sbatch.available():
+        raise LaunchError(
+            "--measure submits jobs, but sbatch is not on the PATH: call it on a login node of a "
+            "Slurm cluster. Without one, train some steps (train.max_steps=40 train.log_every=5), "
+            "and give the run to plan --from-run"
+        )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "hpctrain plan", description="Memory, time and cost of a run, before it is queued."
@@ -159,11 +175,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
-    """Return the config; what a plan does not need has a value that stands for it.
-
-    Raises:
-        ConfigError: An override is wrong, or there is neither a data set nor a shape.
-    """
+    """Return the config; what a plan does not need has a value that stands for it."""
     names = {text.partition("=")[0].lstrip("+") for text in overrides}
     without = [text for text in overrides if text not in ("data=null", "data.path=null")]
     if shape is None and (len(without) < len(overrides) or not names & _DATA):

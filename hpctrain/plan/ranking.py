@@ -18,16 +18,11 @@ _MOST_NODES = 4096
 
 @dataclass(frozen=True)
 class Ranking:
-    """The layouts of one kind of hardware.
+    """The layouts of one kind of hardware."""
 
-    Attributes:
-        best: One estimate for each way to divide the model, of those that fit, best first.
-        excluded: What does not work, with the reason.
-        over: Those that fit, but take more than they may.
-    """
-
-    best: list[Estimate]
-    excluded: dict[str, str]
+    best: list[Estimate]  # those that fit, one for each way to divide the model, best first
+    excluded: dict[str, str]  # with the reason
+    # Those that fit, but take more than they may.
     over: list[Estimate] = field(default_factory=list)
 
 

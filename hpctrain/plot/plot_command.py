@@ -27,12 +27,7 @@ Runs = Mapping[str, tuple[History, Usage]]
 
 
 def main(argv: list[str]) -> int:
-    """Draw the runs in `argv`.
-
-    Raises:
-        ConfigError: An argument is wrong, or a metric is in none of the runs.
-        StorageError: A run does not exist or has tracked nothing, or the file cannot be written.
-    """
+    """Draw the runs in `argv`."""
     parser = argparse.ArgumentParser(prog="python -m hpctrain plot", description=__doc__)
     parser.description = "Draw the curves of runs in the terminal, or with --out as a file."
     parser.add_argument(

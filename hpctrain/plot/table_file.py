@@ -15,19 +15,12 @@ COLUMNS = ("step", "key", "value")
 
 
 def write_table(run: Path, file: Path) -> int:
-    """Write the metrics of a run that count: what a resumed attempt has superseded is left out.
+    """Write the metrics of a run that count, without superseded ones; return the number of rows.
 
-    Args:
-        run: The run directory.
-        file: A `.csv` or a `.parquet` file; an existing one is replaced. The columns are step
-            (int64), key (text) and value (float64; NaN and infinities are written as such).
-
-    Returns:
-        The number of rows.
-
-    Raises:
-        ConfigError: The file has another ending, or pyarrow is not installed.
-        StorageError: The run has no journal, or the file cannot be written.
+    An existing `.csv` or `.parquet` file is replaced. The columns are step (int64), key (text) and
+    value (float64; NaN and infinities are written as such). It raises a ConfigError if the file has
+    another ending or pyarrow is missing, and a StorageError if there is no journal or it cannot be
+    written.
     """
     kind = file.suffix.lower()
     if kind not in (".csv", ".parquet"):

@@ -22,14 +22,9 @@ def draw(
     height: int,
     logarithmic: bool,
 ) -> Text:
-    """Return the plot of some curves.
+    """Return the plot of some curves (name, steps, values), with `height` lines without its title.
 
-    Args:
-        title: Its first line.
-        curves: Names, steps and values; each has a colour of its own.
-        width: Characters of a line.
-        height: Lines of the plot itself.
-        logarithmic: Whether the vertical axis is; then values that are not positive are left out.
+    On a logarithmic axis, values that are not positive are left out.
     """
     points = [
         (curve_x, math.log10(y) if logarithmic else y, number)

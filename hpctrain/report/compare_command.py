@@ -15,12 +15,7 @@ from hpctrain.report.differences import Differences, differences
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what differs between two runs; return the exit code.
-
-    Raises:
-        ConfigError: The names are not those of two runs.
-        StorageError: There is no such folder.
-    """
+    """Print what differs between two runs; return the exit code."""
     options = _parse(argv)
     paths = select(options.dir, options.runs)
     if len(paths) != 2:

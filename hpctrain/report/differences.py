@@ -32,27 +32,19 @@ class _Parting:
 
 @dataclass
 class Differences:
-    """What differs between two runs.
+    """What differs between two runs."""
 
-    Attributes:
-        config: The values of both by dotted key; None where a run has no such key.
-        code: Sentences about commits, and changes that are not committed.
-        data: Sentences about the data sets.
-        packages: The versions of both by package.
-        metrics: The last values of both by name.
-        partings: For each metric that both have, where it first differs, in the order of the steps.
-        shared: The steps at which both have reported training metrics.
-        left_out: What could not be compared, and why.
-    """
-
+    # Both values by dotted key; None where there is no such key.
     config: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    code: list[str] = field(default_factory=list)
-    data: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)  # sentences about commits and uncommitted changes
+    data: list[str] = field(default_factory=list)  # sentences about the data sets
+    # The versions of both by package.
     packages: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
-    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)  # the last values of both
+    # Where a shared metric first differs, in the order of the steps.
     partings: list[_Parting] = field(default_factory=list)
-    shared: int = 0
-    left_out: list[str] = field(default_factory=list)
+    shared: int = 0  # steps at which both have reported training metrics
+    left_out: list[str] = field(default_factory=list)  # what could not be compared, and why
 
     @property
     def parting(self) -> _Parting | None:

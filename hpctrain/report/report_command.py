@@ -20,12 +20,7 @@ from hpctrain.report.views import output, terminal_view
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the reports of runs; return the exit code.
-
-    Raises:
-        ConfigError: A run is unknown, or options do not fit together.
-        StorageError: There is no such folder.
-    """
+    """Print the reports of runs; return the exit code."""
     options = _parse(argv)
     for option in ("html", "png"):
         if file := getattr(options, option):

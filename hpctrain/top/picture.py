@@ -29,13 +29,9 @@ _LINES_AROUND = 5  # lines that are no rows of devices
 
 
 def picture(seen: Snapshot, height: int, plain: bool) -> Group:
-    """Return the picture.
+    """Return the picture in `height` lines; a plain one has ASCII letters only.
 
-    Args:
-        seen: What is shown.
-        height: The lines that there are. If the devices need more, the GPUs of a node share one
-            line; what then does not fit is counted.
-        plain: Whether only ASCII letters may be used.
+    If the devices need more, the GPUs of a node share one line; what then does not fit is counted.
     """
     notes = [(seen.run.name, note) for note in seen.notes]
     notes += [(node.name, note) for node in seen.nodes for note in node.notes]

@@ -34,57 +34,34 @@ _USE = "utilization_percentage"
 
 @dataclass
 class Device:
-    """A GPU, or the cores of a node.
+    """A GPU, or the cores of a node."""
 
-    Attributes:
-        name: `gpu 0`, or `cores`.
-        now: The last values by name, without the name of the device.
-        use: The use in percent in the last samples, the oldest first.
-    """
-
-    name: str
-    now: dict[str, float]
-    use: list[float] = field(default_factory=list)
+    name: str  # `gpu 0`, or `cores`
+    now: dict[str, float]  # by name, without that of the device
+    use: list[float] = field(default_factory=list)  # percent, the oldest first
 
 
 @dataclass
 class Node:
-    """A node of the run.
-
-    Attributes:
-        name: Its name.
-        age_s: The seconds since its last sample.
-        cores: The cores of the job, and what is measured of the node.
-        gpus: The GPUs of the job.
-        notes: What is wrong with it, in words.
-    """
+    """A node of the run."""
 
     name: str
-    age_s: float
-    cores: Device
+    age_s: float  # since its last sample
+    cores: Device  # those of the job, and what is measured of the node
     gpus: list[Device]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what is wrong with it, in words
 
 
 @dataclass
 class Snapshot:
-    """A run at a moment.
-
-    Attributes:
-        run: Its directory.
-        state: What run.json says.
-        progress: The content of progress.json; an empty one before the first step.
-        nodes: The nodes of the newest attempt, those with notes first.
-        slowest: The slowest rank and its node at the last report; "" if it is not known.
-        notes: What looks wrong with the run, in words.
-    """
+    """A run at a moment."""
 
     run: Path
-    state: str
-    progress: Progress
-    nodes: list[Node]
-    slowest: str
-    notes: list[str] = field(default_factory=list)
+    state: str  # of run.json
+    progress: Progress  # empty before the first step
+    nodes: list[Node]  # of the newest attempt, those with notes first
+    slowest: str  # rank and node at the last report; "" if unknown
+    notes: list[str] = field(default_factory=list)  # what looks wrong with the run, in words
 
     def facts(self) -> dict[str, Any]:
         """Return everything for `--json`."""
@@ -111,15 +88,7 @@ class Snapshot:
 
 
 def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
-    """Read a run.
-
-    Args:
-        run: The run.
-        now: The time, in seconds since the epoch; None means now.
-
-    Raises:
-        StorageError: run.json is damaged.
-    """
+    """Read a run; `now` is in seconds since the epoch. A damaged run.json is a StorageError."""
     now = time.time() if now is None else now
     record = run.read()
     attempt, state = record.attempt, record.state or "created"

@@ -24,12 +24,7 @@ _IMAGE = re.compile(r"artifacts/images/(?P<key>.+?)\+step\+(?P<step>\d+)\+")
 class SeveralTrackers(Tracker):
     """A tracker that passes on what it gets: to the journal, then to other trackers.
 
-    Args:
-        journal: The tracker of the journal.
-        others: The other trackers, whose attributes are set here.
-        run_dir: The run directory.
-        run_name: The name of the run in MLflow.
-        uid: The id of the run.
+    It sets the attributes of the other trackers.
     """
 
     def __init__(

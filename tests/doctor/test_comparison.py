@@ -7,10 +7,10 @@ from pathlib import Path
 from hpctrain.config.schema import Config
 from hpctrain.doctor import comparison, failed_hosts, history
 from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
+from hpctrain.doctor.command import settings
 from hpctrain.doctor.finding import Finding, good, worst
 from hpctrain.doctor.look import Asked, Look
 from hpctrain.doctor.measures import all_reduce, pairs
-from hpctrain.doctor.settings import settings
 from hpctrain.launch.slurm.script import sbatch_script
 from hpctrain.runs import excluded_hosts
 

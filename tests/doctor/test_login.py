@@ -11,9 +11,8 @@ from hpctrain.doctor import login
 from hpctrain.doctor.checks import file_systems
 from hpctrain.doctor.checks.file_systems import Probe
 from hpctrain.doctor.checks.scheduler import partition_findings
-from hpctrain.doctor.command import main
+from hpctrain.doctor.command import main, settings
 from hpctrain.doctor.finding import Finding, worst
-from hpctrain.doctor.settings import settings
 from hpctrain.errors import ConfigError
 from hpctrain.launch.slurm.partition_limit import minutes
 

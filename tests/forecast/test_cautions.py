@@ -11,7 +11,6 @@ import yaml
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.forecast import cautions
-from hpctrain.forecast.parameter_count import parameter_count
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.slurm import partition_limit
 from hpctrain.launch.sweeps.before_queueing import notes
@@ -99,12 +98,14 @@ def test_parameters_are_those_of_the_model() -> None:
             keys = {key: value for key, value in model.items() if key != "_target_"}
             with torch.device("meta"):
                 built = own[model["_target_"]](**keys)
-            assert parameter_count(model) == sum(p.numel() for p in built.parameters()), model
+            assert cautions.parameter_count(model) == sum(p.numel() for p in built.parameters()), (
+                model
+            )
             counted += 1
         else:
-            assert parameter_count(model) is None
+            assert cautions.parameter_count(model) is None
     assert counted == 32 + 5
-    assert parameter_count({"_target_": "hpctrain.models.Transformer"}) is None
+    assert cautions.parameter_count({"_target_": "hpctrain.models.Transformer"}) is None
 
 
 def test_beyond_the_partition(composer: Composer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,8 @@ from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.more_nodes import scaling
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimate import Estimate
-from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
 from hpctrain.plan.predicting.rank_memory import RankMemory
-from hpctrain.plan.predicting.timing import StepTime
+from hpctrain.plan.predicting.timing import StepTime, gather_s, link_of, send_s
 from hpctrain.plan.printing import print_scaling
 from hpctrain.plan.ranking import WHY
 from hpctrain.tasks import LanguageModel

@@ -31,21 +31,13 @@ _TRIES = 3  # what is slow once may have waited for other work on the host
 
 @dataclass(frozen=True)
 class Probe:
-    """What writing a probe into a folder has shown.
+    """What writing a probe into a folder has shown."""
 
-    Attributes:
-        write: Bytes per second, with the time to bring them to the disk.
-        read: Bytes per second of reading them back; None if the system's cache cannot be avoided.
-        file_s: The seconds to create, rename and delete a small file, on average.
-        skew_s: By how many seconds the clock of the file server is ahead of this host's.
-        locks: Whether files can be locked.
-    """
-
-    write: float
-    read: float | None
-    file_s: float
-    skew_s: float
-    locks: bool
+    write: float  # bytes/s, with the time to bring them to the disk
+    read: float | None  # bytes/s; None if the system's cache cannot be avoided
+    file_s: float  # to create, rename and delete a small file, on average
+    skew_s: float  # the clock of the file server is ahead of this host's
+    locks: bool  # files can be locked
 
     def best(self, other: Self) -> Self:
         """Return the better figures of two probes of one folder."""

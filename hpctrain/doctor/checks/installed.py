@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hpctrain import __version__
+from hpctrain.distributed.report import installed_version
 from hpctrain.doctor.finding import Finding, good, unknown
 from hpctrain.runs.code.provenance import packages
 
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "hpctrain": __version__,
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: installed_version(name) for name in _PACKAGES},
         "packages": _digest("\n".join(listed[1:]).encode()),
         "code": _code_digest(),
         "system": platform.platform(),
@@ -56,13 +56,6 @@ def checked() -> list[Finding]:
         found, cure = f"torch {shown['torch']} is built for CPUs only", _FOR_GPUS
         findings.append(unknown("torch for GPUs", found, cure))
     return findings
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _digest(content: bytes) -> str:

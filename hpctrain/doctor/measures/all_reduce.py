@@ -35,8 +35,7 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
 def measured(device: torch.device, group: dist.ProcessGroup | None = None) -> list[Row]:
     """Measure all-reduce; all ranks of the group call it, None is the default group.
 
-    Returns:
-        A row for each size, from 4 bytes, whose time is the latency.
+    There is a row for each size, from 4 bytes, whose time is the latency.
     """
     count, rows = dist.get_world_size(group), []
     for size in _SIZES[device.type]:

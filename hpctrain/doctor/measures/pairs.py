@@ -34,9 +34,8 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
 def measured(device: torch.device, ranks: RankInfo) -> dict[int, float]:
     """Exchange data between the first ranks of the nodes; all ranks call it.
 
-    Returns:
-        Of a first rank: the number of each node that it has met, with 1e6 bytes per second in one
-        direction; both directions are busy.
+    A first rank gets the number of each node that it has met, with 1e6 bytes per second in one
+    direction; both directions are busy.
     """
     speeds: dict[int, float] = {}
     for pairs in islice(rounds(ranks.num_nodes), _MOST_ROUNDS):

@@ -77,9 +77,6 @@ def of_reading(path: str, split: str, rank: int, ranks: int) -> float:
 
     What the system has in its cache comes from there, as in a training's second epoch. The fastest
     of some parts of the time counts: during the others, other work may have had the CPU.
-
-    Raises:
-        DataError: It is no data set, or it is damaged.
     """
     reader = Reader(path, split, None)
     random, rows = np.random.default_rng(rank), min(_ROWS, len(reader))

@@ -54,38 +54,22 @@ NEED_VALUES = (
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes for each sample of a micro-batch.
+    """Bytes for each sample of a micro-batch."""
 
-    Attributes:
-        kept: The largest sum of the step: what blocks keep, and what one needs to compute.
-        outside: The part of it that belongs to the logits and the loss.
-        saved: What all blocks keep when the forward pass ends.
-        working: What the backward pass of one block needs beside what all blocks keep.
-        exact: Whether they were measured; otherwise they are 0 and unknown.
-    """
-
-    kept: int
-    outside: int
-    saved: int
-    working: int
-    exact: bool = True
+    kept: int  # the largest sum: what blocks keep, and what one needs to compute
+    outside: int  # the part of it of the logits and the loss
+    saved: int  # by all blocks when the forward pass ends
+    working: int  # of the backward pass of one block, beside `saved`
+    exact: bool = True  # measured; otherwise they are 0 and unknown
 
 
 def activations_of(
     build: Build, task: Any, sample: Batch, compute: torch.dtype | None, train: TrainConfig
 ) -> Activations:
-    """Return the activations of a sample.
+    """Return the activations of a sample, by `build`, which returns a new model.
 
-    Args:
-        build: Returns a new model.
-        task: The task.
-        sample: One sample.
-        compute: The dtype of autocast; None without it.
-        train: Its activation checkpointing and global batch size are read.
-
-    Raises:
-        ConfigError: Blocks are to be computed again, but the model has none; or the sample does not
-            fit the model and the task.
+    `compute` is the dtype of autocast. It raises a ConfigError if the sample does not fit, or
+    blocks are to be computed again and there are none.
     """
     tokens = tokens_of(task, sample)
     # Losses compute many positions in parts, so the batch is not larger than that of the run.
@@ -216,11 +200,7 @@ def _raise(error: Exception) -> None:
 
 
 class _Live(TorchDispatchMode):
-    """Adds up the bytes of all tensors that operations return, as long as they live.
-
-    Args:
-        states: Parameters and buffers, which do not count.
-    """
+    """Adds up the bytes of all tensors but `states` that operations return, while they live."""
 
     def __init__(self, states: list[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

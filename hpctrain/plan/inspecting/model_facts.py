@@ -32,54 +32,32 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that has parameters of its own.
-
-    Attributes:
-        name: Its name in the model.
-        kind: Its class.
-        shape: The shape of its largest parameter.
-        parameters: The elements of its parameters.
-        flops: Those of the forward pass of a sample; None if they were not counted.
-        activations: Bytes of its output for a sample; None if it was not called.
-    """
+    """A layer that has parameters of its own."""
 
     name: str
-    kind: str
-    shape: Shape
-    parameters: int
-    flops: int | None = None
-    activations: int | None = None
+    kind: str  # its class
+    shape: Shape  # of its largest parameter
+    parameters: int  # elements
+    flops: int | None = None  # of the forward pass of a sample; None if not counted
+    activations: int | None = None  # bytes of its output for a sample; None if it was not called
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The sizes of a model.
+    """The sizes of a model."""
 
-    Attributes:
-        parameters: All of them, each once.
-        trainable: Those that are trained.
-        embedding: Those of tables in which rows are looked up.
-        active: Those that a token uses: without the experts that it does not use.
-        flops: Of a sample; None if they can be neither counted nor computed.
-        matrices: Rows, columns and parameters of the linear layers and convolutions.
-        width: Elements of a position between two blocks; 0 if it is unknown.
-        experts: The experts of a layer; 0 if there are none.
-        of_experts: The parameters of all experts.
-        per_token: The experts that a token uses; 0 if there are none.
-        context: Whether its sequences can be divided (context parallel).
-    """
-
-    parameters: int
+    parameters: int  # each once
     trainable: int
-    embedding: int
-    active: int
-    flops: Flops | None
+    embedding: int  # in tables of which rows are looked up
+    active: int  # that a token uses: without its unused experts
+    flops: Flops | None  # of a sample; None if they can be neither counted nor computed
+    # Rows, columns and parameters of the linear layers and convolutions.
     matrices: tuple[tuple[int, int], ...]
-    width: int
-    experts: int = 0
-    of_experts: int = 0
-    per_token: int = 0
-    context: bool = False
+    width: int  # elements of a position between two blocks; 0 if unknown
+    experts: int = 0  # of a layer; 0 if there are none
+    of_experts: int = 0  # parameters of all experts
+    per_token: int = 0  # experts that a token uses
+    context: bool = False  # its sequences can be divided (context parallel)
 
     @property
     def tokens(self) -> int:
@@ -109,11 +87,7 @@ def build_of(config: Config) -> Build:
 
 
 def build_on_meta(config: Config) -> nn.Module:
-    """Return the model of a config, without memory.
-
-    Raises:
-        ConfigError: It cannot be built there; the message has the call that fails.
-    """
+    """Return the model of a config, without memory; a ConfigError has the call that fails."""
     try:
         with torch.device("meta"):
             return build_of(config)()
@@ -128,11 +102,7 @@ def build_on_meta(config: Config) -> nn.Module:
 
 
 def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
-    """Return the facts of a model.
-
-    Raises:
-        ConfigError: The task and the sample do not fit.
-    """
+    """Return the facts of a model; a ConfigError if the task and the sample do not fit."""
     parameters = list(model.parameters())
     summary = ModelSummary.of(model)
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -197,11 +167,7 @@ def layers_of(model: nn.Module, task: Any, sample: Batch) -> list[Layer]:
 
 
 def explained(call: Callable[[], Any], what: str) -> Any:
-    """Return what a call returns; its error becomes one that names the line that fails.
-
-    Raises:
-        ConfigError: The call has raised an exception.
-    """
+    """Return what a call returns; its error becomes a ConfigError with the line that fails."""
     try:
         return call()
     except HpctrainError:

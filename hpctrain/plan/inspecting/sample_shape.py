@@ -22,11 +22,7 @@ _EXAMPLES = "8193 (tokens of a window) or 3x224x224"
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """Return the numbers of `--sample-shape`.
-
-    Raises:
-        ConfigError: It has another form.
-    """
+    """Return the numbers of `--sample-shape`."""
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         raise ConfigError(f"--sample-shape={text}: it must be numbers with x between: {_EXAMPLES}")
     return tuple(map(int, text.split("x")))
@@ -35,13 +31,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 def of_shape(config: Config, task: Any, shape: tuple[int, ...]) -> Batch:
     """Return a sample of this shape, in the fields that the task names.
 
-    Args:
-        config: The config.
-        task: The task; its attributes are the names of the fields.
-        shape: One dimension stands for tokens, several for an input of floats.
-
-    Raises:
-        ConfigError: The task does not say which fields it has.
+    One dimension stands for tokens, several for an input of floats.
     """
     fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
     if hasattr(task, "tokens"):
@@ -65,12 +55,7 @@ def of_shape(config: Config, task: Any, shape: tuple[int, ...]) -> Batch:
 
 
 def of_data(config: Config) -> Batch:
-    """Return a sample as the index of the data set describes it.
-
-    Raises:
-        ConfigError: A field has another length in each sample.
-        DataError: There is no such data set.
-    """
+    """Return a sample by the index of the data set; a ConfigError if a field's length varies."""
     data = config.data
     path = data.mixture[0]["path"] if data.mixture else data.path
     fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
@@ -95,11 +80,7 @@ def of_data(config: Config) -> Batch:
 
 
 def samples_of_epoch(config: Config) -> int:
-    """Return the number of samples of an epoch.
-
-    Raises:
-        DataError: There is no such data set.
-    """
+    """Return the number of samples of an epoch; a DataError if there is no such data set."""
     data = config.data
     total = 0
     for part in data.mixture or [{"path": data.path}]:

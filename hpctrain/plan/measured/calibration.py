@@ -30,25 +30,15 @@ _CPU_LINK = Link("between processes", 1e9, 50e-6)
 
 @dataclass(frozen=True)
 class Calibration:
-    """What runs say about the times of others.
-
-    Attributes:
-        runs: The runs.
-        compute: The factor of the time of matrix products.
-        rest: The factor of the other work of a rank.
-        communication: The factor of what is not hidden; None if no run has measured it.
-        data_wait: The part of a step that waits for data.
-        memory: The factor of the memory of tensors; None if no run has measured it.
-        errors: Of each run, its predicted step time divided by the measured one, minus 1.
-    """
+    """What runs say about the times of others."""
 
     runs: tuple[MeasuredRun, ...]
-    compute: float
-    rest: float
-    communication: float | None
-    data_wait: float
-    memory: float | None
-    errors: tuple[float, ...]
+    compute: float  # factor of the time of matrix products
+    rest: float  # factor of the other work of a rank
+    communication: float | None  # factor of what is not hidden; None if no run has measured it
+    data_wait: float  # the part of a step that waits for data
+    memory: float | None  # factor of that of tensors; None if no run has measured it
+    errors: tuple[float, ...]  # of each run: predicted step time / measured one - 1
 
     def time(self, predicted: StepTime) -> StepTime | None:
         """Return the calibrated time; None if it needs communication that no run has measured."""
@@ -95,11 +85,7 @@ class Calibration:
 
 
 def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
-    """Return the hardware on which the runs were measured.
-
-    Raises:
-        ConfigError: A run has another model, format or hardware than the plan.
-    """
+    """Return the hardware of the runs; a ConfigError if one of them does not fit the plan."""
     first = runs[0]
     for run in runs:
         what = f"--from-run {run.path}"

@@ -17,15 +17,10 @@ _GIB = 2**30
 
 
 class Comparison:
-    """The layouts that were measured.
+    """The layouts that were measured; `command` is the beginning of one that submits the run.
 
-    Args:
-        results: In any order.
-        command: The beginning of a command that submits the run.
-
-    Attributes:
-        ranked: By the number of nodes and ranks, then by the measured time of a step; a layout
-            whose job has failed is the last of its number.
+    They are ranked by nodes and ranks, then by the measured step; a failed one is last of its
+    number.
     """
 
     def __init__(self, results: Sequence[Measured], command: str) -> None:

@@ -36,21 +36,13 @@ from hpctrain.runs.run_dir import RunDir
 
 @dataclass(frozen=True)
 class Measured:
-    """A layout after its job.
+    """A layout after its job."""
 
-    Attributes:
-        estimate: The layout, and what was predicted.
-        run: The run directory.
-        job: `ARRAYJOB_TASK`.
-        found: What the run has measured; None if its job has failed.
-        cause: Why it has failed, or had smaller micro-batches than planned; else "".
-    """
-
-    estimate: Estimate
+    estimate: Estimate  # the layout, and what was predicted
     run: Path
-    job: str
-    found: MeasuredRun | None
-    cause: str = ""
+    job: str  # `ARRAYJOB_TASK`
+    found: MeasuredRun | None  # None if its job has failed
+    cause: str = ""  # why it has failed, or had smaller micro-batches than planned; else ""
 
     @property
     def step_s(self) -> float | None:
@@ -108,17 +100,11 @@ class Measured:
 def measure(
     estimates: Sequence[Estimate], overrides: Sequence[str], output_dir: str
 ) -> list[Measured]:
-    """Submit the best layouts, wait, and return what they have measured.
+    """Submit the best layouts, wait, and return what they have measured, in `measure/TIME`.
 
-    Args:
-        estimates: Best first; a layout of the command line is the first of all.
-        overrides: Those of the command line, for people.
-        output_dir: The run directories go into `measure/TIME` in this folder.
-
-    Raises:
-        ConfigError: No layout can be measured; nothing was queued.
-        LaunchError: The scheduler refuses a job; those in the queue were cancelled.
-        KeyboardInterrupt: Ctrl-C; the jobs were cancelled.
+    The estimates come best first, but one of the command line is the first of all. If the scheduler
+    refuses a job (LaunchError), or after Ctrl-C (KeyboardInterrupt), those in the queue are
+    cancelled.
     """
     first = estimates[0] if estimates else None
     if first is not None and first.fits is False and first.layout.named:

@@ -26,17 +26,11 @@ _ENDED = ("finished", "failed")
 
 @dataclass
 class Followed:
-    """A job that is waited for.
+    """A job that is waited for."""
 
-    Attributes:
-        name: The layout, for a reader.
-        job: The job.
-        state: Its last known state, in words.
-    """
-
-    name: str
+    name: str  # for a reader
     job: RunJob
-    state: str = "pending"
+    state: str = "pending"  # in words
 
     @property
     def step(self) -> int:
@@ -62,11 +56,7 @@ class Followed:
 
 
 def wait(jobs: Sequence[Followed]) -> None:
-    """Return when all jobs have ended.
-
-    Args:
-        jobs: The jobs, whose states are kept up to date.
-    """
+    """Return when all jobs have ended; their states are kept up to date."""
     pause = _POLL_S[0]
     with Progress(
         TextColumn("{task.description}"),

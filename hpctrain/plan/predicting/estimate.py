@@ -19,31 +19,18 @@ from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 
 @dataclass(frozen=True)
 class Estimate:
-    """The prediction for a layout.
-
-    Attributes:
-        layout: The layout.
-        memory: Of the rank that needs most.
-        fits: Whether that is less than the GPU has; None if its memory is unknown, or the
-            activations are unknown and the rest alone would fit.
-        time: Of a step; None if a figure that it needs is unknown.
-        steps: Of the budget; None without one.
-        watts: Of all GPUs and nodes; None if unknown.
-        price: The one that counts; None if unknown.
-        spot: Where capacity may be taken away; None if unknown, or if the price is the user's own.
-        tokens: Of a sample.
-        reason: Why one would choose it, for a reader.
-    """
+    """The prediction for a layout."""
 
     layout: Layout
-    memory: RankMemory
+    memory: RankMemory  # of the rank that needs most
+    # None if the GPU's memory is unknown, or the activations are and the rest alone would fit.
     fits: bool | None
-    time: StepTime | None
-    steps: int | None
-    watts: float | None
-    price: Price | None
-    spot: Price | None
-    tokens: int
+    time: StepTime | None  # of a step; None if a figure that it needs is unknown
+    steps: int | None  # of the budget; None without one
+    watts: float | None  # of all GPUs and nodes; None if unknown
+    price: Price | None  # the one that counts; None if unknown
+    spot: Price | None  # where capacity may be taken away; None if unknown or the user's own
+    tokens: int  # of a sample
     reason: str = ""
 
     @property
@@ -118,17 +105,8 @@ class _Calibrates(Protocol):
 class Estimator:
     """Predicts layouts of one model.
 
-    Args:
-        facts: The facts of the model.
-        memory: Computes the memory of a layout.
-        activations: Those of a sample, by `train.activation_checkpointing`.
-        blocks: The blocks of the model.
-        steps: The steps of the budget; None without one.
-        efficiencies: What is reached of the figures of the hardware.
-
-    Attributes:
-        calibration: What measured runs say of the times; None takes the efficiencies alone.
-        limits: What the run may take.
+    `activations` are those of a sample, by `train.activation_checkpointing`. `calibration` is what
+    measured runs say of the times; None takes the efficiencies alone.
     """
 
     def __init__(
@@ -160,11 +138,7 @@ class Estimator:
         return self._memory.least(config, ranks)
 
     def of(self, layout: Layout, hardware: Hardware | None) -> Estimate:
-        """Return the prediction for a layout.
-
-        Raises:
-            ConfigError: The model cannot be divided so.
-        """
+        """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""
         memory = self._memory.of(layout, hardware)
         time = None
         if hardware is not None:

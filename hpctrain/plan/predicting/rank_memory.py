@@ -38,29 +38,17 @@ GAPS = 0.04
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes on the rank that needs most; `hpctrain.plan.memory.Memory` explains the first ones.
+    """Bytes on the rank that needs most; `hpctrain.plan.memory.Memory` explains the first ones."""
 
-    Attributes:
-        parameters: The parameters that the optimizer updates.
-        gradients: Their gradients.
-        optimizer: The state of the optimizer.
-        gathered: Parameters that are put together or converted for computing.
-        activations: What the forward passes keep, of all micro-batches in flight; None if unknown.
-        logits: The outputs of the model, and what the loss adds to them; None if unknown.
-        buffers: Gradients before their reduction, and buffers of communication.
-        allowance: What the context of CUDA takes, and gaps; 0 on CPUs.
-        total: The largest sum of a step. Not everything exists at the same time. If the activations
-            are unknown, it is at least this.
-    """
-
-    parameters: int
+    parameters: int  # that the optimizer updates
     gradients: int
     optimizer: int
-    gathered: int
-    activations: int | None
-    logits: int | None
-    buffers: int
-    allowance: int
+    gathered: int  # put together or converted for computing
+    activations: int | None  # of all micro-batches in flight; None if unknown
+    logits: int | None  # the outputs of the model, and what the loss adds to them; None if unknown
+    buffers: int  # gradients before their reduction, and buffers of communication
+    allowance: int  # what the context of CUDA takes, and gaps; 0 on CPUs
+    # The largest sum of a step: not all exists at once. A lower bound without activations.
     total: int
 
 
@@ -69,12 +57,9 @@ _Sizes = tuple[ModelSizes, ModelSizes]
 
 
 class MemoryModel:
-    """Computes the memory of layouts of one model; the model itself is needed only once.
+    """Computes the memory of layouts of one model, which is on the meta device.
 
-    Args:
-        model: On the meta device.
-        facts: Its facts.
-        activations: Those of a sample, by `train.activation_checkpointing`.
+    The activations are those of a sample, by `train.activation_checkpointing`.
     """
 
     def __init__(
@@ -94,12 +79,7 @@ class MemoryModel:
         return (stored * self._facts.parameters + trained) / ranks
 
     def of(self, layout: Layout, hardware: Hardware | None) -> RankMemory:
-        """Return the memory of a layout.
-
-        Raises:
-            ConfigError: The model has no plan, or no blocks, but the layout needs them; or the
-                ranks cannot divide its experts.
-        """
+        """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
         stages = self._stages(layout.config, layout.degrees)
         for sizes, _ in stages:
             _check_experts(sizes, layout.config.parallel, layout.degrees)

@@ -5,12 +5,20 @@
     bytes / HBM bandwidth           ──┼── / (1 - bubble) ── + optimizer ── step
     collectives that are not hidden ──┘
 
+The collectives follow the alpha-beta model of their slowest link, as a ring (Thakur et al. 2005):
+
+    all-gather, reduce-scatter   (n - 1) alpha + (n - 1) / n x bytes / beta
+    all-reduce                   twice that
+
+NCCL takes trees where latency matters, so alpha counts for log2(n) hops at most.
+
 The efficiency of a matrix product grows with its size: `best` x s / (s + HALF), where s is the
 harmonic mean of its three sizes. The constants are calibrated on the runs that docs/plan.md names.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hpctrain.config.rules.pipeline_schedule import bubble
@@ -21,61 +29,38 @@ from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import shards
-from hpctrain.plan.predicting.link_times import gather_s, link_of, send_s
+
+_LINK_EFFICIENCY = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
 
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """What a step reaches of the figures of a data sheet.
+    """What a step reaches of the figures of a data sheet."""
 
-    Attributes:
-        best: The part of the peak that the largest matrix products reach; None takes that of the
-            hardware.
-        half: The size at which a matrix product reaches half of `best`.
-        attention: The part of the peak that the flash kernel reaches, where the hardware does not
-            say.
-        traffic: How often the bytes of the activations go through the memory in a step.
-        fused: The same, where torch.compile fuses operations.
-        memory: The part of the HBM bandwidth that is reached.
-        overlap: The part of the computing time behind which communication can hide.
-        launch_s: Seconds in which the CPU starts one operation of the GPU.
-        host_link: Bytes per second between a GPU and the memory of its host, for offload.
-        host_memory: Bytes per second of the memory of the host, for each GPU.
-    """
-
+    # The part of the peak that the largest products reach; None takes that of the hardware.
     best: float | None = None
-    half: float = 32.0
-    attention: float = 0.35
-    traffic: float = 8.0
-    fused: float = 3.0
-    memory: float = 0.8
-    overlap: float = 0.9
-    launch_s: float = 6e-6
-    host_link: float = 20e9
-    host_memory: float = 20e9
+    half: float = 32.0  # the size at which a product reaches half of `best`
+    attention: float = 0.35  # of the peak, where the hardware does not say (flash kernel)
+    traffic: float = 8.0  # how often the bytes of the activations go through the memory in a step
+    fused: float = 3.0  # the same, where torch.compile fuses
+    memory: float = 0.8  # of the HBM bandwidth
+    overlap: float = 0.9  # of the computing time, behind which communication can hide
+    launch_s: float = 6e-6  # in which the CPU starts one operation
+    host_link: float = 20e9  # bytes/s between a GPU and the memory of its host, for offload
+    host_memory: float = 20e9  # bytes/s of the memory of the host, for each GPU
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step.
-
-    Attributes:
-        step_s: The step.
-        compute_s: Matrix products and attention.
-        memory_s: Work that is bound by the bandwidth of the memory.
-        comm_s: All communication of a rank.
-        exposed_comm_s: The part that is not hidden behind computing.
-        bubble: The part of the step in which a rank of a pipeline waits.
-        mfu: FLOPs of the model per second, as a part of the peak.
-    """
+    """Seconds of a step."""
 
     step_s: float
-    compute_s: float
-    memory_s: float
-    comm_s: float
-    exposed_comm_s: float
-    bubble: float
-    mfu: float
+    compute_s: float  # matrix products and attention
+    memory_s: float  # work that is bound by the bandwidth of the memory
+    comm_s: float  # all of a rank
+    exposed_comm_s: float  # the part that is not hidden behind computing
+    bubble: float  # the part of the step in which a rank of a pipeline waits
+    mfu: float  # FLOPs of the model per second, as a part of the peak
 
 
 _KERNELS = 90  # of a block, forward and backward
@@ -254,3 +239,35 @@ def _optimizer(config: Config, facts: ModelFacts, layout: Layout, rate: float) -
     size = 2 if config.precision.params == "bf16" else 4
     tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
     return own * size * tensors / rate
+
+
+def gather_s(nbytes: float, ranks: int, link: Link) -> float | None:
+    """Return the seconds of an all-gather or a reduce-scatter; None if the link is unknown."""
+    if ranks == 1 or nbytes == 0:
+        return 0.0
+    if link.bandwidth is None:
+        return None
+    alpha = (link.latency_s or 0.0) * math.ceil(math.log2(ranks))
+    return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * _LINK_EFFICIENCY)
+
+
+def send_s(nbytes: float, link: Link) -> float | None:
+    """Return the seconds in which one rank sends to another; None if the link is unknown."""
+    if link.bandwidth is None:
+        return None
+    return (link.latency_s or 0.0) + nbytes / (link.bandwidth * _LINK_EFFICIENCY)
+
+
+def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:
+    """Return the slowest link of a group of ranks."""
+    if inner * ranks <= per_node:
+        return hardware.inside
+    # A ring enters each node once, and all ranks of the group in a node share the work of sending.
+    together = max(1, per_node // inner)
+    between, inside = hardware.between.bandwidth, hardware.inside.bandwidth
+    if between is None or (together > 1 and inside is None):
+        return Link(hardware.between.kind)
+    rate = (
+        between * together if inside is None or together == 1 else min(inside, between * together)
+    )
+    return Link(hardware.between.kind, rate, hardware.between.latency_s)

@@ -36,30 +36,18 @@ _SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 @dataclass
 class Traffic:
-    """The operations of one kind over one group of ranks.
+    """The operations of one kind over one group of ranks."""
 
-    Attributes:
-        kind: Such as all-gather.
-        dimensions: The degrees that the group crosses, such as dp_shard; several are joined by x.
-        ranks: The ranks of the group.
-        calls: How often.
-        nbytes: The sum of the messages; for a gather or scatter that of the whole, of which each
-            rank has a part.
-    """
-
-    kind: str
-    dimensions: str
+    kind: str  # such as all-gather
+    dimensions: str  # the degrees that the group crosses, such as dp_shard, joined by x
     ranks: int
     calls: int = 0
+    # The sum of the messages; for a gather or scatter that of the whole, not of a rank's part.
     nbytes: int = 0
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Counts while it is entered.
-
-    Args:
-        degrees: The degrees of the mesh.
-    """
+    """Counts while it is entered, by the degrees of the mesh."""
 
     def __init__(self, degrees: Degrees) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

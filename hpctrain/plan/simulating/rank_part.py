@@ -25,35 +25,21 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 @dataclass(frozen=True)
 class RankPart:
-    """The part of one rank.
+    """The part of one rank."""
 
-    Attributes:
-        parameters: The elements of the whole model, or of this rank's stages.
-        whole: Names of parameters that are not divided.
-        too_large: Names of parameters of which the rank has more than its part.
-        local_parameters: Bytes of the rank's parameters.
-        local_gradients: Bytes of their gradients.
-        local_optimizer: Bytes of the tensors that the optimizer keeps, as AdamW would.
-        shared: The number of additional names of tied parameters.
-    """
-
-    parameters: int
-    whole: tuple[str, ...]
-    too_large: tuple[str, ...]
-    local_parameters: int
-    local_gradients: int
-    local_optimizer: int
-    shared: int
+    parameters: int  # elements of the whole model, or of this rank's stages
+    whole: tuple[str, ...]  # not divided
+    too_large: tuple[str, ...]  # of which the rank has more than its part
+    local_parameters: int  # bytes
+    local_gradients: int  # bytes
+    local_optimizer: int  # bytes that the optimizer keeps, as AdamW would
+    shared: int  # additional names of tied parameters
 
 
 def part_of(
     build: Build, config: Config, *, loss_parallel: bool = False
 ) -> tuple[RankPart, ParallelModel]:
-    """Return what the rank of this process holds, and its model on the meta device.
-
-    Raises:
-        ConfigError: The model cannot be divided so.
-    """
+    """Return what the rank of this process holds, and its model on the meta device."""
     degrees = Degrees.of(config.parallel, distributed.get_world_size())
     mesh = Mesh(degrees, distributed.get_rank(), torch.device("cpu"))
     precision = Precision(config.precision, torch.device("meta"))

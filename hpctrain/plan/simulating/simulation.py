@@ -10,55 +10,50 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import debug
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.make import make
+from hpctrain.parallel.reducing.lockstep import Lockstep
+from hpctrain.parallel.wrappers import parallel_model
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.plan.inspecting.activations import NEED_VALUES
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.simulating import fake_world
 from hpctrain.plan.simulating.collective_counter import CollectiveCounter, Traffic
 from hpctrain.plan.simulating.rank_part import RankPart, part_of
 from hpctrain.plan.simulating.rank_places import held_by, picture
 from hpctrain.shards.types import Batch
-from hpctrain.tasks.task import Task, on_part
+from hpctrain.tasks.task import Sums, Task, on_part
 
 _MIB = 2**20
 
 
 @dataclass(frozen=True)
 class _Simulation:
-    """One rank of a world.
-
-    Attributes:
-        rank: The rank.
-        degrees: The degrees of the mesh.
-        per_node: The ranks of a node.
-        part: What the rank holds.
-        traffic: Its collective operations of a step, most bytes first.
-        not_simulated: Why the step could not be made on tensors without values; "" if it was.
-        seconds: How long the simulation took.
-        max_rss: The most memory of this process so far, in bytes.
-    """
+    """One rank of a world."""
 
     rank: int
     degrees: Degrees
-    per_node: int
+    per_node: int  # ranks of a node
     part: RankPart
-    traffic: list[Traffic] = field(default_factory=list)
-    not_simulated: str = ""
+    traffic: list[Traffic] = field(default_factory=list)  # of a step, most bytes first
+    not_simulated: str = ""  # why a step without values could not be made; "" if it was
     seconds: float = 0.0
-    max_rss: int = 0
+    max_rss: int = 0  # bytes, of this process so far
 
     def as_json(self) -> dict[str, Any]:
         """Return the object for `--json`, in bytes and seconds."""
@@ -100,15 +95,9 @@ class _Simulation:
 
 
 def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
-    """Run the recipe of one rank, and a step of it.
+    """Run the recipe of one rank, and a step of it; `shape` is the value of `--sample-shape`.
 
-    Args:
-        layout: The layout, which is valid.
-        shape: The value of `--sample-shape`; None takes a sample of the data set.
-        rank: The rank.
-
-    Raises:
-        ConfigError: The model cannot be divided so, there is no such rank, or the layout is ddp.
+    It raises a ConfigError if the model cannot be divided so, there is no such rank, or it is ddp.
     """
     config, began = layout.config, time.perf_counter()
     per_node, world = config.launch.tasks_per_node, layout.ranks
@@ -121,7 +110,7 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
             "each gradient once; name another layout, such as parallel=zero1"
         )
     degrees = layout.degrees
-    fake_world.enter(rank, world)
+    enter(rank, world)
     try:
         task = make("task", config.task)
         divided = getattr(task, "loss_parallel", False)
@@ -134,7 +123,7 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
         except NEED_VALUES as error:
             why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     finally:
-        fake_world.leave()
+        _leave()
     traffic = [] if why else counter.traffic
     seconds = time.perf_counter() - began
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -151,7 +140,7 @@ def _step(
     mesh = model.mesh
     rows = BatchSizes.of(config, mesh.degrees).share
     # Fake tensors are of a CPU, where FSDP2 runs; those of meta are refused by it.
-    with FakeTensorMode(allow_non_fake_inputs=True), fake_world.without_values():
+    with FakeTensorMode(allow_non_fake_inputs=True), _without_values():
         model.module.to_empty(device="cpu")
         model.precision.device = torch.device("cpu")
         batch = {
@@ -162,3 +151,34 @@ def _step(
             _, values = model.forward_backward(on_part(task, mesh.sequence_part), batch)
             mesh.add(torch.as_tensor(values))  # the one reduction of a step's sums
             model.scale_gradients(torch.ones(()), config.train.clip_norm)
+
+
+def enter(rank: int, world: int) -> None:
+    """Make this process a rank of a world whose other ranks do not exist."""
+    _leave()
+    debug._clear_sharding_prop_cache()  # the cache remembers the rank
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+
+
+def _leave() -> None:
+    """End the world, if there is one."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+@contextmanager
+def _without_values() -> Iterator[None]:
+    """Let a step run on tensors that have no values.
+
+    A training reads values in two places. The ranks agree on their next block in the first step:
+    here all have the same. And on a CPU the sums of a loss are numbers: here they stay tensors.
+    """
+
+    def agreed(_: Any, number: int) -> int:
+        return number
+
+    def flat(sums: Sums) -> torch.Tensor:
+        return torch.stack([torch.as_tensor(v).double() for pair in sums.values() for v in pair])
+
+    with patch.object(Lockstep, "_agreed", agreed), patch.object(parallel_model, "flat", flat):
+        yield

@@ -18,31 +18,19 @@ _AT_ONCE = 500  # job ids of one call of sacct
 
 @dataclass(frozen=True)
 class Allocation:
-    """One time that a job ran or waited.
+    """One time that a job ran or waited."""
 
-    Attributes:
-        submitted: When the job was submitted or requeued, in seconds since the epoch.
-        start: When it was given its nodes; None while it waits, or if it never was.
-        end: When it gave them back; None while it has them.
-        state: Slurm's state.
-        nodes: The number of nodes.
-    """
-
-    submitted: float
-    start: float | None
-    end: float | None
-    state: str
+    submitted: float  # or requeued, in seconds since the epoch
+    start: float | None  # None while it waits, or if it never started
+    end: float | None  # None while it has its nodes
+    state: str  # Slurm's
     nodes: int
 
 
 def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
     """Return the allocations of jobs by job id, in the order of their submission.
 
-    Args:
-        job_ids: Such as `12_3`; with none, nothing is called.
-
-    Returns:
-        The allocations; None without an accounting database.
+    They are None without an accounting database. With no job, nothing is called.
     """
     ids = sorted(set(job_ids))
     found: dict[str, list[Allocation]] = defaultdict(list)

@@ -61,28 +61,21 @@ class _Rewind:
 
 @dataclass
 class History:
-    """What a journal tells.
+    """What a journal tells."""
 
-    Attributes:
-        metrics: The series by name, without superseded values.
-        times: The records of where time went, in the order of the journal.
-        reported: The time and the step of every record of metrics, superseded ones included.
-        rewinds: Where the run went back to an earlier step.
-        damaged: The places in the journal that are no records.
-        restarts: The steps at which an attempt after the first one has reported first.
-        data: What is said about each data set, by its name.
-    """
-
-    metrics: dict[str, Series] = field(default_factory=dict)
+    metrics: dict[str, Series] = field(default_factory=dict)  # without superseded values
+    # Where time went, in the order of the journal.
     times: list[TimeRecord] = field(default_factory=list)
+    # Time and step of every record of metrics, also of superseded ones.
     reported: list[tuple[float, int]] = field(default_factory=list)
-    rewinds: list[_Rewind] = field(default_factory=list)
-    damaged: int = 0
+    rewinds: list[_Rewind] = field(default_factory=list)  # to an earlier step
+    damaged: int = 0  # places that are no records
+    # The steps at which an attempt after the first one has reported first.
     restarts: list[int] = field(default_factory=list)
     _end: int = 0  # of the records so far
     _attempt: int = 1
     _places: list[int] = field(default_factory=list)  # of the records of metrics
-    data: dict[str, str] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)  # by the name of the data set
 
     @classmethod
     def read(cls, run_dir: Path) -> History:

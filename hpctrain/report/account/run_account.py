@@ -37,35 +37,20 @@ _POINT = 0.01  # "a point" of a metric
 
 @dataclass
 class RunAccount:
-    """What is known about a run.
+    """What is known about a run."""
 
-    Attributes:
-        facts: Its directory and its place in the queue.
-        state: Its state.
-        config: The frozen config, as plain values.
-        history: The journal.
-        usage: The samples of the sensors.
-        spans: The attempts, with the parts of their time.
-        queue_s: Seconds in the queue; None if they are not known.
-        unused_s: Seconds of allocations in which no attempt has begun.
-        now: The time as of which all this is true, in seconds since the epoch.
-        left_out: What is not said, and why.
-        profile: What traces of torch's profiler say.
-        swept: What distinguishes the run from the others that are reported with it, or from those
-            of its sweep, by key.
-    """
-
-    facts: Facts
+    facts: Facts  # directory and place in the queue
     state: State
-    config: dict[str, Any]
+    config: dict[str, Any]  # frozen, as plain values
     history: History
-    usage: Usage
-    spans: list[Span]
-    queue_s: float | None
-    unused_s: float
-    now: float
-    left_out: list[str] = field(default_factory=list)
-    profile: list[str] = field(default_factory=list)
+    usage: Usage  # the samples of the sensors
+    spans: list[Span]  # the attempts, with the parts of their time
+    queue_s: float | None  # None if unknown
+    unused_s: float  # of allocations in which no attempt has begun
+    now: float  # of all this, in seconds since the epoch
+    left_out: list[str] = field(default_factory=list)  # what is not said, and why
+    profile: list[str] = field(default_factory=list)  # what traces of torch's profiler say
+    # What distinguishes it from the others of its report or sweep, by key.
     swept: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -237,12 +222,7 @@ class RunAccount:
 
 
 def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:
-    """Read the accounts of runs. `squeue` and `sacct` are called once for all of them.
-
-    Args:
-        paths: The run directories.
-        now: The time; None takes that of this machine.
-    """
+    """Read the accounts of runs. `squeue` and `sacct` are called once for all of them."""
     now = time.time() if now is None else now
     gathered = gather(paths)
     jobs = {job for facts in gathered for job in _jobs(facts)}

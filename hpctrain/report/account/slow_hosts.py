@@ -16,18 +16,12 @@ _LEAST_REPORTS = 3
 
 @dataclass(frozen=True)
 class SlowHost:
-    """A host of a run.
-
-    Attributes:
-        host: Its name.
-        slowest: The part of the reports in which one of its ranks was the slowest; if all are
-            alike, no rank is.
-        throttled: The part of the samples in which a GPU lowered its clock because of heat; None
-            without GPUs that tell it.
-    """
+    """A host of a run."""
 
     host: str
+    # The part of the reports in which one of its ranks was the slowest, where not all are alike.
     slowest: float
+    # The part of the samples in which heat lowered a GPU's clock; None if no GPU tells it.
     throttled: float | None
 
 

@@ -28,32 +28,19 @@ _ROUNDING_S = 2.0  # sacct counts whole seconds
 
 @dataclass
 class Span:
-    """One attempt on the clock, in seconds since the epoch.
+    """One attempt on the clock, in seconds since the epoch."""
 
-    Attributes:
-        number: The number of the attempt, from 1.
-        facts: The attempt in run.json.
-        begin: When its process began.
-        end: When it ended; now, while it runs.
-        first_step: The global step from which it went on.
-        killed: Whether it could not note its end.
-        runs: Whether it runs now.
-        records: Its records of where time went.
-        reached: The last step that it is known to have made.
-        scheduler: Slurm's state of its allocation; "" if it is not known.
-        parts: The seconds by part, with those of its allocation before and after.
-    """
-
-    number: int
-    facts: Attempt
+    number: int  # from 1
+    facts: Attempt  # of run.json
     begin: float
-    end: float
-    first_step: int
-    killed: bool
+    end: float  # now, while it runs
+    first_step: int  # the global step from which it went on
+    killed: bool  # it could not note its end
     runs: bool
-    records: list[TimeRecord] = field(default_factory=list)
-    reached: int = 0
-    scheduler: str = ""
+    records: list[TimeRecord] = field(default_factory=list)  # of where time went
+    reached: int = 0  # the last step that it is known to have made
+    scheduler: str = ""  # Slurm's state of its allocation; "" if unknown
+    # Seconds, with those of its allocation before and after.
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @property
@@ -70,14 +57,9 @@ def spans(
     running: bool,
     now: float,
 ) -> list[Span]:
-    """Return the attempts of a run on the clock.
+    """Return the attempts of a run on the clock, in seconds since the epoch.
 
-    Args:
-        attempts: The attempts in run.json.
-        history: The journal.
-        heard: Other times at which the run was alive, such as those of sensors.
-        running: Whether the last attempt runs.
-        now: The time, in seconds since the epoch.
+    `heard` are other times at which the run was alive, such as those of sensors.
     """
     found: list[Span] = []
     begun = [each for each in attempts if each.started]
@@ -197,15 +179,9 @@ def _add(parts: dict[str, float], name: str, value: float) -> None:
 
 
 def allocate(found: list[Span], allocations: dict[str, list[Allocation]], now: float) -> float:
-    """Add the time of the allocations before, between and after the attempts, in place.
+    """Add the time of the allocations (by job id) around the attempts, which are divided, in place.
 
-    Args:
-        found: The attempts, already divided.
-        allocations: Those of the run, by job id.
-        now: The end of an allocation that lasts.
-
-    Returns:
-        The seconds of allocations in which no attempt has begun.
+    It returns the seconds of allocations in which no attempt has begun. `now` ends one that lasts.
     """
     unused = 0.0
     for job, each in allocations.items():

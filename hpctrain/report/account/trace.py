@@ -79,12 +79,7 @@ class _Trace:
 
 
 def traces(run_dir: Path, left_out: list[str]) -> list[_Trace]:
-    """Read the traces of a run.
-
-    Args:
-        run_dir: The run directory.
-        left_out: Gets a line for each trace that cannot be read or has no operators.
-    """
+    """Read the traces of a run; `left_out` gets a line for each that says nothing."""
     found = []
     for path in sorted((run_dir / "profile").glob("*.json.gz")):
         if name := _FILE.fullmatch(path.name):

@@ -56,14 +56,11 @@ class Sensor:
 
 @dataclass
 class Usage:
-    """The samples of all nodes of a run.
+    """The samples of all nodes of a run."""
 
-    Attributes:
-        nodes: The sensors by name, by node.
-        gpus: The titles of the GPUs by node and number, such as `("n1", "gpu_0")`.
-    """
-
+    # The sensors by name, by node.
     nodes: dict[str, dict[str, Sensor]] = field(default_factory=dict)
+    # The titles of the GPUs by node and number, such as `("n1", "gpu_0")`.
     gpus: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod

@@ -25,28 +25,16 @@ _LONGEST = 120  # characters of a cause
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs that were made with the same config but for some values.
+    """Runs that were made with the same config but for some values."""
 
-    Attributes:
-        metric: The metric by which they are compared.
-        finished: The runs with a finite value of it, best first.
-        others: The runs without: failed, not begun, in progress, not finite.
-        keys: The keys whose values differ.
-    """
-
-    metric: str
-    finished: list[RunAccount]
-    others: list[RunAccount]
-    keys: list[str]
+    metric: str  # by which they are compared
+    finished: list[RunAccount]  # with a finite value of it, best first
+    others: list[RunAccount]  # failed, not begun, in progress, not finite
+    keys: list[str]  # whose values differ
 
     @classmethod
     def of(cls, accounts: Sequence[RunAccount], metric: str | None = None) -> Sweep:
-        """Sort the runs.
-
-        Args:
-            accounts: The runs.
-            metric: The metric; None takes the main metric of the most runs.
-        """
+        """Sort the runs by a metric; None takes the main metric of the most runs."""
         names = [account.metric for account in accounts]
         metric = metric or max(names, key=names.count)
         good = [
@@ -105,11 +93,7 @@ def label(values: Mapping[str, str]) -> str:
 
 
 def check_metrics(accounts: Sequence[RunAccount], metrics: Sequence[str]) -> None:
-    """Check that a run has a finite value of each metric.
-
-    Raises:
-        ConfigError: No run has one.
-    """
+    """Raise a ConfigError if no run has a finite value of one of the metrics."""
     for metric in metrics:
         if not any(math.isfinite(account.final(metric)) for account in accounts):
             names = sorted({name for account in accounts for name in account.history.metrics})

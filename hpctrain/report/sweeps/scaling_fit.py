@@ -48,18 +48,12 @@ class _Point:
 
 @dataclass
 class Scaling:
-    """A scaling series.
+    """A scaling series."""
 
-    Attributes:
-        kind: `strong` or `weak`.
-        points: Its points, by ranks.
-        left_out: The runs that are not in it, and why.
-        fit: Seconds of a step of the smallest run by part; empty with less than two points.
-    """
-
-    kind: str
-    points: list[_Point] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    kind: str  # `strong` or `weak`
+    points: list[_Point] = field(default_factory=list)  # by ranks
+    left_out: list[str] = field(default_factory=list)  # runs that are not in it, and why
+    # Seconds of a step of the smallest run by part; empty with less than two points.
     fit: dict[str, float] = field(default_factory=dict)
 
     @classmethod

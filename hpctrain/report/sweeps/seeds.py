@@ -59,19 +59,12 @@ def estimate(values: Sequence[float]) -> _Estimate:
 
 @dataclass(frozen=True)
 class Setting:
-    """The runs that differ in the seed only.
+    """The runs that differ in the seed only."""
 
-    Attributes:
-        values: What distinguishes the setting from the others, by key.
-        runs: The finished runs.
-        missing: The other runs, with the reason.
-        estimates: The estimate of each metric.
-    """
-
-    values: dict[str, str]
-    runs: list[RunAccount]
-    missing: dict[str, str]
-    estimates: dict[str, _Estimate]
+    values: dict[str, str]  # what distinguishes it from the others, by key
+    runs: list[RunAccount]  # those that have finished
+    missing: dict[str, str]  # with the reason
+    estimates: dict[str, _Estimate]  # by metric
 
     @property
     def label(self) -> str:
@@ -82,13 +75,8 @@ class Setting:
 def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:
     """Put the runs of each setting together, the best setting first.
 
-    Args:
-        accounts: The runs.
-        over: The key that tells the runs of a setting apart, such as `seed`.
-        metrics: The metrics of the table.
-
-    Raises:
-        ConfigError: No run was swept over this key, or no run has a metric.
+    `over` is the key that tells the runs of a setting apart, such as `seed`. If no run was swept
+    over it, or no run has a metric, that is a ConfigError.
     """
     keys = {key for account in accounts for key in account.swept}
     found = [over] if over in keys else sorted(k for k in keys if k.rpartition(".")[2] == over)

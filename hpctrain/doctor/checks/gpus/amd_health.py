@@ -31,13 +31,9 @@ _MICRO = 1e-6
 
 
 class AmdHealth:
-    """One GPU; each check is a method that returns a finding.
+    """One GPU by the initialised module `amdsmi`; each check is a method that returns a finding.
 
-    Args:
-        smi: The module `amdsmi`, which was initialised.
-        label: The name of the GPU for the table, such as `GPU 0`.
-        uuid: Its UUID, as torch writes it.
-        handle: Its handle; None if amdsmi does not know the GPU.
+    `label` is for the table, such as `GPU 0`. The handle is None if amdsmi does not know the GPU.
     """
 
     def __init__(self, smi: Any, label: str, uuid: str, handle: Any) -> None:

@@ -21,26 +21,15 @@ _RESERVED, _PART_RESERVED = 2**30, 0.02
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What must be the same for all GPUs of a job; None where the driver does not tell.
+    """What must be the same for all GPUs of a job; None where the driver does not tell."""
 
-    Attributes:
-        name: The model.
-        driver: The version of the driver.
-        memory_bytes: Its memory.
-        clock_mhz: The highest clock of its multiprocessors.
-        power_w: Its power limit.
-        pcie_gb_s: The bandwidth in one direction that its PCIe link can have, with the lanes that
-            it has now.
-        nvlinks: The number of NVLinks that are up.
-    """
-
-    name: str
+    name: str  # the model
     driver: str
     memory_bytes: int | None = None
-    clock_mhz: int | None = None
-    power_w: float | None = None
-    pcie_gb_s: float | None = None
-    nvlinks: int | None = None
+    clock_mhz: int | None = None  # the highest of its multiprocessors
+    power_w: float | None = None  # its limit
+    pcie_gb_s: float | None = None  # in one direction, with the lanes that it has now
+    nvlinks: int | None = None  # that are up
 
 
 def errors_of_memory(gpu: str, corrected: int, uncorrected: int) -> Finding:

@@ -29,11 +29,8 @@ def checked(
 ) -> tuple[list[GpuFacts], list[Finding]]:
     """Return the facts of those GPUs that answer, and what was found.
 
-    Args:
-        uuids: The UUIDs of the GPUs, as NVML or torch write them.
-        nvml: The module `pynvml`, or one with the same functions.
-        first: The number of the first of them in the table.
-        smi: The module `amdsmi`, or one with the same functions; it is for AMD's GPUs.
+    `first` is the number of the first of them in the table. `nvml` is `pynvml`, and `smi` is
+    `amdsmi` for AMD's GPUs, or a module with the same functions.
     """
     if not uuids:
         return [], []

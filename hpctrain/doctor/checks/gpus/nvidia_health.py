@@ -23,13 +23,7 @@ _MANY_RETIRED, _MOST_LINKS = 60, 18
 
 
 class NvidiaHealth:
-    """One GPU; each check is a method that returns a finding.
-
-    Args:
-        nvml: The module `pynvml`, which was initialised.
-        label: The name of the GPU for the table, such as `GPU 0`.
-        uuid: Its UUID, as NVML or torch write it.
-    """
+    """One GPU by the initialised module `pynvml`; each check is a method that returns a finding."""
 
     def __init__(self, nvml: Any, label: str, uuid: str) -> None:
         self._nvml, self.label, self.uuid = nvml, label, uuid

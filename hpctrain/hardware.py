@@ -41,75 +41,47 @@ _PRICE_KEYS = (*_PRICES, "date")
 
 @dataclass(frozen=True)
 class Link:
-    """What connects the GPUs of a node, or the nodes.
+    """What connects the GPUs of a node, or the nodes."""
 
-    Attributes:
-        kind: Its name, such as `NVLink 4`.
-        bandwidth: Bytes per second that one GPU can send, while it receives as many.
-        latency_s: Seconds that the smallest message takes.
-    """
-
-    kind: str = ""
+    kind: str = ""  # such as `NVLink 4`
+    # Bytes per second that one GPU can send, while it receives as many.
     bandwidth: float | None = None
-    latency_s: float | None = None
+    latency_s: float | None = None  # seconds that the smallest message takes
 
 
 @dataclass(frozen=True)
 class Price:
-    """What one GPU costs.
+    """What one GPU costs."""
 
-    Attributes:
-        amount: The price of one GPU for one hour.
-        currency: Such as USD.
-        kind: `own`, `on_demand` or `spot`.
-        date: When the price was valid.
-    """
-
-    amount: float
-    currency: str
-    kind: str
-    date: str = ""
+    amount: float  # of one GPU for one hour
+    currency: str  # such as USD
+    kind: str  # `own`, `on_demand` or `spot`
+    date: str = ""  # when the price was valid
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of GPU in its usual node. Every figure may be None, which means unknown.
+    """A kind of GPU in its usual node. Every figure may be None, which means unknown."""
 
-    Attributes:
-        name: The name of the file, as in `hardware=h100_sxm`.
-        title: The name for a reader.
-        memory_bytes: The memory that the device reports.
-        peak_flops: Dense floating point operations per second, by the names of `precision.compute`.
-        memory_bandwidth: Bytes per second.
-        gpus_per_node: The GPUs of a usual node.
-        host: The link between a GPU and its node, such as PCIe.
-        inside: The link between the GPUs of a node.
-        between: The link between nodes, per GPU.
-        power_w: The power limit of a GPU, in watts.
-        prices: What a GPU costs, by kind.
-        devices: The exact names that torch and the driver report.
-        matmul_efficiency: The part of the peak that the largest matrix products reach.
-        attention_efficiency: The part of the peak that the flash kernel reaches.
-        storage_rate: Bytes per second that a node reads from the storage of the data.
-        node_power_w: The watts of a node beside its GPUs (its TDP), which energy counts, too.
-    """
-
-    name: str
-    title: str
-    memory_bytes: int | None
+    name: str  # the name of the file, as in `hardware=h100_sxm`
+    title: str  # for a reader
+    memory_bytes: int | None  # that the device reports
+    # Dense operations per second, by the names of `precision.compute`.
     peak_flops: Mapping[str, float]
-    memory_bandwidth: float | None
-    gpus_per_node: int | None
-    inside: Link
-    between: Link
-    power_w: float | None
-    prices: Mapping[str, Price]
-    devices: tuple[str, ...] = ()
-    matmul_efficiency: float | None = None
-    attention_efficiency: float | None = None
+    memory_bandwidth: float | None  # bytes per second
+    gpus_per_node: int | None  # of a usual node
+    inside: Link  # between the GPUs of a node
+    between: Link  # between nodes, per GPU
+    power_w: float | None  # the power limit of a GPU, in watts
+    prices: Mapping[str, Price]  # by kind
+    devices: tuple[str, ...] = ()  # the exact names that torch and the driver report
+    matmul_efficiency: float | None = None  # the part of the peak that the largest products reach
+    attention_efficiency: float | None = None  # the part of the peak that the flash kernel reaches
+    # Bytes per second that a node reads from the storage of the data.
     storage_rate: float | None = None
+    # Watts of a node beside its GPUs (its TDP), which energy counts, too.
     node_power_w: float | None = None
-    host: Link = Link()
+    host: Link = Link()  # between a GPU and its node, such as PCIe
 
     @property
     def price_per_hour(self) -> Price | None:
@@ -154,11 +126,7 @@ def known(folders: Iterable[Path | str] = ()) -> list[str]:
 
 
 def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
-    """Read the file of a machine.
-
-    Raises:
-        ConfigError: There is no such file, or it is wrong.
-    """
+    """Read the file of a machine; one that does not exist, or is wrong, is a ConfigError."""
     folders = list(folders)
     path = next((path for path in _files(folders) if path.stem == name), None)
     if path is None:
@@ -174,11 +142,7 @@ def load(name: str, folders: Iterable[Path | str] = ()) -> Hardware:
 
 
 def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
-    """Return the hardware of the section `hardware` of a config.
-
-    Raises:
-        ConfigError: A key is unknown or has a bad value.
-    """
+    """Return the hardware of a section `hardware`; a bad key or value is a ConfigError."""
     _check_keys(where, section, _KEYS)
     peaks = _mapping(f"{where}.peak_tflops", section.get("peak_tflops"), DTYPES)
     memory, rate = (

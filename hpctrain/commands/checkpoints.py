@@ -29,20 +29,13 @@ _COLUMNS = ("run", "step", "epoch", "saved", "size", "ranks", "kept", "metric", 
 
 @dataclass(frozen=True)
 class Row:
-    """One checkpoint.
-
-    Attributes:
-        run: Its run.
-        path: Its folder.
-        manifest: None if it cannot be read.
-        kept: Why it is kept: it is the latest, or a spare one in case a newer one is damaged.
-        problem: What is wrong, with the name of a file; "" if nothing, None if it is not known.
-    """
+    """One checkpoint."""
 
     run: Facts
     path: Path
-    manifest: Manifest | None
-    kept: str
+    manifest: Manifest | None  # None if it cannot be read
+    kept: str  # why it is kept: it is the latest, or a spare one in case a newer one is damaged
+    # What is wrong, with the name of a file; "" if nothing, None if it is not known.
     problem: str | None
 
     @property
@@ -126,12 +119,7 @@ def main(argv: list[str]) -> int:
 
 
 def look(run: Facts, *, verify: bool) -> list[Row]:
-    """Return the checkpoints of a run, the newest first.
-
-    Args:
-        run: The run.
-        verify: Whether to read all files.
-    """
+    """Return the checkpoints of a run, the newest first; to `verify` is to read all files."""
     rows = []
     best = best_step(run.path, run.record)
     for number, path in enumerate(checkpoints(run.path / "checkpoints")):

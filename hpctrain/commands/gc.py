@@ -55,20 +55,12 @@ _DOOMED = ".gc-"  # an item gets this prefix first: a half-deleted run must not 
 
 @dataclass(frozen=True)
 class Item:
-    """Something that can be deleted.
+    """Something that can be deleted."""
 
-    Attributes:
-        kind: One of the kinds in the table above.
-        path: A file or folder inside `output_dir`.
-        why: Why it is not needed, in a few words.
-        run: The run directory it belongs to, which is locked during the deletion; None if it
-            belongs to no run.
-    """
-
-    kind: str
-    path: Path
-    why: str
-    run: Path | None = None
+    kind: str  # one of the kinds in the table above
+    path: Path  # a file or folder inside `output_dir`
+    why: str  # why it is not needed, in a few words
+    run: Path | None = None  # which is locked during the deletion; None if it belongs to no run
 
     def size(self) -> int:
         """Return the size of all files in bytes."""

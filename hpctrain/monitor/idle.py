@@ -13,9 +13,7 @@ _CORES = "cpu_utilization_percentage"
 class Idle:
     """Finds devices that were idle for a whole window, also after they were busy.
 
-    Args:
-        percent: A device is idle in a sample below this use.
-        samples: The number of samples of the window, at least 3.
+    A device is idle in a sample below this use in percent; the window has at least 3 samples.
     """
 
     def __init__(self, percent: float, samples: int) -> None:
@@ -30,8 +28,7 @@ class Idle:
     def add(self, metrics: Mapping[str, float]) -> list[str]:
         """Return the devices that have become idle with this sample, each once until it is busy.
 
-        Args:
-            metrics: The sample. Without any GPU, the cores of the job are the device.
+        Without any GPU, the cores of the job are the device.
         """
         found = {name: _USE.fullmatch(name) for name in metrics}
         use = {match[1]: metrics[name] for name, match in found.items() if match}

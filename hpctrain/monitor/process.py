@@ -44,11 +44,7 @@ def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
 
 
 class _Monitor:
-    """Samples one node.
-
-    Args:
-        options: The options of the command line.
-    """
+    """Samples one node."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._run = options, options.run_dir

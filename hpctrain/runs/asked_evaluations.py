@@ -35,21 +35,13 @@ class _Body(Record, frozen=True):
 
 @dataclass(frozen=True)
 class Asked:
-    """One evaluation that was asked for.
+    """One evaluation that was asked for."""
 
-    Attributes:
-        folder: The folder of its job.
-        step: The global step of the checkpoint.
-        tries: How often a job was submitted.
-        job_id: The job id of the last one; None if it is not known.
-        given_up: Whether no further job is submitted.
-    """
-
-    folder: Path
-    step: int
-    tries: int = 0
-    job_id: str | None = None
-    given_up: bool = False
+    folder: Path  # of its job
+    step: int  # the global step of the checkpoint
+    tries: int = 0  # how often a job was submitted
+    job_id: str | None = None  # of the last job; None if it is not known
+    given_up: bool = False  # whether no further job is submitted
 
     @classmethod
     def of(cls, run_dir: Path, step: int) -> Asked:

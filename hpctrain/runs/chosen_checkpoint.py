@@ -15,13 +15,9 @@ from hpctrain.tracking import recorded
 def best_of(path: Path, record: RunRecord) -> BestValue | None:
     """Return the metric, value and step of the best checkpoint of a run; None without one.
 
-    The training notes it in run.json. With `evaluation.job=true` it follows from the results of
-    the evaluations, whose files never change, so nobody has to write it: of the checkpoints that
-    are there, it is the one with the best value, and of equal ones the first.
-
-    Args:
-        path: The run directory.
-        record: The content of its run.json.
+    The training notes it in run.json. With `evaluation.job=true` it follows from the results of the
+    evaluations, whose files never change, so nobody has to write it: of the checkpoints that are
+    there, it is the one with the best value, and of equal ones the first.
     """
     followed = record.best_by_jobs
     if followed is None:
@@ -46,15 +42,9 @@ def best_step(path: Path, record: RunRecord) -> int:
 
 
 def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = False) -> Path:
-    """Return the folder of an intact checkpoint; its digests are verified.
+    """Return the folder of a checkpoint whose digests are verified, or raise a StorageError.
 
-    Args:
-        run: The run directory.
-        step: The step of the checkpoint. None means the newest one that is intact.
-        best: Take the step that `best` of run.json names, in place of `step`.
-
-    Raises:
-        StorageError: There is no such checkpoint, or it is damaged.
+    It is that of a step, or the `best` of run.json, or without both the newest one that is intact.
     """
     if best:
         known = best_of(run.path, run.read())

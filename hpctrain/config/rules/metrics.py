@@ -38,10 +38,7 @@ def names(config: Config) -> tuple[str, ...] | None:
 def problems(config: Config, needed: bool = False) -> Iterator[str]:
     """Yield why no run with this config has the metrics that the config names.
 
-    Args:
-        config: The config of a run.
-        needed: Whether `metric` must be there, as in a search. Otherwise the default may be
-            missing.
+    Unless it is `needed`, as in a search, the default of `metric` may be missing.
     """
     if config.metric != Config().metric or needed:
         yield from _problems(config, "metric", config.metric)
@@ -176,15 +173,11 @@ class Asked:
     """The metric that was asked for with a task of a user, whose names the run has to show.
 
     All ranks have the same names, so they decide alike.
-
-    Attributes:
-        name: `train/NAME` or `val/NAME`; "" if the config check has answered already, or if nobody
-            has asked for the default.
-        key: The config key that names it.
     """
 
+    # `train/NAME` or `val/NAME`; "" if the config check has answered, or for the default.
     name: str = ""
-    key: str = "metric"
+    key: str = "metric"  # the config key that names it
 
     @classmethod
     def of(cls, config: Config) -> list[Asked]:
@@ -205,23 +198,13 @@ class Asked:
 
         A task usually has the same names in training and in an evaluation. If the first log line
         does not have the name, an evaluation at once tells it before hours of training are spent.
-
-        Args:
-            seen: The names of all metrics so far.
         """
         group, _, name = self.name.partition("/")
         doubtful = group == "val" and f"train/{name.rpartition('/')[2]}" not in seen
         return doubtful and any(text.startswith("train/") for text in seen) and not _of(group, seen)
 
     def check(self, seen: Collection[str]) -> None:
-        """Check that the metric is among those of its group, once these are known.
-
-        Args:
-            seen: The names of all metrics so far.
-
-        Raises:
-            ConfigError: It is not.
-        """
+        """Raise a ConfigError if the metric is not in its group, once that is `seen`."""
         known = _of(self.name.partition("/")[0], seen)
         if self.name and known and self.name not in known:
             raise ConfigError(_unknown(self.key, self.name, seen))

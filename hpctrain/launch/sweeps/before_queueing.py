@@ -13,12 +13,7 @@ _AUTO = f"launch.time_min={time_limit.AUTO}"
 
 
 def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
-    """Yield each note once for all runs.
-
-    Args:
-        entries: The runs, which are checked.
-        cluster: Whether Slurm is asked for the limits of partitions.
-    """
+    """Yield each note once for all runs; on a `cluster`, Slurm is asked for limits of time."""
     configs = [entry.config for entry in entries]
     chosen = {e.config.launch.time_min: e.config for e in entries if _AUTO in e.overrides}
     yield from filter(None, map(time_limit.note, chosen.values()))

@@ -13,22 +13,14 @@ from hpctrain.launch.slurm.queue import UnreachableError
 
 
 class Room:
-    """The answers of the scheduler, one for each set of resources.
-
-    Args:
-        folder: The folder of the sweep, for the texts of scripts; nothing is written.
-    """
+    """The answers of the scheduler, one for each set of resources; nothing is written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._checked: set[str] = set()
 
     def check(self, entries: Sequence[Entry]) -> None:
-        """Ask the scheduler when it would run the jobs, where `launch.check` is true.
-
-        Raises:
-            LaunchError: It would not run one of them.
-        """
+        """Raise a LaunchError if the scheduler would not run a job with `launch.check`."""
         requests: dict[str, list[Entry]] = {}
         for entry in entries:
             if entry.config.launch.check:

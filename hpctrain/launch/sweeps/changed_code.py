@@ -14,8 +14,7 @@ from hpctrain.terminal import few
 def say_changed_code(entries: Sequence[Entry]) -> None:
     """Name the files and functions that differ, before the runs are queued, and the choice.
 
-    Args:
-        entries: Runs that go on from a checkpoint when they are submitted, and finished ones.
+    The runs go on from a checkpoint when they are submitted, or are finished.
     """
     groups: dict[tuple[bool, str], list[Entry]] = {}
     for entry in entries:

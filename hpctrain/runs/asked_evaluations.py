@@ -21,6 +21,7 @@ from msgspec.structs import asdict
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.record import Count, JobId, Record, read
+from hpctrain.step_names import step_name
 from hpctrain.tracking import recorded
 
 _FILE = "asked.json"
@@ -46,7 +47,7 @@ class Asked:
     @classmethod
     def of(cls, run_dir: Path, step: int) -> Asked:
         """Return a new one, which is not written yet."""
-        return cls(_folder(run_dir) / f"step-{step:08d}", step)
+        return cls(_folder(run_dir) / step_name(step), step)
 
     @property
     def script(self) -> Path:

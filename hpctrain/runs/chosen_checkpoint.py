@@ -9,6 +9,7 @@ from hpctrain.checkpoint.manifest import checkpoints, damage, newest_intact
 from hpctrain.errors import StorageError
 from hpctrain.run_record import BestValue, RunRecord
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.step_names import step_name, step_of
 from hpctrain.tracking import recorded
 
 
@@ -27,7 +28,7 @@ def best_of(path: Path, record: RunRecord) -> BestValue | None:
         (sign * one.metrics[metric], one.step)
         for one in recorded.read_all(path)
         if math.isfinite(one.metrics.get(metric, math.nan))
-        and (path / "checkpoints" / f"step-{one.step:08d}").is_dir()
+        and (path / "checkpoints" / step_name(one.step)).is_dir()
     ]
     if not values:
         return None
@@ -56,11 +57,11 @@ def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = Fals
     if step is None:
         checkpoint = newest_intact(run.checkpoints)
     else:
-        checkpoint = run.checkpoints / f"step-{step:08d}"
+        checkpoint = run.checkpoints / step_name(step)
         if checkpoint.is_dir() and (problem := damage(checkpoint)):
             raise StorageError(f"{checkpoint} is not intact: {problem}")
     if checkpoint is None or not checkpoint.is_dir():
-        steps = sorted(int(path.name[5:]) for path in checkpoints(run.checkpoints))
+        steps = sorted(map(step_of, checkpoints(run.checkpoints)))
         listed = ", ".join(map(str, steps)) or "none"
         which = "no checkpoint" + ("" if step is None else f" of step {step}")
         raise StorageError(f"{run.path}: {which}; there are: {listed}")

@@ -110,25 +110,14 @@ def _unknown(key: str, metric: str, known: Collection[str]) -> str:
 
 # A word of a metric's name tells whether lower or higher values are better.
 _LOWER = {
-    *(
-        "loss",
-        "error",
-        "err",
-        "mse",
-        "rmse",
-        "mae",
-        "l1",
-        "l2",
-        "mape",
-        "nll",
-        "perplexity",
-        "ppl",
-        "bpb",
-    ),
-    *("bits", "wer", "cer", "fid", "kl", "divergence", "distance", "regret"),
+    *("loss", "error", "err", "mse", "rmse", "mae", "l1", "l2", "mape", "nll", "perplexity"),
+    *("ppl", "bpb", "bits", "wer", "cer", "fid", "kl", "divergence", "distance", "regret"),
+}
+_RATES = {
+    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
 }
 _HIGHER = {
-    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
+    *_RATES,
     *("iou", "miou", "dice", "r2", "correlation", "bleu", "rouge", "psnr", "ssim", "reward"),
     *("score", "samples"),
 }
@@ -136,7 +125,7 @@ _HIGHER = {
 
 # Of these a value is a share: from 0 to 1, or to 100 for a task that counts in percent.
 _SHARES = {
-    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
+    *_RATES,
     *("iou", "miou", "dice", "fraction", "percent", "percentage"),
 }
 

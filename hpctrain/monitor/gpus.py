@@ -88,7 +88,7 @@ class Gpus:
             self._nvml = pynvml
         try:
             self._nvml.nvmlInit()
-            self.facts["driver"] = _word(self._nvml.nvmlSystemGetDriverVersion())
+            self.facts["driver"] = word(self._nvml.nvmlSystemGetDriverVersion())
         except self._nvml.NVMLError as error:
             log.warning("GPUs are not measured: %s", error)
             return
@@ -98,7 +98,7 @@ class Gpus:
                 self._handles[number] = handle
                 if self._nvml.nvmlDeviceIsMigDeviceHandle(handle):
                     self._mig.add(number)
-                self.facts[f"gpu_{number}"] = _word(self._nvml.nvmlDeviceGetName(handle))
+                self.facts[f"gpu_{number}"] = word(self._nvml.nvmlDeviceGetName(handle))
             except self._nvml.NVMLError as error:
                 log.warning("GPU %d (%s) is not measured: %s", number, uuid, error)
 
@@ -208,5 +208,6 @@ class Gpus:
         return rates
 
 
-def _word(text: str | bytes) -> str:
+def word(text: str | bytes) -> str:
+    """Return what a library says as text; some versions of NVML return bytes."""
     return text.decode() if isinstance(text, bytes) else text

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hpctrain.config.rules.metrics import better
+from hpctrain.config.rules.metrics import lower_is_better
 
 
 class Improvement:
@@ -35,7 +35,7 @@ class Improvement:
         patience: int | None = None,
     ) -> None:
         self.metric = metric
-        self._lower = mode == "min" if mode else better(metric or "") == "lower"
+        self._lower = lower_is_better(metric or "", mode)
         self._min_delta, self._patience = min_delta, patience
         self.value: float | None = None
         self.step = self.since = 0

@@ -157,6 +157,11 @@ def better(metric: str) -> Literal["lower", "higher"] | None:
     return "higher" if words & _HIGHER else None
 
 
+def lower_is_better(metric: str, mode: str | None) -> bool:
+    """Return it by the mode, "min" or "max"; without one by the metric's name, as `better` does."""
+    return mode == "min" if mode else better(metric) == "lower"
+
+
 @dataclass(frozen=True)
 class Asked:
     """The metric that was asked for with a task of a user, whose names the run has to show.

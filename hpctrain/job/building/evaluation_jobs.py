@@ -20,7 +20,7 @@ from pathlib import Path
 from hpctrain.checkpoint.manifest import checkpoints, is_healthy
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.config.evaluation_job import job_config
-from hpctrain.config.rules.metrics import better
+from hpctrain.config.rules.metrics import lower_is_better
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.slurm import sbatch
@@ -81,7 +81,7 @@ class EvaluationJobs(Readers):
         """Note in run.json by which metric of the evaluations a checkpoint is the best."""
         if metric is None or not metric.startswith("val/"):
             return
-        lower = mode == "min" if mode else better(metric) == "lower"
+        lower = lower_is_better(metric, mode)
         if self._run.read().best_by_jobs != Followed(metric=metric, lower=lower):
             self._run.update(best_by_jobs={"metric": metric, "lower": lower})
 

@@ -29,9 +29,7 @@ from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.launch.sweeps import wait
-from hpctrain.launch.sweeps.before_queueing import notes
-from hpctrain.launch.sweeps.capacity import Room
-from hpctrain.launch.sweeps.changed_code import imported_from, say_changed_code
+from hpctrain.launch.sweeps.before_queueing import Room, imported_from, notes, say_changed_code
 from hpctrain.launch.sweeps.code_copies import Copies
 from hpctrain.launch.sweeps.queued_changes import say_changes
 from hpctrain.launch.sweeps.resource_sweep import name_apart

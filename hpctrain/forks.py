@@ -34,11 +34,7 @@ _mask = ctypes.create_string_buffer(128)  # a sigset_t: the signals that were bl
 
 
 def handle(number: int, handler: Handler) -> Any:
-    """Let a signal call `handler` in this process and not in its forks.
-
-    Returns:
-        What the signal did before, for `signal.signal`.
-    """
+    """Let a signal call `handler` here and not in forks; return what it did before."""
     _watch_forks()
     previous = signal.signal(number, handler)
     _ours.add(handler)

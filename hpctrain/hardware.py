@@ -19,11 +19,11 @@ from typing import Any
 
 from hpctrain import yaml_file
 from hpctrain.errors import ConfigError
+from hpctrain.units import GIB
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 _PRICES = ("own", "on_demand", "spot")  # the first that a file gives is the one that counts
 
-_GIB = 2**30
 _TOLERANCE = 0.1  # drivers and reserved memory change what a device reports
 _KEYS = (
     *("name", "title", "devices", "memory_gib", "peak_tflops", "memory_gb_per_s", "gpus_per_node"),
@@ -153,7 +153,7 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
     return Hardware(
         name=str(section.get("name") or "hardware"),
         title=str(section.get("title") or section.get("name") or "hardware"),
-        memory_bytes=None if memory is None else int(memory * _GIB),
+        memory_bytes=None if memory is None else int(memory * GIB),
         peak_flops={
             dtype: 1e12 * peak
             for dtype, value in peaks.items()

@@ -24,12 +24,10 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 def file_lock(path: Path, wait: Callable[[], None], parts: int = 1) -> Iterator[int]:
     """Hold the lock on `path`, which is created if it does not exist; yield the open file.
 
-    A program that inherits the open file also holds the lock, until it ends; a fork does not.
-
-    Args:
-        path: The lock file. Only its holder may remove it.
-        wait: Called while another process holds the lock; it sleeps a little, or raises to give up.
-        parts: How many of the last parts of `path` may not be links (see `disk.open_below`).
+    A program that inherits the open file also holds the lock, until it ends; a fork does not. While
+    another process holds the lock, `wait` is called, which sleeps a little, or raises to give up.
+    Only the holder may remove the file, whose last `parts` may not be links (see
+    `disk.open_below`).
     """
     while True:
         fd = open_lock(path, os.O_RDWR | os.O_CREAT, parts)

@@ -12,12 +12,8 @@ _LONG_S = 600.0  # the time that is left is said in minutes from here on
 class Progress:
     """Counts samples and bytes and shows them on stderr.
 
-    Args:
-        samples: The number of all samples; None: not known.
-        nbytes: Roughly the bytes of all data; 0: not known.
-        label: The text before the numbers.
-        quiet: Whether nothing is shown.
-        first_s: Seconds until the first line, which estimates the time; None: `EVERY_S`.
+    Of `samples`, None means not known, and of `nbytes`, roughly those of all data, 0. After
+    `first_s` seconds (None: `EVERY_S`) the first line estimates the time.
     """
 
     def __init__(

@@ -94,9 +94,7 @@ def is_token(text: str) -> bool:
 def mask(text: str, is_secret: Callable[[str], bool]) -> str:
     """Return the text with `***` for everything that looks like a secret; lines stay lines.
 
-    Args:
-        text: Any text.
-        is_secret: Tells from the name of a URL's parameter whether its value is secret.
+    `is_secret` tells from the name of a URL's parameter whether its value is one.
     """
     if "PRIVATE KEY" in text:
         text = _KEY_BLOCK.sub(

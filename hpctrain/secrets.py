@@ -166,10 +166,7 @@ def reference(
 ) -> str:
     """Return the text with `${oc.env:NAME}` for every secret. OmegaConf resolves it when reading.
 
-    Args:
-        text: A value of a config, or the text of a file with such values.
-        keep: A function that is applied to the parts between the secrets.
-        values: The result of `known`, to save time with many texts.
+    `keep` is applied to the parts between the secrets. Give `values` of `known` with many texts.
     """
     return _replace(text, keep, "${{oc.env:{}}}".format, known() if values is None else values)
 

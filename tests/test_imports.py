@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ console disk errors forks lock progress_bar record run_record secrets terminal "
-    "yaml_file"
+    "__init__ console disk errors forks lock progress_bar record run_record secrets step_names "
+    "terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -103,6 +103,8 @@ APART = {
     "console": "terminal",
     "progress_bar": "console",
     "yaml_file": "disk errors",
+    "step_names": "",
+    "units": "",
     "__init__": "",
 }
 # These are imported on login nodes, where importing torch would cost each command seconds.
@@ -116,7 +118,7 @@ NO_TORCH = (
     "doctor.table errors faults.early_signals forecast forks hardware "
     "job.compile_cache job.here job.requeue job.verdict launch lock monitor plan.memory plot "
     "progress_bar record report run_record runs secret_text secrets shards.format shards.index "
-    "terminal top tracking trained.branch yaml_file"
+    "step_names terminal top tracking trained.branch units yaml_file"
 )
 NO_HYDRA = (
     "checkpoint data distributed faults job.fit models parallel runs shards tasks tracking training"

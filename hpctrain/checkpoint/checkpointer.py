@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.fitting import misfit
-from hpctrain.checkpoint.manifest import Manifest, Progress, step_of
+from hpctrain.checkpoint.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
@@ -45,6 +45,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError, MisfitError, StorageError
 from hpctrain.models.dry_run import stored_buffers
+from hpctrain.step_names import step_name, step_of
 
 log = logging.getLogger(__name__)
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
@@ -153,7 +154,7 @@ class Checkpointer:
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step, whether it exists or not."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / step_name(step)
 
     def load_latest(self) -> Progress | None:
         """Load the newest intact checkpoint and return its progress; None when there is none.

@@ -27,6 +27,7 @@ import xxhash
 from hpctrain.disk import LARGEST_JSON, open_regular, sync
 from hpctrain.errors import DamageError, StorageError
 from hpctrain.record import Count, Record, Time, convert, decode
+from hpctrain.step_names import PATTERN
 
 log = logging.getLogger(__name__)
 
@@ -133,12 +134,7 @@ class Manifest:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the folders of the committed checkpoints in a run's `folder`, the newest first."""
-    return sorted(folder.glob("step-????????"), reverse=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the global step of a checkpoint, which the name of its folder has."""
-    return int(checkpoint.name.removeprefix("step-"))
+    return sorted(folder.glob(PATTERN), reverse=True)
 
 
 def is_healthy(checkpoint: Path) -> bool:

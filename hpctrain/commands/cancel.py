@@ -36,20 +36,14 @@ _SAVE_S = 60.0  # how long to wait for the runs to save
 
 @dataclass(frozen=True)
 class Step:
-    """The action for one run.
-
-    Attributes:
-        run: The run.
-        state: Its state before the action.
-        action: "cancel" (scancel), "signal" (scancel --signal), "terminate" (SIGTERM to a process
-            on this host), "file" (only the stop request) or "skip".
-        message: The action in words for the user.
-    """
+    """The action for one run."""
 
     run: Facts
-    state: State
+    state: State  # before the action
+    # "cancel" (scancel), "signal" (scancel --signal), "terminate" (SIGTERM to a process on this
+    # host), "file" (only the stop request) or "skip".
     action: str
-    message: str
+    message: str  # the action in words for the user
 
     @property
     def label(self) -> str:

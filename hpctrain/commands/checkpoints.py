@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage, step_of
+from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage
 from hpctrain.commands.observations import Facts
 from hpctrain.commands.select import add_arguments, select
 from hpctrain.commands.state import metric
@@ -22,6 +22,7 @@ from hpctrain.console import Cell, Console, Table, print_json
 from hpctrain.errors import StorageError
 from hpctrain.run_record import Progress
 from hpctrain.runs.chosen_checkpoint import best_step
+from hpctrain.step_names import step_name, step_of
 from hpctrain.terminal import printable
 
 _COLUMNS = ("run", "step", "epoch", "saved", "size", "ranks", "kept", "metric", "files")
@@ -29,20 +30,13 @@ _COLUMNS = ("run", "step", "epoch", "saved", "size", "ranks", "kept", "metric", 
 
 @dataclass(frozen=True)
 class Row:
-    """One checkpoint.
-
-    Attributes:
-        run: Its run.
-        path: Its folder.
-        manifest: None if it cannot be read.
-        kept: Why it is kept: it is the latest, or a spare one in case a newer one is damaged.
-        problem: What is wrong, with the name of a file; "" if nothing, None if it is not known.
-    """
+    """One checkpoint."""
 
     run: Facts
     path: Path
-    manifest: Manifest | None
-    kept: str
+    manifest: Manifest | None  # None if it cannot be read
+    kept: str  # why it is kept: it is the latest, or a spare one in case a newer one is damaged
+    # What is wrong, with the name of a file; "" if nothing, None if it is not known.
     problem: str | None
 
     @property
@@ -58,7 +52,7 @@ class Row:
 
     def cells(self, shared: str) -> list[Cell]:
         """Return the cells, one for each of _COLUMNS; the metric without the name `shared`."""
-        step, found, main_metric = self.path.name.removeprefix("step-"), self.manifest, self.metric
+        found, main_metric = self.manifest, self.metric
         epoch = self.metrics.get("train/epoch")
         degrees = found.layout if found else {}
         layout = ", ".join(f"{name} {size}" for name, size in degrees.items())
@@ -66,7 +60,7 @@ class Row:
         state = {None: "", "": "intact"}.get(self.problem, f"DAMAGED: {self.problem}")
         return [
             Cell(self.run.name, no_wrap=True),
-            Cell(f"{int(step):,}"),
+            Cell(f"{step_of(self.path):,}"),
             Cell("" if epoch is None else f"{epoch:g}"),
             Cell(saved, no_wrap=True),
             Cell(decimal(found.size) if found else "", no_wrap=True),
@@ -126,12 +120,7 @@ def main(argv: list[str]) -> int:
 
 
 def look(run: Facts, *, verify: bool) -> list[Row]:
-    """Return the checkpoints of a run, the newest first.
-
-    Args:
-        run: The run.
-        verify: Whether to read all files.
-    """
+    """Return the checkpoints of a run, the newest first; to `verify` is to read all files."""
     rows = []
     best = best_step(run.path, run.record)
     for number, path in enumerate(checkpoints(run.path / "checkpoints")):
@@ -142,7 +131,7 @@ def look(run: Facts, *, verify: bool) -> list[Row]:
         except StorageError as error:
             problem = str(error).removeprefix(f"{path}/")
         kept = "spare" if number else "latest"
-        if path.name == f"step-{best:08d}":
+        if path.name == step_name(best):
             kept = "best" if number else "latest, best"
         rows.append(Row(run, path, manifest, kept, problem))
     return rows

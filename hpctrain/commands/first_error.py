@@ -45,23 +45,14 @@ _SLURM_MESSAGES = (
 
 @dataclass(frozen=True)
 class Fault:
-    """An error and its place in a log.
+    """An error and its place in a log."""
 
-    Attributes:
-        summary: The error in one line.
-        file: The log.
-        line: The line number of the summary, counted from 1.
-        text: The lines around it.
-        first: The line number of the first line of `text`.
-        rank: The rank that wrote it; None for the batch script.
-    """
-
-    summary: str
-    file: Path
-    line: int
-    text: list[str]
-    first: int
-    rank: int | None
+    summary: str  # the error in one line
+    file: Path  # the log
+    line: int  # of the summary, counted from 1
+    text: list[str]  # the lines around it
+    first: int  # the number of the first line of `text`
+    rank: int | None  # that wrote it; None for the batch script
 
 
 @dataclass(frozen=True)

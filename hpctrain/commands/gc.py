@@ -21,7 +21,6 @@ import argparse
 import json
 import logging
 import os
-import re
 import shutil
 import stat
 import sys
@@ -44,6 +43,7 @@ from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.function_call import code_of, is_check
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.step_names import is_step_name, step_name
 from hpctrain.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -55,20 +55,12 @@ _DOOMED = ".gc-"  # an item gets this prefix first: a half-deleted run must not 
 
 @dataclass(frozen=True)
 class Item:
-    """Something that can be deleted.
+    """Something that can be deleted."""
 
-    Attributes:
-        kind: One of the kinds in the table above.
-        path: A file or folder inside `output_dir`.
-        why: Why it is not needed, in a few words.
-        run: The run directory it belongs to, which is locked during the deletion; None if it
-            belongs to no run.
-    """
-
-    kind: str
-    path: Path
-    why: str
-    run: Path | None = None
+    kind: str  # one of the kinds in the table above
+    path: Path  # a file or folder inside `output_dir`
+    why: str  # why it is not needed, in a few words
+    run: Path | None = None  # which is locked during the deletion; None if it belongs to no run
 
     def size(self) -> int:
         """Return the size of all files in bytes."""
@@ -234,18 +226,14 @@ def _code(
 
 def _checkpoints(run: Facts, keep: int) -> Iterator[Item]:
     newest_first = sorted(
-        (
-            entry
-            for entry in _entries(run.path / "checkpoints")
-            if re.match(r"step-\d{8}$", entry.name)
-        ),
+        (entry for entry in _entries(run.path / "checkpoints") if is_step_name(entry.name)),
         key=lambda entry: entry.name,
         reverse=True,
     )
     kept = 0
     best = best_step(run.path, run.record)
     waiting = [one.step for one in without_result(run.path) if not one.given_up]
-    needed = {f"step-{step:08d}" for step in (best, *waiting)}
+    needed = {*map(step_name, (best, *waiting))}
     for entry in newest_first:
         if entry.name in needed:
             continue

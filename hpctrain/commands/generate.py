@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 
+from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.commands.select import add_dir, select_one
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     _check(options)
     path = select_one(options.dir, options.run, "generate")
-    if not any((path / "checkpoints").glob("step-????????")):
+    if not checkpoints(path / "checkpoints"):
         raise StorageError(
             f"{path.name} has no checkpoint: it was not trained long enough for the first "
             "(checkpoint.every_steps)"

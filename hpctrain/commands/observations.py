@@ -30,38 +30,24 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Facts:
-    """What the run directory and the scheduler say about one run.
+    """What the run directory and the scheduler say about one run."""
 
-    Attributes:
-        path: The run directory.
-        record: The content of run.json.
-        progress: The content of progress.json, which rank 0 writes every few seconds; may be empty.
-        stop_request: Who has asked the run to stop for good, and when; None without a request.
-        evaluated: The last result of an evaluation that was a job of its own; empty without one.
-        unevaluated: The steps of the checkpoints that wait for such a job, or whose jobs have
-            failed.
-        held: Whether a process holds the lock of the run, as far as this host can see.
-        unanswered: Whether the run was submitted, but `sbatch` has not printed a job id.
-        job_id: The job id of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm.
-        job: The job as `squeue` shows it; None if it is not in the queue.
-        ended: The job as `sacct` shows it, if it is not in the queue.
-        scheduler: Whether `squeue` has answered; then a job that it does not show is not queued.
-        damage: Why run.json or progress.json cannot be read; "" if they can.
-    """
-
-    path: Path
-    record: RunRecord = field(default_factory=RunRecord)
+    path: Path  # the run directory
+    record: RunRecord = field(default_factory=RunRecord)  # of run.json
+    # Of progress.json, which rank 0 writes every few seconds.
     progress: Progress = field(default_factory=Progress)
-    stop_request: StopRequest | None = None
+    stop_request: StopRequest | None = None  # who has asked the run to stop for good, and when
+    # The last result of an evaluation that was a job of its own.
     evaluated: dict[str, float] = field(default_factory=dict)
+    # Steps of the checkpoints that wait for such a job, or whose jobs have failed.
     unevaluated: list[int] = field(default_factory=list)
-    held: bool = False
-    unanswered: bool = False
-    job_id: str = ""
-    job: Job | None = None
-    ended: Ended | None = None
-    scheduler: bool = False
-    damage: str = ""
+    held: bool = False  # a process holds the lock of the run, as far as this host can see
+    unanswered: bool = False  # the run was submitted, but `sbatch` has not printed a job id
+    job_id: str = ""  # of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm
+    job: Job | None = None  # as `squeue` shows it; None if it is not in the queue
+    ended: Ended | None = None  # as `sacct` shows it, if it is not in the queue
+    scheduler: bool = False  # `squeue` has answered; then a job that it does not show is not queued
+    damage: str = ""  # why run.json or progress.json cannot be read; "" if they can
 
     @classmethod
     def read(cls, path: Path) -> Facts:
@@ -124,9 +110,8 @@ class Facts:
     def trained_s(self, now: float | None) -> float | None:
         """Return the seconds of all attempts together; None if none has begun.
 
-        Args:
-            now: The time, for a run that is running. An attempt that could not note its end has
-                lasted until its last sign of life, which the next attempt has noted.
+        Give the time, `now`, for a run that is running. An attempt that could not note its end has
+        lasted until its last sign of life, which the next attempt has noted.
         """
         attempts = [each for each in self.record.attempts if each.started]
         total = 0.0

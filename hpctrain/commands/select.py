@@ -19,12 +19,7 @@ _ARCHIVED = re.compile(r"-[0-9a-f]{8}\.\d+$")
 
 
 def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the arguments that all commands have: the runs and their folder.
-
-    Args:
-        parser: The parser of the command.
-        what: The end of the help text: how many runs, or the default.
-    """
+    """Add the runs and their folder; `what` ends the help text: how many runs, or the default."""
     parser.add_argument(
         "runs",
         nargs="*",
@@ -56,19 +51,12 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 def select(
     folder: Path, names: Sequence[str], archived: bool = False, several: bool = False
 ) -> list[Path]:
-    """Return the run directories that are named, as distinct absolute paths.
+    """Return the run directories that are named, as distinct absolute paths; no name means all.
 
-    Args:
-        folder: `output_dir`.
-        names: The names on the command line; none means all runs.
-        archived: Whether all runs include archived ones (`NAME.1`): old results of runs that were
-            repeated. A name can always name an archived run.
-        several: Whether the start of several names means all of them. A command that changes
-            runs needs one run or sweep.
-
-    Raises:
-        ConfigError: A name is unknown, or ambiguous where one is needed.
-        StorageError: There is no such folder.
+    With `archived` all runs include archived ones (`NAME.1`): old results of runs that were
+    repeated. A name can always name an archived run. With `several` the start of several names
+    means all of them; a command that changes runs needs one run or sweep. A name that is unknown,
+    or ambiguous where one is needed, is a ConfigError.
     """
     if not names:
         return all_runs(folder, archived)
@@ -130,11 +118,7 @@ def _all_sweeps(folder: Path) -> list[Path]:
 
 
 def runs_of(sweep: Path) -> list[Path]:
-    """Return the run directories of a sweep, in its order, whether they still exist or not.
-
-    Raises:
-        DamageError: sweep.json is damaged.
-    """
+    """Return the run directories of a sweep, in its order, whether they still exist or not."""
     try:
         return [Path(each.run) for each in read(tuple[ListedRun, ...], sweep / "sweep.json")]
     except FileNotFoundError:

@@ -29,19 +29,13 @@ _SHOWN = 2
 
 @dataclass(frozen=True)
 class _Cure:
-    """One thing to change.
+    """One thing to change."""
 
-    Attributes:
-        overrides: For the command line; names in braces are those of `_values`.
-        does: What follows from them, after "which".
-        applies: Whether it can help a config at all, beside being another value that is allowed.
-        lowers: The figure of `plan` that becomes smaller; "" if plan does not judge it.
-    """
-
-    overrides: str
-    does: str
+    overrides: str  # for the command line; names in braces are those of `_values`
+    does: str  # what follows from them, after "which"
+    # Whether it can help a config at all, beside being another value that is allowed.
     applies: Callable[[Config, Degrees], bool] = lambda config, degrees: True
-    lowers: str = ""
+    lowers: str = ""  # the figure of `plan` that becomes smaller; "" if plan does not judge it
 
 
 def _shards(config: Config, degrees: Degrees) -> bool:

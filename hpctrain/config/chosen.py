@@ -20,10 +20,7 @@ _ELSEWHERE = ("tracking.uri",)
 def chosen(config: Config, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Return the values that differ from their defaults, and those that the overrides name.
 
-    Args:
-        config: The typed config.
-        overrides: Of the command line, such as `optimizer.lr=1e-3`. A swept value that happens to
-            be the default is shown, too.
+    A swept value that happens to be the default is shown, too.
     """
     named = {override_key(text) for text in overrides}
     found = {}

@@ -23,9 +23,7 @@ def job_config(config: Config) -> Config:
     """Return the config of such a job: that of the run with `evaluation.overrides`.
 
     If the layout of the run does not fit the ranks of the job, it has another one (`fit_layout`).
-
-    Raises:
-        ConfigError: An override changes the result, or does not fit the schema.
+    An override that changes the result, or does not fit the schema, is a ConfigError.
     """
     free = tuple(f"{name}." for name in changeable())
     node = OmegaConf.create(plain(config))
@@ -55,14 +53,7 @@ def job_config(config: Config) -> Config:
 
 
 def check(config: Config) -> None:
-    """Check what `evaluation.job=true` asks for, before anything is queued.
-
-    Args:
-        config: Valid by itself.
-
-    Raises:
-        ConfigError: One line for each problem.
-    """
+    """Check what `evaluation.job=true` asks of a valid config, before anything is queued."""
     if not config.evaluation.job:
         return
     if problems := list(_problems(config)):
@@ -80,11 +71,7 @@ def check(config: Config) -> None:
 
 
 def check_sbatch(config: Config) -> None:
-    """Check that this host can submit the jobs of `evaluation.job=true`; not in a dry run.
-
-    Raises:
-        ConfigError: `sbatch` is not on the PATH.
-    """
+    """Check that this host has the `sbatch` of `evaluation.job=true`; not in a dry run."""
     wanted = config.evaluation.job and not config.launch.dry_run
     if wanted and shutil.which("sbatch") is None:
         raise ConfigError(

@@ -16,12 +16,7 @@ from hpctrain.config.rules.arguments import signature
 
 
 def explain(error: BaseException, known_keys: Iterable[str]) -> str:
-    """Return a text with the key, the value and what is allowed.
-
-    Args:
-        error: The exception of Hydra, OmegaConf or the YAML reader. Its causes are read too.
-        known_keys: The dotted keys of the schema, for a "did you mean".
-    """
+    """Return a text with the key, the value, what is allowed, and a "did you mean" of the keys."""
     text = str(error)
     if override := getattr(error, "override", None):
         return (

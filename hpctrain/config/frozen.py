@@ -37,12 +37,8 @@ from hpctrain.run_record import RunRecord
 def from_omegaconf(node: DictConfig) -> Config:
     """Turn Hydra's composed config, or a frozen one, into the typed config with absolute paths.
 
-    Args:
-        node: The config. Its `hydra` section is ignored.
-
-    Raises:
-        ConfigError: A key is unknown, a mandatory value is missing, or an interpolation cannot be
-            resolved.
+    The section `hydra` is ignored. An unknown key, a missing mandatory value, or an interpolation
+    that cannot be resolved is a ConfigError.
     """
     return with_absolute_paths(typed(node))
 
@@ -106,14 +102,10 @@ def _typed(schema: Any, values: Any, prefix: str = "") -> Any:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a frozen config.yaml.
+    """Read a frozen config.yaml, with `KEY=VALUE` for each key that changes.
 
-    Args:
-        path: The file.
-        overrides: `KEY=VALUE` for each key that changes.
-
-    Raises:
-        ConfigError: The file cannot be read, or it or an override does not fit the schema.
+    A file that cannot be read, or does not fit the schema, or an override that does not, is a
+    ConfigError.
     """
     for text in overrides:
         section = text.partition("=")[0]
@@ -145,8 +137,7 @@ _LAST = "site.container.args"  # the last key of every file from before there we
 def values_of(path: Path) -> dict[str, Any]:
     """Return the values of a frozen config.yaml, with its references to the environment.
 
-    Raises:
-        ConfigError: It cannot be read, or is not what was written when it was frozen.
+    A file that cannot be read, or is not what was written when it was frozen, is a ConfigError.
     """
     content = yaml_file.content(path)
     values = yaml_file.parse(content, str(path), types())

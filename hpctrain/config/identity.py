@@ -32,12 +32,7 @@ def signature(config: Config, data_digest: str) -> str:
 
 
 def identity(config: Config, data_digest: str) -> dict[str, Any]:
-    """Return what decides the result: the dotted keys that differ from their defaults.
-
-    Args:
-        config: The typed config.
-        data_digest: The digest of the data sets that the config names.
-    """
+    """Return what decides the result: the dotted keys that differ from their defaults."""
     variables = secrets.known()  # a renewed token does not make another run
     content = {
         key.name: secrets.referenced(value, variables)

@@ -57,13 +57,9 @@ def main(argv: list[str]) -> int:
 def select(names: Sequence[str]) -> list[Member]:
     """Return the keys that have one of the names, are in a section of that name, or have the words.
 
-    Args:
-        names: Names of keys and sections. The others are words: a key that has all of them, in its
-            name or meaning, is chosen, too. If none has, a word may be the name that another tool
-            has for a key. Without any names all keys are chosen.
-
-    Raises:
-        ConfigError: No key has the words.
+    What is no name is a word: a key that has all of them, in its name or meaning, is chosen, too.
+    If none has, a word may be the name that another tool has for a key; if none is, it is a
+    ConfigError. Without any names all keys are chosen.
     """
     known = {member.name for member in members(Config)}
     words = [name for name in names if name not in known]

@@ -62,16 +62,9 @@ def is_stock(launcher: Mapping[str, Any]) -> bool:
 
 
 def read(launcher: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield the keys that are given, as our keys.
+    """Yield for each given key ours ("" if it has no effect), its value, and a line for people.
 
-    Args:
-        launcher: The section `hydra.launcher`, with plain values. Null means not given.
-
-    Raises:
-        ConfigError: `additional_parameters` is no mapping.
-
-    Yields:
-        Our dotted key ("" if the key has no effect), the value, and a line for the user.
+    `launcher` is the section `hydra.launcher` with plain values, in which null means not given.
     """
     for name, value in launcher.items():
         line = f"hydra.launcher.{name}={value}"

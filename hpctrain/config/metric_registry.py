@@ -12,28 +12,18 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """What is known of a metric.
+    """What is known of a metric."""
 
-    Attributes:
-        name: The name under which its values are logged.
-        unit: The unit; "" for a number without one.
-        text: What it means, in sentences.
-    """
-
-    name: str
-    unit: str
-    text: str
+    name: str  # under which its values are logged
+    unit: str  # "" for a number without one
+    text: str  # what it means, in sentences
 
 
 _known: list[Metric] = []
 
 
 def registered(group: str = "") -> list[Metric]:
-    """Return the metrics of a group such as `perf`, or all of them.
-
-    Args:
-        group: What stands before the first `/`; "" means all groups.
-    """
+    """Return the metrics of a group, what stands before the first `/`; "" means all groups."""
     return [metric for metric in _known if not group or metric.name.startswith(f"{group}/")]
 
 

@@ -13,11 +13,7 @@ CUBLAS_WORKSPACES = (":4096:8", ":16:8")
 
 
 def variables(network: NetworkConfig, train: TrainConfig) -> dict[str, tuple[str, str]]:
-    """Return the variables that `network` and `train` ask for.
-
-    Returns:
-        For each name the value, and the config key that it comes from.
-    """
+    """Return the value of each variable that the sections ask for, and the key it comes from."""
     asked: dict[str, tuple[str | None, str]] = {
         # Without "=" NCCL takes every interface whose name begins like this.
         "NCCL_SOCKET_IFNAME": (network.interface and f"={network.interface}", "network.interface"),

@@ -20,12 +20,7 @@ _FAR = 1000  # how far from the range of nodes a number that fits is looked for
 
 
 def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
-    """Yield what is wrong with every number of ranks.
-
-    Args:
-        config: Every value by itself is valid.
-        sizes: The numbers of ranks, one for each number of nodes of `launch.nodes`.
-    """
+    """Yield what is wrong with every number of ranks; there is one for each number of nodes."""
     wrong = [list(size_problems(config, ranks)) for ranks in sizes]
     if not all(wrong):
         return
@@ -46,11 +41,7 @@ def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
 
 
 def fitting_nodes(config: Config) -> list[int]:
-    """Return the numbers of nodes of `launch.nodes` that fit the global batch and the degrees.
-
-    Args:
-        config: Validated, so there is at least one.
-    """
+    """Return the numbers of nodes of a valid config that fit the global batch and the degrees."""
     nodes = config.launch.node_numbers
     return list(nodes) if len(nodes) == 1 else [n for n in nodes if _fits(config, n)]
 
@@ -60,12 +51,7 @@ def _fits(config: Config, nodes: int) -> bool:
 
 
 def size_problems(config: Config, ranks: int) -> Iterator[str]:
-    """Yield what is wrong for this number of ranks.
-
-    Args:
-        config: Every value by itself is valid.
-        ranks: The number of ranks of the job.
-    """
+    """Yield what is wrong for this number of ranks."""
     try:
         degrees = Degrees.of(config.parallel, ranks, _job(config, ranks))
     except ConfigError as error:

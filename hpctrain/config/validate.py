@@ -26,12 +26,8 @@ _IDLE_SAMPLES = 3
 def validate(config: Config, world_size: int | None = None) -> None:
     """Check every value, and what must hold between several of them.
 
-    Args:
-        config: The typed config.
-        world_size: The number of ranks that run it. None means those that `launch` requests.
-
-    Raises:
-        ConfigError: One line for each problem, with the key, its value and what is allowed.
+    The ConfigError has a line for each problem, with the key, its value and what is allowed.
+    Without `world_size` the ranks are those that `launch` requests.
     """
     problems = [
         *(*_values(config), *_targets(config), *_mixture(config.data), *_secrets(config)),
@@ -47,15 +43,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
 
 
 def validate_job(config: Config, sections: Sequence[str]) -> None:
-    """Check the resources of a job that is no training.
-
-    Args:
-        config: The typed config.
-        sections: The sections and keys at the top that count.
-
-    Raises:
-        ConfigError: One line for each problem, with the key, its value and what is allowed.
-    """
+    """Check the resources of a job that is no training, in these sections and keys."""
     problems = [
         problem
         for key in keys(Config)

@@ -37,6 +37,7 @@ from hpctrain.distributed import objects
 from hpctrain.errors import HealthError
 from hpctrain.faults.copied import Copied
 from hpctrain.shards.types import Batch
+from hpctrain.step_names import step_name
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
@@ -224,7 +225,7 @@ class Health:
     def _listed(self, text: str, step: int, found: list[dict[str, Any]]) -> str:
         """Write the samples of the step into the run directory; return a text that names some."""
         assert self._run is not None
-        file = self._run / "nonfinite" / f"step-{step:08d}.json"
+        file = self._run / "nonfinite" / f"{step_name(step)}.json"
         if dist.get_rank() == 0:
             try:
                 file.parent.mkdir(exist_ok=True)

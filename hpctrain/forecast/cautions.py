@@ -20,13 +20,13 @@ from hpctrain.forecast import time_limit
 from hpctrain.forecast.like_runs import runs_of_model
 from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, of_section
+from hpctrain.units import GIB
 
 # The largest batch, as a multiple of the base, for which the papers of the rules show results.
 _STATED = {
     "linear": (32, "Goyal et al. 2017: 256 to 8,192 images"),
     "sqrt": (8, "Krizhevsky 2014: 128 to 1,024 images"),
 }
-_GIB = 2**30
 _MLP = ("hpctrain.models.MLP", "hpctrain.models.mlp.MLP")
 
 
@@ -141,8 +141,8 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[st
         yield (
             f"does not fit: {count:,} parameters and the state of "
             f"{config.optimizer._target_.rpartition('.')[2]} alone take "
-            f"{needed / _GIB:.1f} GiB on each rank (divided by {ranks}), and "
-            f"hardware={hardware.name} has {hardware.memory_bytes / _GIB:.1f} GiB: "
+            f"{needed / GIB:.1f} GiB on each rank (divided by {ranks}), and "
+            f"hardware={hardware.name} has {hardware.memory_bytes / GIB:.1f} GiB: "
             f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
             "`python -m hpctrain plan` shows layouts that fit"
         )

@@ -26,9 +26,9 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.run_record import RunRecord
 from hpctrain.tracking.journal import decode, journal_path, read_all
+from hpctrain.units import GIB
 
 ENOUGH_STEPS = 20
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def measured_run(path: Path) -> MeasuredRun:
         data_wait=told.median("perf/data_wait_fraction") or 0.0,
         communication=told.median("perf/communication_fraction"),
         mfu=None if mfu is None else mfu / 100,
-        peak_bytes=None if peak is None else int(peak * _GIB),
+        peak_bytes=None if peak is None else int(peak * GIB),
         startup_s=told.startup_s,
         evaluation_s=told.median("perf/evaluation_s") or 0.0,
         checkpoint_s=told.median("perf/checkpoint_s") or 0.0,

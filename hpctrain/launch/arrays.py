@@ -44,46 +44,31 @@ from hpctrain.secrets import reference
 
 @dataclass
 class Entry:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-        overrides: The overrides of the command line for this run.
-        config: The typed and checked config.
-        run: The run directory, which need not exist yet.
-        code: The code snapshot that the run uses. None means the code as it is when the job starts.
-        keeps_code: Whether `code` is the snapshot of an earlier submission of the same run.
-        earlier: The overrides of the command that had made the run, to which `resume` adds some.
-        swept: The overrides that distinguish the run from the others of its sweep.
-        before: The content of run.json when the sweep began; empty for a new run.
-        again: Whether the run is finished and shall be repeated.
-        replaces: The waiting job of the run that shall be cancelled first (launch.rerun=queued).
-        state: The state, in words for the user.
-        job: `ARRAYJOB_TASK`, as soon as the run is queued.
-        task: The path of its script and its task number, as soon as these are written.
-        handle: The job of submitit, if this process has submitted it.
-    """
-
-    overrides: list[str]
-    config: Config
-    run: RunDir
+    overrides: list[str]  # those of the command line for this run
+    config: Config  # typed and checked
+    run: RunDir  # its directory need not exist yet
+    # The code snapshot that the run uses; None: the code as it is when the job starts.
     code: Snapshot | None = None
-    keeps_code: bool = False
+    keeps_code: bool = False  # `code` is the snapshot of an earlier submission of the same run
+    # Overrides of the command that had made the run, to which `resume` adds some.
     earlier: list[str] = field(default_factory=list)
+    # Overrides that distinguish the run from the others of its sweep.
     swept: list[str] = field(default_factory=list)
+    # What run.json had when the sweep began; empty for a new run.
     before: RunRecord = field(default_factory=RunRecord)
-    again: bool = False
-    replaces: str = ""
-    state: str = ""
-    job: str = ""
+    again: bool = False  # the run is finished and shall be repeated
+    replaces: str = ""  # its waiting job that shall be cancelled first (launch.rerun=queued)
+    state: str = ""  # in words for the user
+    job: str = ""  # `ARRAYJOB_TASK`, as soon as the run is queued
+    # The path of its script and its task number, as soon as these are written.
     task: Task | None = None
+    # The job of submitit, if this process has submitted it.
     handle: RunJob | LocalRunJob | None = None
 
     def place_in(self, sweep: dict[str, str] | None) -> dict[str, Any]:
-        """Return what run.json has to note of the sweep; a run keeps its first one.
-
-        Args:
-            sweep: Uid and name of the parent run in MLflow; None for a single run.
-        """
+        """Return the uid and name of the sweep for run.json; a run keeps its first one."""
         if sweep is None or self.before.sweep is not None:
             return {}
         return {"sweep": sweep, **({"swept": self.swept} if self.swept else {})}
@@ -96,21 +81,13 @@ class Entry:
 
 @dataclass
 class Array:
-    """Runs that are submitted as one job array.
+    """Runs that are submitted as one job array."""
 
-    Attributes:
-        folder: The absolute path of the array's folder.
-        entries: The runs. Array task i is entry i.
-        max_running: How many tasks may run at a time; None means no limit.
-        after: The array that must have ended before this one starts.
-        job: The job id, as soon as the array is queued.
-    """
-
-    folder: Path
-    entries: list[Entry]
-    max_running: int | None = None
-    after: Array | None = None
-    job: str = ""
+    folder: Path  # absolute
+    entries: list[Entry]  # array task i is entry i
+    max_running: int | None = None  # how many tasks may run at a time; None means no limit
+    after: Array | None = None  # the array that must have ended before this one starts
+    job: str = ""  # the job id, as soon as the array is queued
 
     @property
     def script(self) -> Path:  # noqa: D102
@@ -132,14 +109,7 @@ class Array:
         )
 
     def write(self, sweep: dict[str, str] | None) -> None:
-        """Write the folder of the array, and the run directories with the state "queued".
-
-        Args:
-            sweep: Uid and name of the parent run in MLflow, for run.json.
-
-        Raises:
-            StorageError: There is no permission or no space.
-        """
+        """Write the folder of the array, and the run directories with the state "queued"."""
         try:
             (self.folder / "batch").mkdir(parents=True)
             self._write_tasks()
@@ -189,11 +159,7 @@ class Array:
         (self.folder / "tasks").write_bytes(os.fsencode(paths))
 
     def submit(self, inherit: list[int]) -> None:
-        """Submit the script; store the jobs in the entries and the job id in the file `job_id`.
-
-        Args:
-            inherit: File descriptors that `sbatch` inherits.
-        """
+        """Submit the script; store the jobs in the entries and the job id in the file `job_id`."""
         executor = Executor(self.script, self.entries[0].config, inherit)
         jobs = executor.submit_runs([(entry.run, entry.config.metric) for entry in self.entries])
         for entry, job in zip(self.entries, jobs, strict=True):
@@ -205,18 +171,12 @@ class Array:
 def plan(
     entries: Iterable[Entry], folder: Path, max_size: int, in_queue: Iterable[str] = ()
 ) -> list[Array]:
-    """Group runs that need the same resources into arrays.
+    """Group runs that need the same resources into arrays of at most `max_size` tasks.
 
-    With `launch.max_running` the arrays divide that number in proportion to their sizes, so that
-    it holds for all arrays together. If there are more arrays than that number, some arrays wait
-    for the end of others.
-
-    Args:
-        entries: The runs. Each array keeps their order.
-        folder: The folder of the sweep. `Array.write` creates the folders `array-N` in it.
-        max_size: The largest number of tasks of one array.
-        in_queue: Job ids of arrays of this sweep that are in the queue. With `launch.max_running`
-            the new arrays wait for the end of these.
+    Each array keeps their order. `Array.write` creates the folders `array-N` in `folder`. With
+    `launch.max_running` the arrays divide that number in proportion to their sizes, so that it
+    holds for all arrays together. If there are more arrays than that number, some wait for the end
+    of others; and all wait for the end of those in the queue, whose job ids are `in_queue`.
     """
     first = 1 + max(map(_number, folder.glob("array-*")), default=-1)
     groups: dict[str, list[Entry]] = {}
@@ -260,16 +220,10 @@ def submit(
     inherit: list[int],
     on_written: Callable[[], None],
 ) -> list[Entry]:
-    """Write the arrays and submit them.
+    """Write the arrays and submit them; return the entries over the cluster's submit limit.
 
-    Args:
-        arrays: The arrays from `plan`.
-        sweep: Uid and name of the parent run in MLflow, for run.json.
-        inherit: File descriptors that `sbatch` inherits.
-        on_written: Called after the files of an array are written and before it is submitted.
-
-    Returns:
-        The entries that are over the cluster's submit limit. They are frozen, but not queued.
+    These are frozen, but not queued. `on_written` is called after the files of an array are written
+    and before it is submitted.
 
     Raises:
         LaunchError: The scheduler refuses an array.

@@ -28,13 +28,7 @@ from hpctrain.runs.run_dir import RunDir
 
 
 class Executor(submitit.SlurmExecutor):  # type: ignore[misc]
-    """Submits one batch script of ours, as a job array.
-
-    Args:
-        script: The path of the script, which must exist.
-        config: The config of a run, to explain why a job is refused.
-        inherit: File descriptors of locks. `sbatch` inherits them.
-    """
+    """Submits one batch script of ours, as a job array; `sbatch` inherits the locks."""
 
     job_class = RunJob
 
@@ -48,15 +42,9 @@ class Executor(submitit.SlurmExecutor):  # type: ignore[misc]
         return 1
 
     def submit_runs(self, runs: Sequence[tuple[RunDir, str]]) -> list[RunJob]:
-        """Submit the script, whose array task i runs the i-th run.
+        """Submit the script, whose array task i runs the i-th run; it raises what `sbatch` raises.
 
-        Args:
-            runs: The frozen runs and their config keys `metric`.
-
-        Raises:
-            LaunchError: The scheduler refuses the job.
-            SubmitLimitError: There are too many jobs.
-            UnreachableError: The controller does not answer; the job may be queued or not.
+        A frozen run comes with its config key `metric`.
         """
         array = self.submit_script()
         return [
@@ -79,13 +67,7 @@ class Executor(submitit.SlurmExecutor):  # type: ignore[misc]
 
 
 class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
-    """Starts the ranks of one job on this machine.
-
-    Args:
-        launch: The section `launch`, which says how many ranks.
-        logs: The folder for the logs of the ranks.
-        code: The code snapshot to run from; None means the code as it is.
-    """
+    """Starts the ranks of one job here, from a code snapshot or the code as it is."""
 
     job_class = LocalRunJob
 

@@ -40,12 +40,10 @@ _SECTIONS = ("launch", "site", "network", "name", "output_dir")
 def compose(
     overrides: Sequence[str], config_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Config, bool]:
-    """Return a config whose sections `launch` and `site` have these overrides.
+    """Return a config with these overrides of `launch` and `site`, and whether to run here.
 
-    The second value tells whether the function shall run here (`hydra/launcher=submitit_local`).
-
-    Raises:
-        ConfigError: An override is wrong, or is none of a job without a training.
+    That is `hydra/launcher=submitit_local`. A wrong override, or one of a training, is a
+    ConfigError.
     """
     for text in overrides:
         key = re.split(r"[.=@]", str(text).lstrip("+~"), maxsplit=1)[0]
@@ -76,10 +74,8 @@ def submit(
 ) -> FunctionJob | LocalFunctionJob:
     """Write the call and the script, and submit it; without a cluster, or `here`, start it here.
 
-    Raises:
-        ConfigError: The function or an argument cannot be written; nothing was queued.
-        LaunchError: The scheduler refuses the job.
-        StorageError: There is no permission or no space.
+    What cannot be written of the call is a ConfigError, and nothing was queued; a refusal of the
+    scheduler is a LaunchError.
     """
     call = Call.of(function, args, kwargs)
     if config.name == Config().name:
@@ -164,13 +160,7 @@ class _FunctionJob(LoggedJob):
 
 
 class FunctionJob(_FunctionJob, SlurmJob):  # type: ignore[misc]
-    """A function that was submitted to Slurm.
-
-    Args:
-        folder: The folder of the call.
-        job_id: `ARRAYJOB_0`.
-        ranks: The number of ranks.
-    """
+    """A function that was submitted to Slurm; its job id is `ARRAYJOB_0`."""
 
     watcher = RunJob.watcher
 
@@ -191,11 +181,7 @@ class FunctionJob(_FunctionJob, SlurmJob):  # type: ignore[misc]
         return self._has_results() or bool(self.watcher.is_done(self._job_id, mode=mode))
 
     def cancel(self, check: bool = True) -> None:
-        """Cancel the job.
-
-        Raises:
-            LaunchError: Slurm refuses, and `check` is true.
-        """
+        """Cancel the job; if Slurm refuses, and `check` is true, it raises a LaunchError."""
         try:
             queue.cancel([self._job_id])
         except LaunchError:
@@ -204,14 +190,7 @@ class FunctionJob(_FunctionJob, SlurmJob):  # type: ignore[misc]
 
 
 class LocalFunctionJob(_FunctionJob, LocalJob):  # type: ignore[misc]
-    """A function that runs on this machine, under submitit's controller process.
-
-    Args:
-        folder: The folder of the call.
-        job_id: The process id of the controller.
-        ranks: The number of ranks.
-        process: The controller.
-    """
+    """A function that runs here, under submitit's controller process, whose id is the job's."""
 
     def __init__(self, folder: Path, job_id: str, ranks: int, process: Any) -> None:
         self._folder, self._ranks = folder, ranks

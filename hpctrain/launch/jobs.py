@@ -111,10 +111,7 @@ def _tasks(job_id: str) -> list[str]:
 class RunPaths(JobPaths):  # type: ignore[misc]
     """The files of a run, under submitit's names. There are no pickles.
 
-    Args:
-        logs: The folder with the logs.
-        job_id: `ARRAYJOB_TASK`, or the id of a local job; "" if there is no job.
-        script: The batch script; None for a local job.
+    Without a job its id is ""; a local job has no batch script.
     """
 
     def __init__(self, logs: Path, job_id: str, script: Path | None = None) -> None:
@@ -206,12 +203,8 @@ class _RunJob(LoggedJob):
 class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
     """A run that was submitted to Slurm, now or earlier.
 
-    Args:
-        run: The run directory.
-        metric: The config key `metric`.
-        job_id: `ARRAYJOB_TASK`; "" for a run that finished without a job.
-        script: The batch script; None without a job.
-        user: Who submitted the job; None means the user of this process.
+    Its id is `ARRAYJOB_TASK`, or "" for a run that finished without a job, which has no script
+    either. Without a `user`, that of this process has submitted it.
     """
 
     watcher = _QueueWatcher()
@@ -254,8 +247,7 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
     def done(self, force_check: bool = False) -> bool:
         """Return whether the run has finished or its job has left the queue for good.
 
-        Args:
-            force_check: Ask the scheduler even if its last answer is young.
+        With `force_check` the scheduler is asked even if its last answer is young.
         """
         if self._recorded() == "finished":
             return True
@@ -276,11 +268,7 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
     def cancel(self, check: bool = True) -> None:
         """Stop the run for good, as `hpctrain cancel` does: it is not requeued.
 
-        Args:
-            check: Whether to raise when Slurm refuses.
-
-        Raises:
-            LaunchError: Slurm refuses.
+        If Slurm refuses, and `check` is true, it raises a LaunchError.
         """
         if self.done():
             return
@@ -293,14 +281,7 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
 
 
 class LocalRunJob(_RunJob, LocalJob):  # type: ignore[misc]
-    """A run on this machine, under submitit's controller process.
-
-    Args:
-        run: The run directory.
-        metric: The config key `metric`.
-        job_id: The process id of the controller.
-        process: The controller.
-    """
+    """A run on this machine, under submitit's controller process, whose id is that of the job."""
 
     def __init__(self, run: RunDir, metric: str, job_id: str, process: Any) -> None:
         self.run, self._metric = run, metric
@@ -325,8 +306,7 @@ class LocalRunJob(_RunJob, LocalJob):  # type: ignore[misc]
 def outcome(run: RunDir, metric: str) -> float | None:
     """Return the metric of a run that has ended.
 
-    Raises:
-        LaunchError: The run has not finished, and was not stopped by monitor.idle_action=stop.
+    It is a LaunchError if it has not finished, and was not stopped by monitor.idle_action=stop.
     """
     record = run.read()
     state = record.state or "lost"

@@ -24,11 +24,7 @@ from hpctrain.runs.swept import label
 
 
 class LocalProgress:
-    """Shows runs that run one after the other.
-
-    Args:
-        count: The number of runs.
-    """
+    """Shows runs that run one after the other."""
 
     def __init__(self, count: int) -> None:
         self._count, self._begun = count, 0

@@ -24,11 +24,8 @@ _LOOK_S = 1.0
 def run_all(entries: list[Entry]) -> None:
     """Run the runs on this machine, one after the other, and show how far they are.
 
-    Args:
-        entries: Frozen runs; `state`, `handle` and `job` are set.
-
-    Raises:
-        KeyboardInterrupt: The user has pressed Ctrl-C, and the ranks have saved.
+    It sets their `state`, `handle` and `job`. After Ctrl-C it raises KeyboardInterrupt when the
+    ranks have saved.
     """
     with LocalProgress(len(entries)) as progress:
         for entry in entries:
@@ -43,19 +40,10 @@ def run_all(entries: list[Entry]) -> None:
 def run(
     config: Config, run: RunDir, code: Snapshot | None, look: Callable[[], None]
 ) -> LocalRunJob:
-    """Run on this machine and wait for the end.
+    """Run a frozen run on this machine and return its job of submitit, which has ended.
 
-    Args:
-        config: The config; `launch` says how many ranks, on one node.
-        run: The run directory, with a frozen config.
-        code: The code snapshot to run from; None means the code as it is.
-        look: Called every second.
-
-    Returns:
-        The job of submitit, which has ended.
-
-    Raises:
-        KeyboardInterrupt: The user has pressed Ctrl-C, and the ranks have saved.
+    `look` is called every second. After Ctrl-C it raises KeyboardInterrupt when the ranks have
+    saved.
     """
     command = [sys.executable, "-u", "-m", "hpctrain", "run", str(run.path)]
     job = LocalRunJob(
@@ -76,11 +64,7 @@ def run(
 
 
 def check(config: Config) -> None:
-    """Check that the run can run on one machine.
-
-    Raises:
-        ConfigError: It needs several nodes.
-    """
+    """Check that the run needs only one machine."""
     if 1 not in fitting_nodes(config):
         reason, cure = "sbatch is not on the PATH, and without a cluster", "slurm/dev-cluster up"
         if sbatch.available():

@@ -38,14 +38,7 @@ def serial(uuid: str) -> str:
 
 
 def handles(smi: Any) -> dict[str, Any]:
-    """Return amdsmi's handle of each GPU of this host, by its serial number.
-
-    Args:
-        smi: The module `amdsmi`, which was initialised.
-
-    Raises:
-        AmdSmiException: The driver does not answer.
-    """
+    """Return amdsmi's handle of each GPU here, by its serial number; `smi` was initialised."""
     found = {}
     for handle in smi.amdsmi_get_processor_handles():
         number = smi.amdsmi_get_gpu_asic_info(handle).get("asic_serial", "")
@@ -56,12 +49,7 @@ def handles(smi: Any) -> dict[str, Any]:
 class AmdGpus:
     """The AMD GPUs of the job on this node; the same as `hpctrain.monitor.gpus.Gpus`.
 
-    Args:
-        uuids: Their UUIDs, as torch writes them, in the order of their numbers.
-        smi: The module `amdsmi`, or one with the same functions.
-
-    Attributes:
-        facts: The name of each GPU, and the version of the driver.
+    `smi` is the module `amdsmi`, or one with the same functions.
     """
 
     def __init__(self, uuids: Sequence[str], smi: Any = None) -> None:

@@ -20,29 +20,16 @@ _NO_LIMIT = 1 << 60  # version 1 writes a number near 2**63 where there is none
 
 
 class Use(NamedTuple):
-    """What the job uses on this node.
+    """What the job uses on this node."""
 
-    Attributes:
-        cpu_s: CPU time so far, in seconds; None if it is not known.
-        cores: The cores that the job may use.
-        memory: Memory in bytes, without the cache of files; None if it is not known.
-        memory_limit: The most memory that it may use, in bytes.
-    """
-
-    cpu_s: float | None
-    cores: float
-    memory: int | None
-    memory_limit: int
+    cpu_s: float | None  # CPU time so far, in seconds; None if it is not known
+    cores: float  # that the job may use
+    memory: int | None  # in bytes, without the cache of files; None if it is not known
+    memory_limit: int  # in bytes
 
 
 class JobCgroup:
-    """The control group of the job of a process.
-
-    Args:
-        pid: A process of the job.
-        root: Where the control groups are mounted.
-        proc: Where the processes are.
-    """
+    """The control group of the job of a process; `root` and `proc` are where Linux mounts them."""
 
     def __init__(self, pid: int, root: Path = _ROOT, proc: Path = Path("/proc")) -> None:
         self._pid = pid

@@ -21,14 +21,9 @@ _POWER = 0x04 | 0x80
 
 
 def handle_of(nvml: Any, uuid: str) -> Any:
-    """Return NVML's handle of a GPU or a MIG instance.
+    """Return NVML's handle of a GPU or a MIG instance; without such a device NVML raises.
 
-    Args:
-        nvml: The module `pynvml`.
-        uuid: The UUID; torch writes it without the kind before it.
-
-    Raises:
-        NVMLError: There is no such device.
+    Torch writes the UUID without the kind before it.
     """
     names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
     for name in names[:-1]:
@@ -48,12 +43,9 @@ def read_each(
 ) -> dict[str, float]:
     """Return the values of all sensors of GPUs, such as `gpu_0_power_usage_watts`.
 
-    Args:
-        handles: The handle of each GPU, by its number.
-        sensors: Yields the name and the function of each sensor of a GPU.
-        missing: The sensors that a GPU has not; they are not asked, and this function adds to them.
-        errors: The exceptions of the library. They cost the values of that sensor alone.
-        is_missing: Whether an exception says that the GPU has no such sensor.
+    `sensors` yields the name and the function of each sensor of a GPU. Those in `missing` a GPU has
+    not; they are not asked, and this function adds to them what `is_missing` says. The other
+    `errors` of the library cost the values of that sensor alone.
     """
     found: dict[str, float] = {}
     for number, handle in handles.items():
@@ -72,14 +64,10 @@ def read_each(
 
 
 class Gpus:
-    """The GPUs of the job on this node.
+    """The GPUs of the job on this node, whole ones or MIG instances, in the order of their numbers.
 
-    Args:
-        uuids: Their UUIDs, of whole GPUs or of MIG instances, in the order of their numbers.
-        nvml: The module `pynvml`, or one with the same functions.
-
-    Attributes:
-        facts: The name of each GPU, and the version of the driver.
+    `nvml` is the module `pynvml`, or one with the same functions. `facts` are the name of each GPU,
+    and the version of the driver.
     """
 
     def __init__(self, uuids: Sequence[str], nvml: Any = None) -> None:
@@ -100,7 +88,7 @@ class Gpus:
             self._nvml = pynvml
         try:
             self._nvml.nvmlInit()
-            self.facts["driver"] = _word(self._nvml.nvmlSystemGetDriverVersion())
+            self.facts["driver"] = word(self._nvml.nvmlSystemGetDriverVersion())
         except self._nvml.NVMLError as error:
             log.warning("GPUs are not measured: %s", error)
             return
@@ -110,7 +98,7 @@ class Gpus:
                 self._handles[number] = handle
                 if self._nvml.nvmlDeviceIsMigDeviceHandle(handle):
                     self._mig.add(number)
-                self.facts[f"gpu_{number}"] = _word(self._nvml.nvmlDeviceGetName(handle))
+                self.facts[f"gpu_{number}"] = word(self._nvml.nvmlDeviceGetName(handle))
             except self._nvml.NVMLError as error:
                 log.warning("GPU %d (%s) is not measured: %s", number, uuid, error)
 
@@ -220,5 +208,6 @@ class Gpus:
         return rates
 
 
-def _word(text: str | bytes) -> str:
+def word(text: str | bytes) -> str:
+    """Return what a library says as text; some versions of NVML return bytes."""
     return text.decode() if isinstance(text, bytes) else text

@@ -13,11 +13,14 @@ import logging
 import math
 import os
 import platform
+import re
 import select
 import signal
 import socket
 import sys
 import time
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +30,6 @@ from hpctrain.monitor import amd
 from hpctrain.monitor.amd import AmdGpus
 from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
-from hpctrain.monitor.idle import Idle
 from hpctrain.monitor.sensors import Sensors
 from hpctrain.run_record import Progress
 from hpctrain.runs import stop_request
@@ -37,18 +39,53 @@ from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
 
 log = logging.getLogger(__name__)
 
+_USE = re.compile(r"(gpu_\d+)_utilization_percentage")
+_CORES = "cpu_utilization_percentage"
+
 
 def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
     """Return the file in which a rank of a node writes the UUIDs of the GPUs that it was given."""
     return samples.folder(run_dir) / f"{node}.{local_rank}.gpus"
 
 
-class _Monitor:
-    """Samples one node.
+class Idle:
+    """Finds devices that were idle for a whole window, also after they were busy.
 
-    Args:
-        options: The options of the command line.
+    A device is idle in a sample below this use in percent; the window has at least 3 samples.
     """
+
+    def __init__(self, percent: float, samples: int) -> None:
+        self._percent, self._samples = percent, samples
+        self._seen: dict[str, deque[float]] = {}
+        self._told: set[str] = set()
+
+    def restart(self) -> None:
+        """Begin the window anew: the run starts up, so that its devices have no work yet."""
+        self._seen.clear()
+
+    def add(self, metrics: Mapping[str, float]) -> list[str]:
+        """Return the devices that have become idle with this sample, each once until it is busy.
+
+        Without any GPU, the cores of the job are the device.
+        """
+        found = {name: _USE.fullmatch(name) for name in metrics}
+        use = {match[1]: metrics[name] for name, match in found.items() if match}
+        if not use and _CORES in metrics:
+            use = {"the cores": metrics[_CORES]}
+        idle = []
+        for device, value in use.items():
+            window = self._seen.setdefault(device, deque(maxlen=self._samples))
+            window.append(value)
+            if max(window) >= self._percent:
+                self._told.discard(device)
+            elif len(window) == self._samples and device not in self._told:
+                self._told.add(device)
+                idle.append(device)
+        return idle
+
+
+class _Monitor:
+    """Samples one node."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._run = options, options.run_dir

@@ -20,12 +20,7 @@ _MB = 1e6
 
 
 class Sensors:
-    """The sensors of this node.
-
-    Args:
-        job: The control group of the job.
-        gpus: The GPUs of the job.
-    """
+    """The sensors of this node, for the job."""
 
     def __init__(self, job: JobCgroup, gpus: Gpus | AmdGpus) -> None:
         self._job, self._gpus = job, gpus

@@ -33,11 +33,7 @@ def monitored(
 ) -> Iterator[None]:
     """Sample the sensors of this node during the context. A failure to do so is only a warning.
 
-    Args:
-        config: The section `monitor`.
-        run_dir: The run directory.
-        ranks: The rank of this process; the first one of each node starts the monitor.
-        uuids: The UUIDs of the GPUs of the job that this rank knows.
+    The first rank of each node starts the monitor, for the GPUs of the job that it knows.
     """
     if not config.enabled:
         yield

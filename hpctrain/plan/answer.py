@@ -43,6 +43,7 @@ from hpctrain.plan.predicting.timing import Efficiencies, best_of
 from hpctrain.plan.ranking import Ranking, on, rank, sizes_of, smallest
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
+from hpctrain.units import GIB
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ def _assumptions(
     if hardware is not None:
         found |= {
             "hardware": hardware.title,
-            "allowance": f"{CONTEXT_BYTES / 2**30:g} GiB of context and {GAPS:.0%} of gaps",
+            "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
             "products": f"{efficiencies.best or best_of(hardware):.0%} of the dense peak at most, "
             f"half of that at size {efficiencies.half:g}",
             "attention": f"{hardware.attention_efficiency or efficiencies.attention:.0%} of the "

@@ -29,9 +29,9 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
 from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.plan.model_sizes import ModelSizes
+from hpctrain.units import GIB
 
 _BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # fp8 computes the rest in bf16
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Memory:
             "buffers": self.buffers,
             "peak": self.peak,
         }
-        rows = (f"  {name:<18}{value / _GIB:10.3f} GiB" for name, value in lines.items())
+        rows = (f"  {name:<18}{value / GIB:10.3f} GiB" for name, value in lines.items())
         return "\n".join([f"{self.kind}, per rank without activations", *rows])
 
 

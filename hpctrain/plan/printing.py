@@ -11,6 +11,7 @@ from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
 from hpctrain.plan.more_nodes import Scaled
 from hpctrain.plan.predicting.estimate import Estimate, readable
+from hpctrain.units import MIB
 
 
 def print_model(console: Console, facts: ModelFacts) -> None:
@@ -39,7 +40,7 @@ def print_layers(console: Console, layers: list[Layer]) -> None:
             "x".join(map(str, layer.shape)),
             f"{layer.parameters:,}",
             "?" if layer.flops is None else _si(layer.flops),
-            "?" if layer.activations is None else f"{layer.activations / 2**20:.3f} MiB",
+            "?" if layer.activations is None else f"{layer.activations / MIB:.3f} MiB",
         )
     console.print(table)
 

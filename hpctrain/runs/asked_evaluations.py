@@ -21,6 +21,7 @@ from msgspec.structs import asdict
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.record import Count, JobId, Record, read
+from hpctrain.step_names import step_name
 from hpctrain.tracking import recorded
 
 _FILE = "asked.json"
@@ -35,26 +36,18 @@ class _Body(Record, frozen=True):
 
 @dataclass(frozen=True)
 class Asked:
-    """One evaluation that was asked for.
+    """One evaluation that was asked for."""
 
-    Attributes:
-        folder: The folder of its job.
-        step: The global step of the checkpoint.
-        tries: How often a job was submitted.
-        job_id: The job id of the last one; None if it is not known.
-        given_up: Whether no further job is submitted.
-    """
-
-    folder: Path
-    step: int
-    tries: int = 0
-    job_id: str | None = None
-    given_up: bool = False
+    folder: Path  # of its job
+    step: int  # the global step of the checkpoint
+    tries: int = 0  # how often a job was submitted
+    job_id: str | None = None  # of the last job; None if it is not known
+    given_up: bool = False  # whether no further job is submitted
 
     @classmethod
     def of(cls, run_dir: Path, step: int) -> Asked:
         """Return a new one, which is not written yet."""
-        return cls(_folder(run_dir) / f"step-{step:08d}", step)
+        return cls(_folder(run_dir) / step_name(step), step)
 
     @property
     def script(self) -> Path:

@@ -9,19 +9,16 @@ from hpctrain.checkpoint.manifest import checkpoints, damage, newest_intact
 from hpctrain.errors import StorageError
 from hpctrain.run_record import BestValue, RunRecord
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.step_names import step_name, step_of
 from hpctrain.tracking import recorded
 
 
 def best_of(path: Path, record: RunRecord) -> BestValue | None:
     """Return the metric, value and step of the best checkpoint of a run; None without one.
 
-    The training notes it in run.json. With `evaluation.job=true` it follows from the results of
-    the evaluations, whose files never change, so nobody has to write it: of the checkpoints that
-    are there, it is the one with the best value, and of equal ones the first.
-
-    Args:
-        path: The run directory.
-        record: The content of its run.json.
+    The training notes it in run.json. With `evaluation.job=true` it follows from the results of the
+    evaluations, whose files never change, so nobody has to write it: of the checkpoints that are
+    there, it is the one with the best value, and of equal ones the first.
     """
     followed = record.best_by_jobs
     if followed is None:
@@ -31,7 +28,7 @@ def best_of(path: Path, record: RunRecord) -> BestValue | None:
         (sign * one.metrics[metric], one.step)
         for one in recorded.read_all(path)
         if math.isfinite(one.metrics.get(metric, math.nan))
-        and (path / "checkpoints" / f"step-{one.step:08d}").is_dir()
+        and (path / "checkpoints" / step_name(one.step)).is_dir()
     ]
     if not values:
         return None
@@ -46,15 +43,9 @@ def best_step(path: Path, record: RunRecord) -> int:
 
 
 def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = False) -> Path:
-    """Return the folder of an intact checkpoint; its digests are verified.
+    """Return the folder of a checkpoint whose digests are verified, or raise a StorageError.
 
-    Args:
-        run: The run directory.
-        step: The step of the checkpoint. None means the newest one that is intact.
-        best: Take the step that `best` of run.json names, in place of `step`.
-
-    Raises:
-        StorageError: There is no such checkpoint, or it is damaged.
+    It is that of a step, or the `best` of run.json, or without both the newest one that is intact.
     """
     if best:
         known = best_of(run.path, run.read())
@@ -66,11 +57,11 @@ def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = Fals
     if step is None:
         checkpoint = newest_intact(run.checkpoints)
     else:
-        checkpoint = run.checkpoints / f"step-{step:08d}"
+        checkpoint = run.checkpoints / step_name(step)
         if checkpoint.is_dir() and (problem := damage(checkpoint)):
             raise StorageError(f"{checkpoint} is not intact: {problem}")
     if checkpoint is None or not checkpoint.is_dir():
-        steps = sorted(int(path.name[5:]) for path in checkpoints(run.checkpoints))
+        steps = sorted(map(step_of, checkpoints(run.checkpoints)))
         listed = ", ".join(map(str, steps)) or "none"
         which = "no checkpoint" + ("" if step is None else f" of step {step}")
         raise StorageError(f"{run.path}: {which}; there are: {listed}")

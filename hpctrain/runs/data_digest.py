@@ -19,13 +19,10 @@ from hpctrain.shards.index import FILE, Index
 
 
 def data_digest(config: Config) -> str:
-    """Return the digest of the data of a validated config.
+    """Return the digest of the data of a valid config.
 
-    Equal digests mean equal samples in the same order.
-
-    Raises:
-        ConfigError: A config key does not fit the data.
-        DataError: A data set is missing, incomplete or has another format.
+    Equal digests mean equal samples in the same order. A config key that does not fit the data is a
+    ConfigError; a data set that is missing, incomplete or of another format is a DataError.
     """
     data = config.data
     index = _checked("data.path", data.path)

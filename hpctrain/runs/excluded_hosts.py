@@ -39,12 +39,9 @@ def read(output_dir: str) -> dict[Host, Excluded]:
 
 
 def change(output_dir: str, failed: Mapping[str, str], passed: Iterable[str]) -> None:
-    """Exclude hosts, and end the exclusion of others. Several jobs may do so at once.
+    """Exclude the hosts that failed, with the reason, and end the exclusion of those that passed.
 
-    Args:
-        output_dir: The config key `output_dir`.
-        failed: Each host that is excluded, with the reason.
-        passed: Hosts that have passed a check.
+    Several jobs may do so at once.
     """
     passed = set(passed) - failed.keys()
     if not failed and not passed & read(output_dir).keys():

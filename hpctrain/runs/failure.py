@@ -91,10 +91,7 @@ def path(run: Path) -> Path:
 def recorded(run: Path, job_id: str, restart_count: int) -> Iterator[None]:
     """Record an exception of the context, unless it follows from the death of another rank.
 
-    Args:
-        run: The run directory.
-        job_id: The job of this rank; "" outside Slurm.
-        restart_count: How often Slurm has restarted the job.
+    The job id is "" outside Slurm, which has restarted the job `restart_count` times.
     """
     try:
         yield

@@ -22,21 +22,13 @@ from hpctrain.tracking.store import check_uri
 
 
 def check(config: Config, world_size: int | None = None) -> RunDir:
-    """Validate the config, the metadata of its data sets, and the URI of the MLflow store.
+    """Check a config, its data sets and its MLflow store; return the run directory.
 
-    Args:
-        config: The typed config, with absolute paths. The checkpoint of `checkpoint.init_from` and
-            its digest are filled in, the minutes of `launch.time_min=auto`, and the numbers of
-            `parallel.weights=auto`.
-        world_size: The number of ranks; None means the number in `launch`.
-
-    Returns:
-        The run directory, which need not exist yet.
-
-    Raises:
-        ConfigError: A value is wrong.
-        DataError: A data set is missing, incomplete or has another format.
-        TrackingError: The store cannot work.
+    The paths are absolute, and the directory need not exist yet. The checkpoint of
+    `checkpoint.init_from` and its digest are filled in, the minutes of `launch.time_min=auto`, and
+    the numbers of `parallel.weights=auto`. Without `world_size` the ranks are those in `launch`. A
+    wrong value is a ConfigError, a data set that does not fit a DataError, a store that cannot work
+    a TrackingError.
     """
     node_weights.pin(config)
     time_limit.pin(config)
@@ -51,16 +43,9 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
 def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
     """Write the run directory of a checked config, for a training without a submission.
 
-    A finished run is left as it is; with `launch.rerun=all` it is archived and starts again.
-
-    Args:
-        config: The typed config.
-        run: The run directory.
-        overrides: Those of the command line, for people.
-
-    Raises:
-        StorageError: The directory cannot be written, the checkpoints of the run are gone, or a
-            process trains the run, which goes on with the config that it has.
+    A finished run is left as it is; with `launch.rerun=all` it is archived and starts again. It is
+    a StorageError if the directory cannot be written, the checkpoints of the run are gone, or a
+    process trains the run, which goes on with the config that it has.
     """
     finished = run.read().state == "finished"
     if finished and config.launch.rerun != "all":

@@ -31,17 +31,10 @@ _TYPES = "None, bool, int, float, str, and lists, tuples and dicts of these, and
 
 @dataclass(frozen=True)
 class Call:
-    """A function and its arguments.
-
-    Attributes:
-        module: The module of the function.
-        name: Its name in the module, with dots for a method of a class.
-        args: The arguments.
-        kwargs: The keyword arguments.
-    """
+    """A function and its arguments."""
 
     module: str
-    name: str
+    name: str  # in the module, with dots for a method of a class
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
@@ -51,9 +44,8 @@ class Call:
     ) -> Call:
         """Check and describe a call.
 
-        Raises:
-            ConfigError: A job could not import the function, it does not take these arguments, or
-                an argument cannot be written.
+        It is a ConfigError if a job could not import the function, it does not take these
+        arguments, or an argument cannot be written.
         """
         module = getattr(function, "__module__", None)
         name = getattr(function, "__qualname__", None)
@@ -92,11 +84,7 @@ class Call:
 
     @classmethod
     def read(cls, folder: Path) -> Call:
-        """Read the call of a folder.
-
-        Raises:
-            StorageError: The file is missing or damaged.
-        """
+        """Read the call of a folder; a missing or damaged file is a StorageError."""
         file = folder / "call.json"
         try:
             content = read_json(file)
@@ -173,14 +161,7 @@ def encode(value: Any, where: str) -> Any:
 
     Lists and plain values stay as they are; `{"tuple": […]}`, `{"dict": {…}}`, `{"items": [[KEY,
     VALUE], …]}` and `{"path": "…"}` are the others. Values of NumPy and torch become numbers and
-    lists.
-
-    Args:
-        value: The value.
-        where: What the value is, for the error.
-
-    Raises:
-        ConfigError: A value has another type.
+    lists. A value of another type is a ConfigError, in which `where` says what the value is.
     """
     if value is None or isinstance(value, bool):
         return value

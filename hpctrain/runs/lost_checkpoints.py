@@ -32,11 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def refuse(config: Config, run: RunDir) -> None:
-    """Check that a run with a saved step has a checkpoint.
-
-    Raises:
-        StorageError: It has none.
-    """
+    """Raise a StorageError if a run with a saved step has no checkpoint."""
     if step := _saved_step(config.checkpoint, run):
         raise StorageError(
             f"{run.checkpoints} is empty, but the run was at step {step} and has saved: bring its "
@@ -49,16 +45,9 @@ def may_start_again(config: Config, run: RunDir, folders: Sequence[Path] | None 
     """Return whether the directory must be archived, so that the run can start at step 0.
 
     A run that has checkpoints of the code as it is goes on: the same command, typed again after a
-    preemption, must not throw away what it has trained.
-
-    Args:
-        config: The config.
-        run: The run directory.
-        folders: Where the run will import its modules from; None means as this process.
-
-    Raises:
-        StorageError: The checkpoints of the run are gone, and `train.from_scratch` is not set; or
-            a process holds the run.
+    preemption, must not throw away what it has trained. The modules are found as `modules.find`
+    does. Checkpoints that are gone without `train.from_scratch`, or a process that holds the run,
+    are a StorageError.
     """
     if not config.train.from_scratch:
         refuse(config, run)

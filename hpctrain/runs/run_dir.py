@@ -71,11 +71,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """Return an existing run directory.
-
-        Raises:
-            StorageError: It was not frozen completely, or it is damaged.
-        """
+        """Return an existing run directory; one that is incomplete or damaged is a StorageError."""
         run = cls(Path(os.path.realpath(path)))
         for name in ("config.yaml", "run.json"):
             if not (run.path / name).is_file():
@@ -119,14 +115,8 @@ class RunDir:
     def freeze(self, config: Config, sync: bool = True, **facts: Any) -> None:
         """Write the directory with config.yaml and run.json; update them if they exist.
 
-        Args:
-            config: The config that `of` was called with.
-            sync: Whether to call fsync. If you freeze many runs, call `disk.sync_file_system` once
-                instead.
-            **facts: More values for run.json.
-
-        Raises:
-            StorageError: There is no permission or no space.
+        More facts go into run.json. If you freeze many runs, call `disk.sync_file_system` once, and
+        not `sync` for each.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -164,8 +154,7 @@ class RunDir:
     def read(self) -> RunRecord:
         """Return the content of run.json; one without a state if the file does not exist.
 
-        Raises:
-            DamageError: The file is damaged or cannot be read.
+        A file that is damaged or cannot be read is a DamageError.
         """
         return RunRecord.of(self.path)
 
@@ -194,11 +183,9 @@ class RunDir:
         return max(progress, samples.last_time(self.path))
 
     def end_attempt(self, state: str, **facts: Any) -> None:
-        """Record the end of the last attempt.
+        """Record the state of the run at the end of its last attempt, with facts.
 
-        Args:
-            state: The new state of the run.
-            **facts: More values for the attempt; but `result` is stored for the run.
+        These belong to the attempt, except `result`, which belongs to the run.
         """
         with self._change() as content:
             content["state"] = state
@@ -224,11 +211,7 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the run. The kernel releases it when the process ends.
-
-        Raises:
-            InUseError: Another process holds it.
-        """
+        """Hold the lock of the run, or raise InUseError; the end of the process releases it."""
         with open(self.path / "lock", "a+", opener=open_lock) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,11 +224,7 @@ class RunDir:
             yield
 
     def check_unlocked(self) -> None:
-        """Check that no process holds the lock of the run, as far as this host can see.
-
-        Raises:
-            InUseError: A process holds it.
-        """
+        """Raise InUseError if a process holds the lock of the run, as far as this host can see."""
         if self.is_locked():
             raise self._in_use()
 

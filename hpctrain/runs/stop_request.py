@@ -36,25 +36,15 @@ def stop_file(run: Path) -> Path:
 
 
 def write(run: Path, by: str) -> None:
-    """Ask a run to save and to stop for good.
-
-    Args:
-        run: The run directory.
-        by: The user who asks.
-    """
+    """Ask a run, in the name of a user, to save and to stop for good."""
     request = {"by": by, "time": time.time()}
     write_atomically(stop_file(run), json.dumps(request) + "\n", sync=False)
 
 
 def read(run: Path, since: float = 0.0) -> StopRequest | None:
-    """Return the stop request of a run. A file without content, made by hand, is valid too.
+    """Return the stop request of a run, or None. An empty file, made by hand, is valid too.
 
-    Args:
-        run: The run directory.
-        since: The time of the last submission, in seconds since the epoch; older requests are over.
-
-    Returns:
-        None if there is no request.
+    Requests before the last submission, at `since` in seconds since the epoch, are over.
     """
     file = stop_file(run)
     try:

@@ -22,14 +22,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def told(run: Path) -> Iterator[None]:
-    """Raise a StorageError for an error of the context that is due to the run's storage.
-
-    Args:
-        run: The run directory, which was there before.
-
-    Raises:
-        StorageError: In place of such an error.
-    """
+    """Raise a StorageError for an error of the context that is due to the storage of the run."""
     try:
         yield
     except Exception as error:

@@ -25,10 +25,7 @@ _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     """Print the result of a finished run and the commands to look further.
 
-    Args:
-        config: The config of the run.
-        run: The run directory.
-        arguments: The overrides on the command line; empty inside a job.
+    `arguments` are the overrides on the command line; inside a job there are none.
     """
     record = run.read()
     result = record.result or {}

@@ -26,9 +26,7 @@ _LONGEST = 100  # characters of a name in MLflow's tables
 def values_of(runs: Sequence[Sequence[str]], searched: Collection[str] = ()) -> list[list[str]]:
     """Return the swept overrides of each run, with secrets masked: the texts are for people.
 
-    Args:
-        runs: The overrides of each run.
-        searched: The keys that a search varies; its runs come in several sweeps, even one by one.
+    The runs of a search, which varies the keys `searched`, come in several sweeps, even one by one.
     """
     common = set.intersection(*map(set, runs)) if runs else set()
     return [
@@ -46,10 +44,8 @@ def distinguishing(
 ) -> list[dict[str, str]]:
     """Return what distinguishes runs, by key, whoever has started them, and in whatever sweeps.
 
-    A choice such as `optimizer=sgd` stands for all the keys that differ because of it.
-
-    Args:
-        runs: The frozen config of each run, and its overrides.
+    A choice such as `optimizer=sgd` stands for all the keys that differ because of it. A run is its
+    frozen config and its overrides.
     """
     configs = [flat(config) for config, _ in runs]
     given = [{override_key(text): text.partition("=")[2] for text in texts} for _, texts in runs]

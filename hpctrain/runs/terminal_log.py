@@ -25,10 +25,7 @@ log = logging.getLogger(__name__)
 def kept(folder: Path, launcher: str, rank: int) -> Iterator[None]:
     """Write the log lines of the context, and an exception that leaves it, into a new file.
 
-    Args:
-        folder: `RUN/logs`.
-        launcher: What has started this process; see `distributed.ranks`.
-        rank: The rank of this process.
+    What has started this process, the `launcher`, is one of `distributed.ranks`.
     """
     handler = _open(folder, rank) if launcher in ("single", "torchrun") else None
     if handler is None:

@@ -43,15 +43,9 @@ def accept(owner: str) -> None:
 
 
 def check(run: Path, config: Config, code: Path | None = None) -> None:
-    """Check that this user owns a run, or trusts its owner, which is said then.
+    """Raise a ConfigError unless this user owns a run, or trusts its owner, which is said then.
 
-    Args:
-        run: The run directory.
-        config: What it would execute.
-        code: The copy of code that it would import from.
-
-    Raises:
-        ConfigError: Somebody else owns it who was not named.
+    The run would execute the config, and import from the copy of code.
     """
     parts = [run, run / "config.yaml", run / "run.json"]
     parts += [] if code is None else [code, code / "pythonpath.json"]

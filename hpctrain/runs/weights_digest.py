@@ -24,11 +24,8 @@ _SAID_BYTES = 4e9  # reading so many takes seconds
 def pin(config: Config) -> None:
     """Fill in the checkpoint that `checkpoint.init_from` means now, and its digest, in place.
 
-    A config that has a digest keeps it: the weights may be gone when a run only resumes.
-
-    Raises:
-        ConfigError: There are no weights there.
-        StorageError: They are damaged.
+    A config that has a digest keeps it: the weights may be gone when a run only resumes. No weights
+    there are a ConfigError, damaged ones a StorageError.
     """
     checkpoint = config.checkpoint
     if checkpoint.init_from is None or checkpoint.init_digest is not None:
@@ -67,9 +64,8 @@ def _located(config: Config) -> WeightFiles:
 def verified(config: Config) -> WeightFiles:
     """Return the files of `checkpoint.init_from`, whose content is that of `init_digest`.
 
-    Raises:
-        ConfigError: There are no weights there.
-        StorageError: They are damaged, or others than when the run was asked for.
+    No weights there are a ConfigError; damaged ones, or others than when the run was asked for, are
+    a StorageError.
     """
     files, expected = _located(config), config.checkpoint.init_digest
     if (digest := files.digest()) != expected:

@@ -20,6 +20,7 @@ import msgspec
 
 from hpctrain import disk
 from hpctrain.record import Count, Number, Record, Time, read_known
+from hpctrain.step_names import step_name
 from hpctrain.tracking.journal import decode, encode
 
 _NAME = re.compile(r"step-(\d{8,18})\.json")
@@ -100,7 +101,7 @@ def _folder(run_dir: Path) -> Path:
 
 
 def _path(run_dir: Path, step: int) -> Path:
-    return _folder(run_dir) / f"step-{step:08d}.json"
+    return _folder(run_dir) / f"{step_name(step)}.json"
 
 
 def _read(path: Path) -> Recorded | None:

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from hpctrain.checkpoint.manifest import step_of
 from hpctrain.commands import select
 from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
@@ -20,6 +19,7 @@ from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import reference
+from hpctrain.step_names import step_of
 from hpctrain.terminal import exact
 from hpctrain.tracking.uploader_process import run_python_module
 

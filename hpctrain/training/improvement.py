@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hpctrain.config.rules.metrics import better
+from hpctrain.config.rules.metrics import lower_is_better
 
 
 class Improvement:
@@ -29,7 +29,7 @@ class Improvement:
         patience: int | None = None,
     ) -> None:
         self.metric = metric
-        self._lower = mode == "min" if mode else better(metric or "") == "lower"
+        self._lower = lower_is_better(metric or "", mode)
         self._min_delta, self._patience = min_delta, patience
         self.value: float | None = None
         self.step = self.since = 0

@@ -60,7 +60,8 @@ def test_the_variable_of_mlflow_names_the_store(
     [
         ("hydra.sweeper.n_job=1", "unknown key hydra.sweeper.n_job: `--cfg hydra` shows"),
         ("name=über", "quote what is no plain word"),
-        ("--again", "unrecognized arguments: --again; --help shows"),
+        ("--nothing", "unrecognized arguments: --nothing; --help shows"),
+        ("--watch", "unrecognized arguments: --watch; write train.watch=VALUE; --help shows"),
         ("--experiment=digits", "--experiment=digits; write experiment=digits; --help shows"),
         ("-seed=1", "unrecognized arguments: -seed=1; write seed=1; --help shows"),
         ("--lr=1", "unrecognized arguments: --lr=1; write optimizer.lr=1; --help shows"),

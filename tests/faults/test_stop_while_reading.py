@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.checkpoint.manifest import checkpoints, step_of
+from hpctrain.checkpoint.manifest import checkpoints
+from hpctrain.step_names import step_of
 from tests.conftest import Completed, runs
 
 # After three batches the transform blocks until the file `go` is there, which nobody makes.

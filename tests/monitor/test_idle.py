@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.errors import LaunchError
 from hpctrain.launch.jobs import outcome
-from hpctrain.monitor.idle import Idle
+from hpctrain.monitor.process import Idle
 from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
 from tests.report.accounts import write_run

@@ -98,11 +98,7 @@ def main(argv: list[str]) -> int:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Return the content of a config of Accelerate.
-
-    Raises:
-        ConfigError: It is not YAML, or has no keys.
-    """
+    """Return the content of a config of Accelerate; what is no YAML with keys is a ConfigError."""
     content = yaml_file.parse(read(file), str(file), _TEXTS)
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: not a config of Accelerate (it has no keys)")
@@ -110,11 +106,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def translate(content: dict[str, Any], file: Path) -> Translation:
-    """Translate a config of Accelerate.
-
-    Raises:
-        ConfigError: A key is unknown, or a value is not allowed.
-    """
+    """Translate a config of Accelerate; an unknown key or value is a ConfigError."""
     content = dict(content)
     if "dynamo_backend" in content:  # older files have this key at the top
         content["dynamo_config"] = {"dynamo_backend": content.pop("dynamo_backend")}

@@ -51,11 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Return the content of a DeepSpeed config; lines of comments may be in it.
-
-    Raises:
-        ConfigError: It is not a JSON object.
-    """
+    """Return the content of a DeepSpeed config, a JSON object in which lines of comments may be."""
     text = re.sub(r"^\s*(//|#).*$", "", read(file), flags=re.MULTILINE)
     try:
         content = parse_json(text)
@@ -67,11 +63,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def translate(content: dict[str, Any], file: str, ranks: int | None = None) -> Translation:
-    """Translate a config of DeepSpeed.
-
-    Raises:
-        ConfigError: A key is unknown, or a value is not allowed.
-    """
+    """Translate a config of DeepSpeed; an unknown key or value is a ConfigError."""
     content = {key: value for key, value in content.items() if not key.startswith("_")}
     if isinstance(content.get("zero_optimization"), bool):  # the form before there were stages
         content["zero_optimization"] = {"stage": int(content["zero_optimization"])}

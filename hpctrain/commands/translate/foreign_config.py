@@ -21,12 +21,9 @@ _AUTO = "auto"
 
 
 class Source:
-    """The keys of a config file, by their dotted names.
+    """The keys of a config file, by their dotted names; errors name the file.
 
-    Args:
-        file: The name of the file, for errors.
-        content: The nested content.
-        reasons: For each key or whole section without a counterpart, why it has none.
+    `reasons` say for each key or whole section without a counterpart why it has none.
     """
 
     def __init__(self, file: str, content: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
@@ -52,22 +49,14 @@ class Source:
         return bool(self._values.get(name) == _AUTO)
 
     def number(self, name: str, default: Any = None, ours: str = "") -> Any:
-        """Return the value of a key that must be a number.
-
-        Raises:
-            ConfigError: It is something else.
-        """
+        """Return the value of a key that must be a number."""
         value = self.take(name, default, ours)
         if value is not default and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ConfigError(f"{self.file}: {name}={shown(value)}: it must be a number")
         return value
 
     def choice(self, name: str, allowed: Mapping[Any, Any], default: Any = None) -> Any:
-        """Return what `allowed` has for the value of a key; texts are compared in lower case.
-
-        Raises:
-            ConfigError: The value is not in `allowed`.
-        """
+        """Return what `allowed` has for the value of a key; texts are compared in lower case."""
         given = self.take(name, default)
         value = given.lower() if isinstance(given, str) else given
         if value is not None and value not in allowed:
@@ -85,8 +74,7 @@ class Source:
     def left(self) -> dict[str, str]:
         """Return `KEY=VALUE` of what has no counterpart, each with the reason.
 
-        Raises:
-            ConfigError: All keys are unknown, so the file belongs to something else.
+        If all keys are unknown, the file belongs to something else, which is a ConfigError.
         """
         left, unknown = {}, []
         for name, value in self._values.items():

@@ -20,16 +20,12 @@ from hpctrain.terminal import printable
 
 @dataclass
 class Translation:
-    """The overrides that a config becomes.
+    """The overrides that a config becomes."""
 
-    Attributes:
-        choices: The choice of each config group, such as `{"parallel": "zero3"}`.
-        values: The value of each dotted key.
-        left: `KEY=VALUE` of the other program without a counterpart, each with the reason.
-    """
-
+    # Of each config group, such as `{"parallel": "zero3"}`.
     choices: dict[str, str] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)  # of each dotted key
+    # `KEY=VALUE` of the other program without a counterpart, each with the reason.
     left: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Translation) -> None:
@@ -99,11 +95,7 @@ def parser(command: str, program: str) -> argparse.ArgumentParser:
 
 
 def read(file: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
+    """Return the text of a file; one that cannot be read is a ConfigError."""
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:

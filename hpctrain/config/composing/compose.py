@@ -39,17 +39,10 @@ from hpctrain.errors import ConfigError, StorageError
 
 
 def compose(argv: list[str]) -> Config | None:
-    """Compose the config of a command line.
+    """Compose the config of a command line; None if Hydra did something else (`-m`, `--cfg`).
 
-    Args:
-        argv: The arguments without the program's name.
-
-    Returns:
-        The typed config, or None if Hydra did something else (`-m`, `--cfg`).
-
-    Raises:
-        ConfigError: A key, a value or a choice is wrong.
-        StorageError: The folder of a sweep cannot be written.
+    A wrong key, value or choice is a ConfigError, and a folder of a sweep that cannot be written a
+    StorageError.
     """
     store_schema()
     # Hydra 1.4 warns if the parameter is given, Hydra 1.3 if it is not.
@@ -111,9 +104,8 @@ def extending(override: str) -> str:
 def _one_composition(mode: RunMode | None) -> Iterator[None]:
     """Keep Hydra from composing the whole config a first time, only to read `hydra.mode` of it.
 
-    Args:
-        mode: What Hydra shall take for it: None with `-m`, which decides alone; otherwise RUN. If
-            the config says another mode, Hydra then raises an error before it does anything.
+    With `-m`, which decides alone, the mode is None; otherwise RUN. If the config says another
+    mode, Hydra then raises an error before it does anything.
     """
     original = Hydra.get_mode
     Hydra.get_mode = lambda *args, **kwargs: mode  # type: ignore[method-assign]

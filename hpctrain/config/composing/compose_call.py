@@ -36,31 +36,19 @@ from hpctrain.errors import ConfigError
 
 @dataclass(frozen=True)
 class Call:
-    """The runs that the overrides of a call describe.
-
-    Attributes:
-        composer: Composes the config of one run.
-        runs: The overrides of each run.
-        folder: The value of `hydra.sweep.dir`.
-        local: Whether the runs shall run on this machine, with `hydra/launcher=submitit_local`.
-    """
+    """The runs that the overrides of a call describe."""
 
     composer: Composer
-    runs: list[list[str]]
-    folder: Path
-    local: bool
+    runs: list[list[str]]  # the overrides of each run
+    folder: Path  # the value of `hydra.sweep.dir`
+    local: bool  # `hydra/launcher=submitit_local`: run on this machine
 
 
 @contextmanager
 def composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None) -> Iterator[Call]:
     """Yield the runs of a call; `composer` works inside the `with` block.
 
-    Args:
-        overrides: As on the command line. Values with commas are expanded as by `-m`.
-        config_dir: A folder with more configs, as `--config-dir`.
-
-    Raises:
-        ConfigError: An override is wrong.
+    Values with commas are expanded as by `-m`; a wrong override is a ConfigError.
     """
     for text in overrides:
         if not isinstance(text, str) or text.startswith("-"):

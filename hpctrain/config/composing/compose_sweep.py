@@ -38,12 +38,7 @@ _NUMBER = re.compile(r"((?!hydra\b)[a-z_][\w.]*)=(-?(?:0|[1-9]\d*)(\.\d+)?)", re
 
 
 class Composer:
-    """Composes one config after another.
-
-    Args:
-        loader: Hydra's config loader, which has the search path.
-        master: The config of the sweep itself.
-    """
+    """Composes one config after another; `master` is the config of the sweep itself."""
 
     def __init__(self, loader: ConfigLoaderImpl, master: DictConfig) -> None:
         self._loader, self._master = loader, master
@@ -59,11 +54,8 @@ class Composer:
     def __call__(self, overrides: list[str]) -> DictConfig:
         """Return the config of these overrides, without its `hydra` section.
 
-        The next call changes the returned object: use it before.
-
-        Raises:
-            HydraException: Hydra refuses an override.
-            OmegaConfBaseException: A value does not fit the schema.
+        The next call changes the returned object: use it before. Hydra raises its errors and
+        OmegaConf's.
         """
         content, original = self._undo
         content.clear()
@@ -79,11 +71,7 @@ class Composer:
         return self._change(self._bases[choices], values)
 
     def typed(self, overrides: list[str]) -> Config:
-        """Return the typed config of these overrides.
-
-        Raises:
-            ConfigError: A key, a value or a choice is wrong.
-        """
+        """Return the typed config; a wrong key, value or choice is a ConfigError."""
         try:
             kind, values = self._split(overrides)
             if (template := self._templates.get(kind)) is not None:

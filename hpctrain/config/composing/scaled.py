@@ -14,8 +14,7 @@ from hpctrain.errors import ConfigError
 def scaled(config: Config) -> Config:
     """Return the config, in which a weak scaling series has the batch of its nodes.
 
-    Raises:
-        ConfigError: A scaling series has a range of nodes.
+    Such a series with a range of nodes is a ConfigError.
     """
     if config.scaling is None:
         return config

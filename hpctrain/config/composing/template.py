@@ -35,14 +35,9 @@ _LEAVES = (AnyNode, BooleanNode, FloatNode, IntegerNode, StringNode)
 
 
 class Template:
-    """A composed config of which some plain values are given anew for each run.
+    """A composed config of which some plain values are given anew for each run; it changes `tree`.
 
-    Args:
-        tree: The composed config of one run, with the types of its keys. The template changes it.
-        names: The dotted keys whose values are given.
-
-    Raises:
-        LookupError: One of the keys has no plain value.
+    A key that has no plain value is a LookupError.
     """
 
     def __init__(self, tree: DictConfig, names: Sequence[str]) -> None:
@@ -54,11 +49,7 @@ class Template:
                 raise LookupError(f"{path}: a whole section is an interpolation")
 
     def config(self, values: Mapping[str, Any]) -> Config:
-        """Return the typed config with these values, one for each of the names.
-
-        Raises:
-            OmegaConfBaseException: A value does not fit the type of its key.
-        """
+        """Return the typed config with these values; OmegaConf raises if one does not fit."""
         config = _copy(self._config)
         for name, value in values.items():
             leaf = self._leaves[name]

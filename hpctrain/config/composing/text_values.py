@@ -25,8 +25,7 @@ def is_text(key: str) -> bool:
 def quoted(override: str) -> str:
     """Return `name='true'` for `name=true`; an override of another type as it is.
 
-    Raises:
-        ConfigError: A number is written in a way that programs read differently, such as `010`.
+    A number that programs read differently, such as `010`, is a ConfigError.
     """
     name, equals, value = override.partition("=")
     key = name.lstrip("+")

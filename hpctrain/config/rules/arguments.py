@@ -44,15 +44,11 @@ class Signature:
 def problems(
     section: str, node: Mapping[str, Any], positional: int = 0, inner: Mapping[str, str] = {}
 ) -> Iterator[str]:
-    """Yield what is wrong with the arguments of a section.
+    """Yield what is wrong with the arguments of a section, whose `_target_` exists.
 
-    Args:
-        section: The section, such as `model`.
-        node: Its content with a `_target_` that exists. Names with a leading underscore are
-            Hydra's.
-        positional: How many positional arguments hpctrain itself gives.
-        inner: The config keys of arguments that are not in `section` itself. They may come from an
-            experiment that chooses another class, so the error says how to remove them.
+    Names with a leading underscore are Hydra's; `positional` arguments are given by hpctrain
+    itself. `inner` has the config keys of arguments that are not in `section` itself. They may come
+    from an experiment that chooses another class, so the error says how to remove them.
     """
     target = str(node["_target_"])
     known = signature(target)

@@ -18,15 +18,11 @@ from hpctrain.config.schema import Config
 
 
 class Ramp(NamedTuple):
-    """The global batch sizes of a run.
+    """The global batch sizes of a run."""
 
-    Attributes:
-        stages: The sizes that come first, each with the number of its steps.
-        final: The size of all steps after them.
-    """
-
+    # The sizes that come first, each with the number of its steps.
     stages: tuple[tuple[int, int], ...]
-    final: int
+    final: int  # the size of all steps after them
 
     @classmethod
     def of(cls, final: int, stages: Sequence[Mapping[str, int]]) -> Self:
@@ -55,28 +51,17 @@ class Ramp(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """How the samples of a step are divided, at the start of a run.
+    """How the samples of a step are divided, at the start of a run."""
 
-    Attributes:
-        global_size: The samples of a step over all ranks (`train.global_batch_size`).
-        shares: The equal shares into which they are divided. A rank has one, or with
-            `parallel.weights` as many as its weight.
-        accumulate: The micro-batches of a share. `train.micro_batch_size=auto` begins with 1.
-    """
-
-    global_size: int
+    global_size: int  # the samples of a step over all ranks (`train.global_batch_size`)
+    # The equal shares into which they are divided. A rank has one, or with `parallel.weights` as
+    # many as its weight.
     shares: int
-    accumulate: int
+    accumulate: int  # the micro-batches of a share; `train.micro_batch_size=auto` begins with 1
 
     @classmethod
     def of(cls, config: Config, degrees: Degrees, global_size: int | None = None) -> Self:
-        """Return the sizes of a config.
-
-        Args:
-            config: Its batch sizes fit together (`problems`).
-            degrees: The degrees for the number of ranks.
-            global_size: That of a stage of the ramp; None: that after the ramp.
-        """
+        """Return the sizes of a config; without a `global_size`, those after the ramp."""
         train, parts = config.train, shares(config.parallel, degrees.dp)
         size, number = global_size or train.global_batch_size, train.accumulate
         if train.micro_batch_size not in (None, "auto"):
@@ -109,15 +94,9 @@ def named_sizes(config: Config) -> dict[str, int]:
 
 
 def parts_of_ramp(config: Config, degrees: Degrees, weight: int = 1) -> dict[int, int]:
-    """Return the micro-batches of a rank for each number of rows that it may have in a step.
+    """Return the micro-batches of a rank, which has `weight` shares, for each number of its rows.
 
-    Args:
-        config: As for `BatchSizes.of`.
-        degrees: As for `BatchSizes.of`.
-        weight: The shares of this rank.
-
-    Returns:
-        An empty dict if all steps have the same rows.
+    The dict is empty if all steps have the same rows.
     """
     sizes = named_sizes(config).values() if config.train.batch_size_ramp else ()
     stages = [BatchSizes.of(config, degrees, size) for size in sizes]
@@ -125,12 +104,7 @@ def parts_of_ramp(config: Config, degrees: Degrees, weight: int = 1) -> dict[int
 
 
 def problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what is wrong with the sizes of the batch and its parts.
-
-    Args:
-        config: Every value by itself is valid.
-        degrees: The degrees for the number of ranks.
-    """
+    """Yield what is wrong with the sizes of the batch and its parts."""
     train, sizes = config.train, named_sizes(config)
     size, weights = train.micro_batch_size, config.parallel.weights
     if size is not None and train.accumulate != 1:

@@ -16,12 +16,7 @@ from hpctrain.config.schema import Config
 
 
 def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what does not fit together in `parallel`, `precision` and `train`.
-
-    Args:
-        config: Every value by itself is valid.
-        degrees: The degrees for the number of ranks.
-    """
+    """Yield what does not fit together in `parallel`, `precision` and `train`."""
     parallel, train, precision = config.parallel, config.train, config.precision
     sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
     parts = BatchSizes.of(config, degrees).accumulate
@@ -62,12 +57,7 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
 
 
 def sync_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield why `train.sync_batchnorm=true` is impossible.
-
-    Args:
-        config: Every value by itself is valid.
-        degrees: The degrees for the number of ranks.
-    """
+    """Yield why `train.sync_batchnorm=true` is impossible."""
     parallel, local = config.parallel, config.train.local_sgd
     key = "train.sync_batchnorm=true with"
     if degrees.pp > 1:

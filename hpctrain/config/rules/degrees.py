@@ -16,33 +16,20 @@ from hpctrain.errors import ConfigError
 
 @dataclass(frozen=True)
 class Degrees:
-    """The size of each dimension of the mesh.
+    """The size of each dimension of the mesh."""
 
-    Attributes:
-        dp_replicate: Replicas of the model.
-        dp_shard: Ranks over which each replica is divided.
-        cp: Ranks that divide a sequence (context parallel).
-        tp: Ranks that divide each layer (tensor parallel).
-        pp: Stages of a pipeline.
-    """
-
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    cp: int = 1
-    tp: int = 1
-    pp: int = 1
+    dp_replicate: int = 1  # replicas of the model
+    dp_shard: int = 1  # ranks over which each replica is divided
+    cp: int = 1  # ranks that divide a sequence (context parallel)
+    tp: int = 1  # ranks that divide each layer (tensor parallel)
+    pp: int = 1  # stages of a pipeline
 
     @classmethod
     def of(cls, parallel: ParallelConfig, ranks: int, job: str = "") -> Degrees:
         """Return the degrees of a config, in which -1 stands for what the others leave.
 
-        Args:
-            parallel: The section of the config.
-            ranks: The number of ranks of the job.
-            job: How the number of ranks comes about, such as "2 nodes x 2 tasks = 4".
-
-        Raises:
-            ConfigError: The product of the degrees is not the number of ranks.
+        If their product is not the number of ranks, the ConfigError says with `job` how that number
+        comes about, such as "2 nodes x 2 tasks = 4".
         """
         asked = {name: getattr(parallel, name) for name in cls.__dataclass_fields__}
         free = [name for name, degree in asked.items() if degree == -1]

@@ -17,12 +17,7 @@ from hpctrain.config.schema import Config, ParallelConfig
 
 
 def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what the degrees do not divide.
-
-    Args:
-        config: Every value by itself is valid.
-        degrees: The degrees for the number of ranks.
-    """
+    """Yield what the degrees do not divide."""
     if config.model.get("_target_") not in TRANSFORMER:
         return
     experts = config.model.get("experts")
@@ -55,12 +50,7 @@ def expert_problems(
 ) -> Iterator[str]:
     """Yield why the experts of a model cannot be computed with these degrees.
 
-    Args:
-        name: What holds the experts.
-        experts: Their number in a layer.
-        degrees: The degrees.
-        parallel: The section of the config.
-        capacity: Whether the tokens of an expert are limited.
+    `name` holds `experts` of them in a layer; `capacity` is whether the tokens of one are limited.
     """
     ep, schedule = parallel.ep, parallel.pipeline.schedule
     if ep > 1 and degrees.tp > 1:
@@ -86,12 +76,7 @@ def expert_problems(
 
 
 def ep_problems(degrees: Degrees, ep: int) -> Iterator[str]:
-    """Yield if ep does not divide the data-parallel ranks, times cp.
-
-    Args:
-        degrees: The degrees.
-        ep: The ranks that divide the experts.
-    """
+    """Yield if ep does not divide the data-parallel ranks, times cp."""
     name = "dp_shard" if degrees.dp_shard > 1 else "dp_replicate"
     size = getattr(degrees, name) * degrees.cp
     if size % ep:
@@ -111,22 +96,12 @@ def sequence_parts(cp: int, tp: int) -> int:
 
     Context parallel gives each rank two chunks of the same length. Sequence parallel divides these
     two together.
-
-    Args:
-        cp: The ranks of context parallel.
-        tp: The ranks of sequence parallel; 1 without it.
     """
     return tp if cp == 1 else cp * math.lcm(2, tp)
 
 
 def length_problem(length: int, cp: int, tp: int) -> str:
-    """Return why a sequence cannot be divided, with the nearest lengths; "" if it can.
-
-    Args:
-        length: The positions of a sample.
-        cp: As for `sequence_parts`.
-        tp: As for `sequence_parts`.
-    """
+    """Return why such a sequence cannot be divided, with the nearest lengths; "" if it can."""
     parts = sequence_parts(cp, tp)
     if length % parts == 0:
         return ""
@@ -147,12 +122,7 @@ def nearest(number: int, divisor: int) -> list[int]:
 
 
 def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
-    """Yield which numbers of a model tp does not divide, with the nearest tp that does.
-
-    Args:
-        numbers: The number of heads, for example, by name.
-        tp: The ranks that divide each layer.
-    """
+    """Yield which numbers of a model, such as heads, tp does not divide, and the nearest tp."""
     near = _near_factors(math.gcd(*numbers.values()), tp)
     for name, number in numbers.items():
         if number % tp:

@@ -17,16 +17,10 @@ from hpctrain.errors import ConfigError
 
 
 def fit_layout(config: Config, ranks: int, *, whole_outputs: bool = False) -> str:
-    """Change `parallel` so that it fits, in place; a layout that fits is left as it is.
+    """Change `parallel` so that it fits, in place; return what has changed, for people, or "".
 
-    Args:
-        config: The config of a run.
-        ranks: The number of ranks that were started.
-        whole_outputs: Whether a rank must have whole outputs of the model, which the stages of a
-            pipeline and the parts of a sequence (context parallel) do not have.
-
-    Returns:
-        What has changed, for people; "" if nothing has.
+    With `whole_outputs` a rank must have whole outputs of the model, which the stages of a pipeline
+    and the parts of a sequence (context parallel) do not have.
     """
     parallel = config.parallel
     divides = whole_outputs and (parallel.pp > 1 or parallel.cp > 1)
@@ -61,12 +55,7 @@ def fit_layout(config: Config, ranks: int, *, whole_outputs: bool = False) -> st
 def fit_batch(config: Config, degrees: Degrees) -> None:
     """Let the batch be one that these ranks can divide, in place; it does not change a result.
 
-    Args:
-        config: The config of a run, which is evaluated.
-        degrees: The degrees for the number of ranks.
-
-    Raises:
-        ConfigError: There is no such batch.
+    There may be no such batch, which is a ConfigError.
     """
     train = config.train
     config.parallel.weights = None

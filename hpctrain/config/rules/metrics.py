@@ -38,10 +38,7 @@ def names(config: Config) -> tuple[str, ...] | None:
 def problems(config: Config, needed: bool = False) -> Iterator[str]:
     """Yield why no run with this config has the metrics that the config names.
 
-    Args:
-        config: The config of a run.
-        needed: Whether `metric` must be there, as in a search. Otherwise the default may be
-            missing.
+    Unless it is `needed`, as in a search, the default of `metric` may be missing.
     """
     if config.metric != Config().metric or needed:
         yield from _problems(config, "metric", config.metric)
@@ -113,25 +110,14 @@ def _unknown(key: str, metric: str, known: Collection[str]) -> str:
 
 # A word of a metric's name tells whether lower or higher values are better.
 _LOWER = {
-    *(
-        "loss",
-        "error",
-        "err",
-        "mse",
-        "rmse",
-        "mae",
-        "l1",
-        "l2",
-        "mape",
-        "nll",
-        "perplexity",
-        "ppl",
-        "bpb",
-    ),
-    *("bits", "wer", "cer", "fid", "kl", "divergence", "distance", "regret"),
+    *("loss", "error", "err", "mse", "rmse", "mae", "l1", "l2", "mape", "nll", "perplexity"),
+    *("ppl", "bpb", "bits", "wer", "cer", "fid", "kl", "divergence", "distance", "regret"),
+}
+_RATES = {
+    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
 }
 _HIGHER = {
-    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
+    *_RATES,
     *("iou", "miou", "dice", "r2", "correlation", "bleu", "rouge", "psnr", "ssim", "reward"),
     *("score", "samples"),
 }
@@ -139,7 +125,7 @@ _HIGHER = {
 
 # Of these a value is a share: from 0 to 1, or to 100 for a task that counts in percent.
 _SHARES = {
-    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
+    *_RATES,
     *("iou", "miou", "dice", "fraction", "percent", "percentage"),
 }
 
@@ -171,20 +157,21 @@ def better(metric: str) -> Literal["lower", "higher"] | None:
     return "higher" if words & _HIGHER else None
 
 
+def lower_is_better(metric: str, mode: str | None) -> bool:
+    """Return it by the mode, "min" or "max"; without one by the metric's name, as `better` does."""
+    return mode == "min" if mode else better(metric) == "lower"
+
+
 @dataclass(frozen=True)
 class Asked:
     """The metric that was asked for with a task of a user, whose names the run has to show.
 
     All ranks have the same names, so they decide alike.
-
-    Attributes:
-        name: `train/NAME` or `val/NAME`; "" if the config check has answered already, or if nobody
-            has asked for the default.
-        key: The config key that names it.
     """
 
+    # `train/NAME` or `val/NAME`; "" if the config check has answered, or for the default.
     name: str = ""
-    key: str = "metric"
+    key: str = "metric"  # the config key that names it
 
     @classmethod
     def of(cls, config: Config) -> list[Asked]:
@@ -205,23 +192,13 @@ class Asked:
 
         A task usually has the same names in training and in an evaluation. If the first log line
         does not have the name, an evaluation at once tells it before hours of training are spent.
-
-        Args:
-            seen: The names of all metrics so far.
         """
         group, _, name = self.name.partition("/")
         doubtful = group == "val" and f"train/{name.rpartition('/')[2]}" not in seen
         return doubtful and any(text.startswith("train/") for text in seen) and not _of(group, seen)
 
     def check(self, seen: Collection[str]) -> None:
-        """Check that the metric is among those of its group, once these are known.
-
-        Args:
-            seen: The names of all metrics so far.
-
-        Raises:
-            ConfigError: It is not.
-        """
+        """Raise a ConfigError if the metric is not in its group, once that is `seen`."""
         known = _of(self.name.partition("/")[0], seen)
         if self.name and known and self.name not in known:
             raise ConfigError(_unknown(self.key, self.name, seen))

@@ -22,12 +22,7 @@ _OTHERS = (  # models without a plan
 
 
 def own_model_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what a model of `hpctrain.models` does not have, although the degrees need it.
-
-    Args:
-        config: Every value by itself is valid.
-        degrees: The degrees for the number of ranks.
-    """
+    """Yield what a model of `hpctrain.models` does not have, although the degrees need it."""
     parallel, model = config.parallel, config.model
     target = str(model.get("_target_"))
     if target in _OTHERS:

@@ -21,11 +21,7 @@ _FIELDS = {
 
 
 def metrics(task: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the sums of a task, and what it derives from them; None for a task that is not ours.
-
-    Args:
-        task: The section `task` of a config.
-    """
+    """Return the sums of a section `task`, and what follows from them; None for a task not ours."""
     match _kind(task):
         case "Classification":
             return ("loss", "accuracy", *(f"top{k}_accuracy" for k in task.get("top_k") or ()))

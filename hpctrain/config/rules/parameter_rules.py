@@ -23,11 +23,7 @@ _KEYS = ("match", "lr_factor", "weight_decay", "freeze", "options")
 
 
 def problems(config: OptimizerConfig) -> Iterator[str]:
-    """Yield what is wrong with `optimizer.groups` and `optimizer.layer_decay`.
-
-    Args:
-        config: The section `optimizer`, whose `_target_` exists.
-    """
+    """Yield what is wrong with `optimizer.groups` and `optimizer.layer_decay`."""
     yield from _step(config._target_)
     if config.weight_decay and not _takes_weight_decay(config._target_):
         yield (

@@ -16,17 +16,12 @@ _ZERO_BUBBLE = ("zbv", "interleaved_zb")
 
 
 def bubble(schedule: str, pp: int, parts: int) -> float:
-    """Return the expected fraction of a step in which a rank waits for the others.
+    """Return the expected fraction of a step in which a rank of `pp` waits for the others.
 
-    It is (p - 1) / (m + p - 1) for p stages and m micro-batches (Huang et al. 2019), and m is
-    multiplied by the stages of a rank (Narayanan et al. 2021). For the zero-bubble schedules (Qi et
-    al. 2023) the forward pass and the two halves of the backward pass take the same time; zbv then
-    has no bubble from 2 p - 1 micro-batches on.
-
-    Args:
-        schedule: A name in `SCHEDULES`.
-        pp: The ranks that divide the layers.
-        parts: The micro-batches of a step.
+    It is (p - 1) / (m + p - 1) for p stages and m micro-batches, the parts of a step (Huang et al.
+    2019), and m is multiplied by the stages of a rank (Narayanan et al. 2021). For the zero-bubble
+    schedules (Qi et al. 2023) the forward pass and the two halves of the backward pass take the
+    same time; zbv then has no bubble from 2 p - 1 micro-batches on.
     """
     if schedule == "zbv":
         return max(0.0, 1 - parts / (2 * pp - 1))
@@ -37,11 +32,7 @@ def bubble(schedule: str, pp: int, parts: int) -> float:
 def block_problem(what: str, count: int, parallel: ParallelConfig, pp: int) -> str:
     """Return why the stages cannot divide the blocks of a model among themselves; "" if they can.
 
-    Args:
-        what: What has these blocks, such as "Transformer has 4 blocks (layers)".
-        count: The number of blocks.
-        parallel: The section of the config.
-        pp: The ranks that divide the layers.
+    `what` has these blocks, such as "Transformer has 4 blocks (layers)".
     """
     stages, asked = pp * SCHEDULES[parallel.pipeline.schedule], parallel.pipeline.blocks
     if count < stages:
@@ -56,12 +47,7 @@ def block_problem(what: str, count: int, parallel: ParallelConfig, pp: int) -> s
 
 
 def problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what does not fit a pipeline.
-
-    Args:
-        config: Every value by itself is valid.
-        degrees: The degrees for the number of ranks.
-    """
+    """Yield what does not fit a pipeline."""
     parallel, train, pp = config.parallel, config.train, degrees.pp
     schedule, blocks = parallel.pipeline.schedule, parallel.pipeline.blocks
     if pp == 1:

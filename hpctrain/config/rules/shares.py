@@ -14,23 +14,13 @@ from hpctrain.config.schema import Config, ParallelConfig
 
 
 def shares(parallel: ParallelConfig, dp: int) -> int:
-    """Return the number of shares.
-
-    Args:
-        parallel: A rank of a node whose weight is W takes W shares.
-        dp: The number of ranks that divide the samples, a multiple of the number of weights.
-    """
+    """Return the number of shares of `dp` ranks; one of a node with weight W takes W of them."""
     weights = parallel.weights
     return dp if weights is None else sum(weights) * (dp // len(weights))
 
 
 def problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what does not fit `parallel.weights`.
-
-    Args:
-        config: Every value by itself is valid.
-        degrees: The degrees for the number of ranks.
-    """
+    """Yield what does not fit `parallel.weights`."""
     parallel, train, launch = config.parallel, config.train, config.launch
     weights, ranks = parallel.weights, degrees.ranks
     if weights is None:

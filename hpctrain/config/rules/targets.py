@@ -83,9 +83,7 @@ def _misspelt_module(spec: ModuleSpec, rest: list[str]) -> str:
 def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
     """Return the module and the statement that define a target, or None if no source shows them.
 
-    Args:
-        target: `package.module.Name`. If the module imports the name, its import is followed.
-        hops: How many imports to follow.
+    If the module imports the name, its import is followed, at most `hops` times.
     """
     try:
         spec, rest = _located(target)

@@ -24,27 +24,17 @@ TOO_LARGE = 2**62  # for any number with a lower bound: the sum of two still fit
 
 @dataclass(eq=False, repr=False)
 class Rule:
-    """What holds for one key, or for a section. These are the keyword arguments of `key`.
+    """What holds for one key, or for a section. These are the keyword arguments of `key`."""
 
-    Attributes:
-        text: Whole sentences that tell a user what the key does, and what null means.
-        unit: What a number counts, or its physical unit.
-        choices: The allowed values; None stands for null.
-        at_least: The lowest allowed number.
-        above: Allowed numbers are greater than this one.
-        between: The lowest and the highest allowed number.
-        check: For any other rule: it gets the value and returns what is wrong, or "".
-        identity: Whether the value decides the result of a run and so its name. It is False for
-            what only changes speed, memory, places or reports.
-    """
-
-    text: str
-    unit: str = ""
-    choices: tuple[Any, ...] = ()
-    at_least: float | None = None
-    above: float | None = None
-    between: tuple[float, float] | None = None
-    check: Callable[[Any], str] | None = None
+    text: str  # whole sentences: what the key does, and what null means
+    unit: str = ""  # what a number counts, or its physical unit
+    choices: tuple[Any, ...] = ()  # the allowed values; None stands for null
+    at_least: float | None = None  # the lowest allowed number
+    above: float | None = None  # allowed numbers are greater
+    between: tuple[float, float] | None = None  # the lowest and the highest allowed number
+    check: Callable[[Any], str] | None = None  # any other rule: returns what is wrong, or ""
+    # Whether the value decides the result of a run and so its name. It is False for what only
+    # changes speed, memory, places or reports.
     identity: bool = True
 
     def problem(self, name: str, value: Any) -> str:
@@ -85,13 +75,7 @@ class Rule:
 
 
 def key(default: T, text: str, **rule: Any) -> T:
-    """Declare a key of a section: a dataclass field with a `Rule`.
-
-    Args:
-        default: The default value; every config gets its own copy of a list or dict.
-        text: See `Rule`.
-        rule: The other attributes of `Rule`.
-    """
+    """Declare a key of a section: a dataclass field with a `Rule`, whose attributes are `rule`."""
     metadata = {"rule": Rule(text, **rule)}
     made: Any
     if isinstance(default, (list, dict)):
@@ -104,9 +88,7 @@ def key(default: T, text: str, **rule: Any) -> T:
 def section(schema: type[T], *, identity: bool = True) -> T:
     """Declare a section: a dataclass whose docstring describes it.
 
-    Args:
-        schema: The dataclass of the section's keys.
-        identity: False excludes all keys of the section from the run's identity.
+    Without `identity`, no key of the section is part of the run's identity.
     """
     text = (schema.__doc__ or "").partition("\n")[0]
     metadata = {"rule": Rule(text, identity=identity)}
@@ -116,22 +98,13 @@ def section(schema: type[T], *, identity: bool = True) -> T:
 
 @dataclass(eq=False, repr=False)
 class Member:
-    """A key or a section of the schema.
+    """A key or a section of the schema."""
 
-    Attributes:
-        name: The dotted name, such as `data.window`.
-        type: The type as it is written in the schema.
-        default: The default value; that of a section is an object with all its defaults.
-        rule: What was given to `key` or `section`.
-        identity: Whether it is part of the identity: its own rule and those of its sections.
-        is_section: Whether it is a section.
-    """
-
-    name: str
-    type: str
-    default: Any
+    name: str  # dotted, such as `data.window`
+    type: str  # as it is written in the schema
+    default: Any  # that of a section is an object with all its defaults
     rule: Rule
-    identity: bool
+    identity: bool  # its own rule and those of its sections
     is_section: bool
 
     def value(self, config: Any) -> Any:

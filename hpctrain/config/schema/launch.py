@@ -114,11 +114,7 @@ class LaunchConfig:
 
     @property
     def node_numbers(self) -> range:
-        """The numbers of nodes that the job may have; one, unless `nodes` is a range.
-
-        Raises:
-            ConfigError: `nodes` is neither a number nor a range.
-        """
+        """The numbers of nodes that the job may have; one, unless `nodes` is a range."""
         if wrong := _check_nodes(self.nodes):
             raise ConfigError(f"launch.nodes={self.nodes!r}: {wrong}")
         first, _, last = str(self.nodes).partition("-")
@@ -126,11 +122,7 @@ class LaunchConfig:
 
     @property
     def limit_min(self) -> int:
-        """The minutes of `time_min`.
-
-        Raises:
-            ConfigError: It is auto, which only a training can have.
-        """
+        """The minutes of `time_min`; auto, which only a training can have, is a ConfigError."""
         if not isinstance(self.time_min, int):
             raise ConfigError(
                 f"launch.time_min={self.time_min}: there is no measured run for this job; give a "

@@ -18,9 +18,9 @@ from hpctrain.data.places.filesystem import kind_of
 from hpctrain.disk import temporary
 from hpctrain.doctor.checks.clocks import skew
 from hpctrain.doctor.finding import Finding, bounded, good, unknown, worst
+from hpctrain.units import GIB
 
-_GIB = 2**30
-_FAIL_FREE, _WARN_FREE = 1 * _GIB, 10 * _GIB
+_FAIL_FREE, _WARN_FREE = 1 * GIB, 10 * GIB
 _FAIL_INODES, _WARN_INODES = 1_000, 20_000
 _PROBE_BYTES = 16 << 20
 _SMALL_FILES = 20

@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
+from hpctrain.units import MIB
 
-_MIB = 2**20
 # NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB.
-_FAIL_SHM, _WARN_SHM = 32 * _MIB, 64 * _MIB
+_FAIL_SHM, _WARN_SHM = 32 * MIB, 64 * MIB
 _FAIL_FILES, _WARN_FILES = 512, 1024
-_LOCKED = 64 * _MIB
+_LOCKED = 64 * MIB
 _INFINIBAND = Path("/sys/class/infiniband")
 
 

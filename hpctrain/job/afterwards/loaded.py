@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from hpctrain.checkpoint.manifest import checkpoints, step_of
+from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
@@ -20,6 +20,7 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import best_of, chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.step_names import step_of
 from hpctrain.tracking import journal, recorded
 
 if TYPE_CHECKING:

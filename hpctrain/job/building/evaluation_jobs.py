@@ -17,10 +17,10 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from hpctrain.checkpoint.manifest import checkpoints, is_healthy, step_of
+from hpctrain.checkpoint.manifest import checkpoints, is_healthy
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.config.evaluation_job import job_config
-from hpctrain.config.rules.metrics import better
+from hpctrain.config.rules.metrics import lower_is_better
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.slurm import sbatch
@@ -31,6 +31,7 @@ from hpctrain.runs.asked_evaluations import Asked, asked, without_result
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.step_names import step_name, step_of
 from hpctrain.tracking import recorded
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class EvaluationJobs(Readers):
         """Note in run.json by which metric of the evaluations a checkpoint is the best."""
         if metric is None or not metric.startswith("val/"):
             return
-        lower = mode == "min" if mode else better(metric) == "lower"
+        lower = lower_is_better(metric, mode)
         if self._run.read().best_by_jobs != Followed(metric=metric, lower=lower):
             self._run.update(best_by_jobs={"metric": metric, "lower": lower})
 
@@ -189,7 +190,7 @@ class EvaluationJobs(Readers):
         log.info("job %s evaluates the checkpoint of step %d", job_id, one.step)
 
     def _checkpoint(self, one: Asked) -> Path:
-        return self._run.checkpoints / f"step-{one.step:08d}"
+        return self._run.checkpoints / step_name(one.step)
 
     def _cure(self, step: int | None = None) -> str:
         which = "N" if step is None else step

@@ -52,18 +52,10 @@ rm -f "${REQUEUE_NOTE}"
 def in_container(
     container: ContainerConfig, folders: Iterable[Path], *, has_gpus: bool
 ) -> tuple[list[str], list[str]]:
-    """Return the arguments that make srun start the ranks in the container.
+    """Return options of srun, and the words before python, that start the ranks in the container.
 
-    Args:
-        container: The section `site.container`. If its `runtime` is None, both results are empty.
-        folders: Folders that the ranks read and write; they have the same path in the container.
-        has_gpus: Whether the ranks have GPUs.
-
-    Returns:
-        Options of srun, and the words of the command before python.
-
-    Raises:
-        ConfigError: The path of a folder cannot be bound.
+    Both are empty without a `runtime`. The folders, which the ranks read and write, have the same
+    path in the container; one that cannot be bound is a ConfigError.
     """
     if container.runtime is None:
         return [], []
@@ -86,15 +78,10 @@ def in_container(
 
 
 def leave_note(note: Path, exclude: str = "", wait_s: float = 30.0) -> bool:
-    """Ask the batch script to requeue this job.
+    """Ask the batch script to requeue this job; return whether it has deleted the note in time.
 
-    Args:
-        note: The path of the requeue note.
-        exclude: The hosts that the job shall avoid, as Slurm writes them; "" changes nothing.
-        wait_s: How long to wait until the batch script has deleted it.
-
-    Returns:
-        True when the script has deleted the note; False, with the reason logged, otherwise.
+    `exclude` are the hosts that the job shall avoid, as Slurm writes them; "" changes nothing. The
+    reason of a failure is logged.
     """
     try:
         write_atomically(note, exclude, sync=False)

@@ -18,8 +18,7 @@ from hpctrain.errors import ConfigError
 def node_options(config: Config) -> dict[str, str | int | bool]:
     """Return the options of sbatch for the number of nodes and of their ranks.
 
-    Raises:
-        ConfigError: `site.gpu_option` does not work with a range.
+    A `site.gpu_option` that does not work with a range is a ConfigError.
     """
     launch = config.launch
     if len(launch.node_numbers) == 1:

@@ -11,13 +11,9 @@ from hpctrain.launch.slurm.queue import ask, rows
 
 
 def minutes(text: str) -> float:
-    """Return the minutes of a time limit as `sinfo` prints it.
+    """Return the minutes of a time limit as `sinfo` prints it, or raise a ValueError.
 
-    Args:
-        text: `DAYS-HOURS:MINUTES:SECONDS`, of which the first parts may be missing, or "infinite".
-
-    Raises:
-        ValueError: It has another form.
+    It is `DAYS-HOURS:MINUTES:SECONDS`, of which the first parts may be missing, or "infinite".
     """
     if text.lower() in ("infinite", "unlimited"):
         return float("inf")
@@ -31,10 +27,8 @@ def minutes(text: str) -> float:
 def beyond_partition(config: Config) -> str:
     """Return that a job asks for more time than its partition allows; "" if it does not.
 
-    `sinfo` is asked once. Where it does not answer, nothing is said.
-
-    Args:
-        config: Its `launch.time_min` is a number.
+    `sinfo` is asked once. Where it does not answer, nothing is said. Its `launch.time_min` must be
+    a number.
     """
     limits, wanted = _limits(), config.site.partition
     names = wanted.split(",") if wanted else [n[:-1] for n in limits if n.endswith("*")]

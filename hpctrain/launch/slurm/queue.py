@@ -51,21 +51,13 @@ _ENDED = (r"\d\S*", r"[A-Z_]+(?: .*|\+)?", r"\d+:\d+", r".*", r"[^|]*")  # the r
 
 @dataclass(frozen=True)
 class Job:
-    """One array task, as `squeue` shows it.
+    """One array task, as `squeue` shows it."""
 
-    Attributes:
-        id: `ARRAYJOB_TASK`, the form that `scancel` and `scontrol` accept.
-        state: `PENDING`, `RUNNING`, `COMPLETING`, ...
-        reason: Why it waits, or "None".
-        nodes: A Slurm hostlist; empty while it waits.
-        start: When it has started or is expected to start: ISO local time, or "N/A".
-    """
-
-    id: str
-    state: str
-    reason: str
-    nodes: str
-    start: str
+    id: str  # `ARRAYJOB_TASK`, the form that `scancel` and `scontrol` accept
+    state: str  # `PENDING`, `RUNNING`, `COMPLETING`, ...
+    reason: str  # why it waits, or "None"
+    nodes: str  # a Slurm hostlist; empty while it waits
+    start: str  # when it has started or is expected to start: ISO local time, or "N/A"
 
     @property
     def is_ending(self) -> bool:
@@ -85,19 +77,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """One array task that has left the queue, as `sacct` shows it.
+    """One array task that has left the queue, as `sacct` shows it."""
 
-    Attributes:
-        state: `COMPLETED`, `FAILED`, `TIMEOUT`, `OUT_OF_MEMORY`, `NODE_FAIL`, `CANCELLED by UID`...
-        exit_code: `CODE:SIGNAL`.
-        reason: Slurm's reason, or "None".
-        nodes: A Slurm hostlist.
-    """
-
+    # `COMPLETED`, `FAILED`, `TIMEOUT`, `OUT_OF_MEMORY`, `NODE_FAIL`, `CANCELLED by UID`...
     state: str
-    exit_code: str
-    reason: str
-    nodes: str
+    exit_code: str  # `CODE:SIGNAL`
+    reason: str  # Slurm's reason, or "None"
+    nodes: str  # a Slurm hostlist
 
 
 def me() -> str:
@@ -139,11 +125,7 @@ class Queue(dict[Task, Job]):
 
 
 def queue_of(records: Iterable[RunRecord]) -> Queue:
-    """Return the queue of this user, and of all who have submitted these runs last.
-
-    Raises:
-        UnreachableError: The controller does not answer.
-    """
+    """Return the queue of this user, and of all who have submitted these runs last."""
     submissions = (record.submission for record in records)
     return queued({me(), *(each.user for each in submissions if each)})
 
@@ -151,8 +133,8 @@ def queue_of(records: Iterable[RunRecord]) -> Queue:
 def queued(users: Iterable[str]) -> Queue:
     """Return the jobs of these users that are in the queue.
 
-    Raises:
-        UnreachableError: The controller does not answer, or `squeue` prints what was not asked for.
+    If the controller does not answer, or `squeue` prints what was not asked for, it raises
+    UnreachableError.
     """
     named = [*users]  # squeue refuses all if it does not know one
     known = [*filter(_is_known, named)] or named
@@ -178,10 +160,8 @@ def queued(users: Iterable[str]) -> Queue:
 def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
     """Return the tasks of these array jobs, by `ARRAYJOB_TASK`, as `sacct` lists them.
 
-    `sacct` lists pending tasks of an array as one range, not one by one.
-
-    Returns:
-        The tasks; None without an accounting database.
+    `sacct` lists pending tasks of an array as one range, not one by one. It is None without an
+    accounting database.
     """
     command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(arrays)}")
     answer = ask(*command, f"--format={','.join(_SACCT)}", quiet=True)
@@ -191,14 +171,10 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
 
 
 def cancel(ids: Iterable[str], *options: str) -> None:
-    """Call `scancel` once for all jobs; jobs that have ended are no error.
+    """Call `scancel` once for all job ids, if there are any; jobs that have ended are no error.
 
-    Args:
-        ids: Job ids. With none, nothing is called.
-        *options: Options of `scancel`, such as `--signal=USR2`.
-
-    Raises:
-        LaunchError: Slurm refuses, or the controller does not answer.
+    Options are such as `--signal=USR2`. A refusal, or no answer of the controller, is a
+    LaunchError.
     """
     if not (jobs := jobs_of(ids)):
         return
@@ -212,8 +188,7 @@ def cancel(ids: Iterable[str], *options: str) -> None:
 def cancel_waiting(ids: Iterable[str]) -> None:
     """Cancel the array tasks that wait; those that have begun meanwhile go on.
 
-    Raises:
-        LaunchError: Slurm refuses, or the controller does not answer. Nothing is cancelled.
+    A refusal, or no answer of the controller, is a LaunchError, and nothing is cancelled.
     """
     ids = list(ids)
     # `scancel --state=PENDING 12_1` cancels all waiting tasks of array 12, as they are one record
@@ -251,9 +226,7 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of the scheduler to its end; bytes that are no UTF-8 are replaced.
 
-    Raises:
-        OSError: There is no such command.
-        subprocess.TimeoutExpired: It has not ended in time.
+    It raises an OSError if there is no such command, and TimeoutExpired if it is late.
     """
     # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
     return subprocess.run(
@@ -272,11 +245,8 @@ def rows(answer: str, fields: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the rows of an answer, each with its fields, which `|` divides.
 
     The commands of some sites print a welcome before, warnings between or the balance of the
-    account after the rows. Such lines are left out.
-
-    Args:
-        answer: What a command has printed.
-        fields: A regular expression for each field, without groups.
+    account after the rows. Such lines are left out. Each of the fields is a regular expression
+    without groups.
     """
     row = re.compile(r"\|".join(f"({field})" for field in fields))
     return [match.groups() for line in answer.splitlines() if (match := row.fullmatch(line))]

@@ -39,16 +39,10 @@ class SubmitLimitError(LaunchError):
 
 
 def sbatch(script: Path, config: Config, inherit: Sequence[int] = ()) -> str:
-    """Submit a script.
+    """Submit a script, by whose path the queue shows the job later; return the array's job id.
 
-    Args:
-        script: The path of the script, by which the job is found in the queue later.
-        config: The config of a run, to explain why a job is refused.
-        inherit: File descriptors of locks. `sbatch` inherits them, so the locks are held until it
-            has ended, even if this process is killed.
-
-    Returns:
-        The job id of the array.
+    `inherit` are file descriptors of locks. `sbatch` inherits them, so the locks are held until it
+    has ended, even if this process is killed.
 
     Raises:
         LaunchError: The scheduler refuses the job. The message has its words and the config keys
@@ -118,11 +112,7 @@ _UNREACHABLE = re.compile(r"timed out|unable to contact|connection (refused|rese
 
 
 def expected_start(script: str, config: Config) -> str:
-    """Return when and where `sbatch --test-only` expects a script to start.
-
-    Args:
-        script: The text of the script.
-        config: The config of a run, to explain why a job is refused.
+    """Return when and where `sbatch --test-only` expects the text of a script to start.
 
     Raises:
         LaunchError: Slurm would refuse the job, or no nodes fit it, so that it could never start.
@@ -175,10 +165,7 @@ def nodes_that_fit(launch: LaunchConfig, site: SiteConfig) -> dict[str, int] | N
     """Return how many nodes of each partition have the CPUs, memory and GPUs that a run needs.
 
     Nodes that are down or drained count, too. Partitions are those of `site.partition`, or if it is
-    null, the default one.
-
-    Returns:
-        Partition to number of nodes; None if `sinfo` does not answer.
+    null, the default one. It is None if `sinfo` does not answer.
     """
     answer = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G", quiet=True)
     if answer is None:
@@ -199,11 +186,7 @@ def nodes_that_fit(launch: LaunchConfig, site: SiteConfig) -> dict[str, int] | N
 
 @functools.cache
 def max_array_size() -> int:
-    """Return the largest number of tasks that one array may have on this cluster.
-
-    Raises:
-        UnreachableError: The controller does not answer.
-    """
+    """Return the most tasks that an array may have here; no answer is an UnreachableError."""
     if (config := cluster_config()) is None:
         raise UnreachableError(NO_CONTROLLER)
     limits = re.findall(r"(?:MaxArraySize|max_array_tasks)\s*=\s*(\d+)", config)

@@ -22,9 +22,8 @@ _LONGEST_PATH = 4000  # bytes of a sweep's folder: PATH_MAX less the names of th
 def sbatch_options(config: Config) -> Options:
     """Return all options of sbatch except those for the array and its logs.
 
-    Raises:
-        ConfigError: `site.sbatch` names an option that has a config key of its own, or a value
-            cannot be written in one line.
+    An option in `site.sbatch` that has a config key of its own, or a value that cannot be written
+    in one line, is a ConfigError.
     """
     launch, site = config.launch, config.site
     options: Options = {
@@ -123,10 +122,8 @@ def check_folder(output_dir: str, folder: Path) -> None:
     r"""Check that Slurm can write logs into the folder of an array.
 
     In the path of a log, a backslash switches all patterns such as `%A` off. An escaped percent
-    sign (`%%`) is misread by srun 22.05. So the path may contain neither.
-
-    Raises:
-        ConfigError: The path contains one of them, or is too long.
+    sign (`%%`) is misread by srun 22.05. So the path may contain neither. It is a ConfigError if it
+    does, or is too long.
     """
     _check_text("output_dir", str(folder), _LONGEST_PATH)
     if bad := [char for char in "%\\" if char in str(folder)]:

@@ -73,22 +73,16 @@ def sbatch_script(
     command: str = "run",
     exclude: Sequence[str] = (),
 ) -> str:
-    """Return the batch script for `count` runs that need the same resources.
+    """Return the batch script for `count` runs that need the same resources, those of `config`.
 
-    Args:
-        config: The config of any of the runs; the sections `launch` and `site` and the paths are
-            used.
-        folder: The absolute path of the array's folder. It contains the list `tasks` of COUNT run
-            directories, and the folder `batch` for the output of the script itself.
-        count: The number of array tasks.
-        pythonpath: Folders of a code snapshot; Python imports from these first.
-        max_running: How many tasks may run at a time; None means no limit.
-        dependency: The value of sbatch's option, such as `afterany:123`.
-        exclude: Hosts that the job avoids, besides those of `site.sbatch.exclude`.
-        command: What the ranks call with the folder of the array task: `run` or `call`.
+    `folder` is absolute and has the list `tasks` of COUNT run directories, and the folder `batch`
+    for the output of the script itself. What Slurm cannot accept in `site` or a path is a
+    ConfigError.
 
-    Raises:
-        ConfigError: Slurm cannot accept a value of `site` or a path.
+    Python imports first from `pythonpath`, the folders of a code snapshot. At most `max_running`
+    tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
+    as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
+    ranks call `command`, `run` or `call`, with the folder of the array task.
     """
     check_folder(config.output_dir, folder)
     options = sbatch_options(config)

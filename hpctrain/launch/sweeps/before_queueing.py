@@ -1,24 +1,28 @@
-"""What a user should know before the runs of a sweep are queued; nothing of it stops them."""
+"""What is found before the runs of a sweep are queued.
+
+Notes and changed code stop nothing; a cluster that would not run the jobs does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from hpctrain.forecast import cautions, node_weights, time_limit
+from hpctrain.launch import arrays
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.slurm import node_range
+from hpctrain.launch.output import runs, say
+from hpctrain.launch.slurm import node_range, sbatch
 from hpctrain.launch.slurm.partition_limit import beyond_partition, not_requeued
+from hpctrain.launch.slurm.queue import UnreachableError
+from hpctrain.runs.code import trained_code
+from hpctrain.terminal import few
 
 _AUTO = f"launch.time_min={time_limit.AUTO}"
 
 
 def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
-    """Yield each note once for all runs.
-
-    Args:
-        entries: The runs, which are checked.
-        cluster: Whether Slurm is asked for the limits of partitions.
-    """
+    """Yield each note once for all runs; on a `cluster`, Slurm is asked for limits of time."""
     configs = [entry.config for entry in entries]
     chosen = {e.config.launch.time_min: e.config for e in entries if _AUTO in e.overrides}
     yield from filter(None, map(time_limit.note, chosen.values()))
@@ -33,3 +37,57 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         limits = {(config.site.partition, config.launch.time_min): config for config in configs}
         yield from filter(None, dict.fromkeys(map(beyond_partition, limits.values())))
         yield from filter(None, dict.fromkeys(map(not_requeued, limits.values())))
+
+
+def say_changed_code(entries: Sequence[Entry]) -> None:
+    """Name the files and functions that differ, before the runs are queued, and the choice.
+
+    The runs go on from a checkpoint when they are submitted, or are finished.
+    """
+    groups: dict[tuple[bool, str], list[Entry]] = {}
+    for entry in entries:
+        if not entry.before.attempts:
+            continue
+        if found := trained_code.changes(entry.config, entry.run, imported_from(entry)):
+            groups.setdefault((entry.before.state == "finished", found), []).append(entry)
+    for (finished, found), group in groups.items():
+        names = few((entry.run.name for entry in group), 1)
+        what = "A finished run is not trained again"
+        cure = "launch.rerun=all does that, and keeps the old directory under another name"
+        if not finished:
+            what = "A run goes on from its checkpoint with the code as it is now"
+            cure = trained_code.CHOICE
+        say(f"{names}: the code has changed: {found}. {what}; {cure}", style="yellow")
+
+
+def imported_from(entry: Entry) -> Sequence[Path] | None:
+    """Return the folders that a run will import from; None means those of this process."""
+    return entry.code.pythonpath if entry.code is not None and entry.keeps_code else None
+
+
+class Room:
+    """The answers of the scheduler, one for each set of resources; nothing is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._checked: set[str] = set()
+
+    def check(self, entries: Sequence[Entry]) -> None:
+        """Raise a LaunchError if the scheduler would not run a job with `launch.check`."""
+        requests: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if entry.config.launch.check:
+                request = repr((entry.config.launch, entry.config.site))
+                requests.setdefault(request, []).append(entry)
+        for request, group in requests.items():
+            if request in self._checked:
+                continue
+            self._checked.add(request)
+            (array, *_) = arrays.plan(group, self._folder, sbatch.max_array_size())
+            try:
+                start = sbatch.expected_start(array.text(), group[0].config)
+            except UnreachableError as error:
+                say(f"not checked whether the jobs can start: {error}", style="yellow")
+                self._checked.update(requests)  # the other requests would take as long
+                return
+            say(f"{runs(len(group))} like {group[0].run.name}: {start}")

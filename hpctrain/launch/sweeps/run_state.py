@@ -15,11 +15,8 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
     """Set `state` of the runs that need not be submitted: finished, under way, or given twice.
 
     The state of the others becomes empty. A finished run that shall be repeated gets `again`, and a
-    waiting run that shall be replaced gets `replaces`.
-
-    Args:
-        entries: The runs. `before` must have been read after the queue.
-        jobs: The queue.
+    waiting run that shall be replaced gets `replaces`. `before` of the runs must have been read
+    after the queue.
     """
     seen: set[str] = set()
     for entry in entries:

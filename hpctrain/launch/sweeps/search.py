@@ -49,16 +49,10 @@ _PROBES = 20
 
 
 class Search:
-    """A search over the overrides that are sweeps.
+    """A search over the overrides that are sweeps; `config` is composed with all the others.
 
-    Args:
-        config: The config of the command, composed with all overrides that are no sweeps.
-        settings: `hydra.sweeper`; conf/hydra/sweeper/optuna.yaml explains the keys.
-        arguments: The overrides; those that are sweeps are the search space.
-        loader: Hydra's config loader.
-
-    Raises:
-        ConfigError: A setting or a sweep is wrong, or Optuna is not installed.
+    A wrong setting (conf/hydra/sweeper/optuna.yaml explains them) or sweep, or no Optuna, is a
+    ConfigError.
     """
 
     def __init__(
@@ -88,15 +82,11 @@ class Search:
         self._name = settings["study_name"] or self._content_name(swept.values())
 
     def run(self, launch: Launch, folder: Path) -> None:
-        """Run `n_trials` trials, print the best and write optimization_results.yaml.
+        """Run `n_trials` trials, print the best and write `folder/optimization_results.yaml`.
 
-        Args:
-            launch: Runs trials and returns their metrics. Its arguments are the list of overrides
-                of each trial, and the uid and name of the parent run in MLflow.
-            folder: The folder of this sweep.
-
-        Raises:
-            HpctrainError: The trials cannot be submitted, none has finished, or too many failed.
+        `launch` gets the overrides of each trial, and the uid and name of the parent run in MLflow;
+        it returns the metrics. Trials that cannot be submitted, or too many failures, are an
+        HpctrainError.
         """
         jobs, total = self._settings["n_jobs"], self._settings["n_trials"]
         self._probe()

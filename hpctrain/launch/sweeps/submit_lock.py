@@ -20,12 +20,7 @@ LOCK = ".submit.lock"
 def submit_lock(folders: Iterable[Path]) -> Iterator[list[int]]:
     """Hold the submit locks of these folders, so that no run is submitted twice.
 
-    Yields:
-        The file descriptors of the lock files. A process that inherits them holds the locks until
-        it ends.
-
-    Raises:
-        StorageError: A folder cannot be written.
+    It yields their file descriptors. A process that inherits them holds the locks until it ends.
     """
     announced: set[Path] = set()
 

@@ -29,9 +29,7 @@ from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.launch.sweeps import wait
-from hpctrain.launch.sweeps.before_queueing import notes
-from hpctrain.launch.sweeps.capacity import Room
-from hpctrain.launch.sweeps.changed_code import imported_from, say_changed_code
+from hpctrain.launch.sweeps.before_queueing import Room, imported_from, notes, say_changed_code
 from hpctrain.launch.sweeps.code_copies import Copies
 from hpctrain.launch.sweeps.queued_changes import say_changes
 from hpctrain.launch.sweeps.resource_sweep import name_apart
@@ -60,9 +58,9 @@ _USUAL_ARRAY = 1000  # tasks: that of `max_array_size` where nothing else is set
 class Sweep:
     """The runs of one command.
 
+    Hydra has created `folder` and written multirun.yaml in it.
+
     Args:
-        folder: The folder for scripts and job lists; Hydra has created it and written
-            multirun.yaml in it.
         parent: Uid and name of the parent run in MLflow, and the keys that a search varies,
             separated by spaces. None means that a new parent is made if there are several runs.
         local: Whether the runs run on this machine, even if sbatch is on the PATH.
@@ -96,16 +94,11 @@ class Sweep:
             self._wrong.append((overrides, error))
 
     def submit(self) -> list[float | Exception | None]:
-        """Submit the runs that are neither finished nor under way.
+        """Submit the runs that are neither finished nor under way; return an item per run.
 
-        Returns:
-            One item per run, in the order of `add`. If this method has waited for the runs
-            (`launch.wait=true`, or no cluster), the metric or an error; otherwise None.
-
-        Raises:
-            HpctrainError: A run is wrong; nothing was queued.
-            LaunchError: The scheduler refuses a job, or there are more runs than the submit limit
-                allows.
+        If this method has waited for the runs (`launch.wait=true`, or no cluster), it is the metric
+        or an error; otherwise None. If a run is wrong, nothing was queued; a refusal of the
+        scheduler, or more runs than the submit limit allows, is a LaunchError.
         """
         cluster = sbatch.available() and not self._local
         try:

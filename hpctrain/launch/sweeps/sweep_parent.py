@@ -26,16 +26,10 @@ _LOG = "mlflow.log"
 def adopt(
     entries: Iterable[Entry], parent: dict[str, str], folder: Path
 ) -> subprocess.Popen[bytes] | None:
-    """Put runs that have no parent under this one.
+    """Put runs that have no parent under this one, after `set_states` and the submission.
 
-    Args:
-        entries: The runs of the sweep, after `set_states` and the submission.
-        parent: Uid and name of the sweep's parent run in MLflow.
-        folder: The folder of the sweep, for the log.
-
-    Returns:
-        The process that tells MLflow, for which nobody needs to wait; None if there is nothing to
-        tell.
+    The process that tells MLflow, with its log in `folder`, need not be waited for; it is None if
+    there is nothing to tell.
     """
     changed = []
     for entry in entries:

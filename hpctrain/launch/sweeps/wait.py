@@ -22,12 +22,8 @@ def wait(
 ) -> None:
     """Return when none of the runs is in the queue any more.
 
-    Each poll needs one `squeue` for all runs.
-
-    Args:
-        entries: All runs of the sweep.
-        submit: Submits runs; returns those that are over the submit limit.
-        left: The runs that are not submitted yet.
+    Each poll needs one `squeue` for all runs. `submit` returns the runs that are over the submit
+    limit, as are those that are `left`.
     """
     pause, printed = _POLL_S[0], -1
     most = sum(entry.task is not None for entry in entries)  # jobs that the limit has allowed

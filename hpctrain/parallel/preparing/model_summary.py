@@ -24,6 +24,7 @@ from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import plain_class
 from hpctrain.parallel.preparing.blocks import find_blocks, path_of
+from hpctrain.units import MIB
 
 _WIDTH = 80
 _MOST = 40  # lines; the last of them stands for all that are left
@@ -82,7 +83,7 @@ class ModelSummary:
         lines = [f"model {self.kind}: {self.parameters:,} parameters, {size}"]
         if frozen:
             lines.append(f"  {self.trained:,} are trained, {frozen:,} are frozen")
-        if self.buffer_bytes >= 2**20 / 100:
+        if self.buffer_bytes >= MIB / 100:
             lines.append(f"  its buffers have {_mib(self.buffer_bytes)} MiB")
         return "\n".join((*lines, *_table(self.lines, with_trained=bool(frozen))))
 
@@ -228,4 +229,4 @@ def _count(number: int) -> str:
 
 
 def _mib(size: int) -> str:
-    return f"{size / 2**20:,.2f}"
+    return f"{size / MIB:,.2f}"

@@ -12,8 +12,7 @@ from hpctrain.errors import LaunchError
 from hpctrain.plan.measured.measurement import Measured
 from hpctrain.plan.measured.short_run import MOST
 from hpctrain.plan.predicting.estimate import Estimate
-
-_GIB = 2**30
+from hpctrain.units import GIB
 
 
 class Comparison:
@@ -104,8 +103,8 @@ class Comparison:
             if peaks:
                 peak = None if one.found is None else one.found.peak_bytes
                 cells += [
-                    _text(one.predicted_peak / _GIB, "{:.2f} GiB"),
-                    _text(peak and peak / _GIB, "{:.2f} GiB"),
+                    _text(one.predicted_peak / GIB, "{:.2f} GiB"),
+                    _text(peak and peak / GIB, "{:.2f} GiB"),
                     _text(one.peak_error, "{:+.1%}"),
                 ]
             table.add_row(*cells)

@@ -30,9 +30,10 @@ from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.memory import memory_of, shards
 from hpctrain.plan.model_sizes import ModelSizes
+from hpctrain.units import GIB
 
 # Of a GPU's memory: the CUDA context, NCCL's buffers, and what the allocator loses in gaps.
-CONTEXT_BYTES = 2**30
+CONTEXT_BYTES = GIB
 GAPS = 0.04
 
 

@@ -38,8 +38,7 @@ from hpctrain.plan.simulating.rank_part import RankPart, part_of
 from hpctrain.plan.simulating.rank_places import held_by, picture
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Sums, Task, on_part
-
-_MIB = 2**20
+from hpctrain.units import MIB
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,9 @@ class _Simulation:
         yield from picture(self.degrees, self.per_node)
         yield f"rank {self.rank} holds {held_by(self.degrees, self.rank)}:"
         yield (
-            f"  parameters {part.local_parameters / _MIB:,.1f} MiB, gradients "
-            f"{part.local_gradients / _MIB:,.1f} MiB, AdamW's state "
-            f"{part.local_optimizer / _MIB:,.1f} MiB"
+            f"  parameters {part.local_parameters / MIB:,.1f} MiB, gradients "
+            f"{part.local_gradients / MIB:,.1f} MiB, AdamW's state "
+            f"{part.local_optimizer / MIB:,.1f} MiB"
         )
         if self.not_simulated:
             yield f"its step cannot be made without values: {self.not_simulated}"
@@ -88,7 +87,7 @@ class _Simulation:
         for each in self.traffic:
             yield (
                 f"  {each.kind:<15} over {each.dimensions} ({each.ranks} ranks): "
-                f"{each.calls:,} calls, {each.nbytes / _MIB:,.3f} MiB"
+                f"{each.calls:,} calls, {each.nbytes / MIB:,.3f} MiB"
             )
         if not self.traffic:
             yield "  none"

@@ -31,6 +31,7 @@ from hpctrain.report.account.trace import traces
 from hpctrain.report.account.usage import Usage
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.swept import distinguishing
+from hpctrain.units import GIB
 
 _POINT = 0.01  # "a point" of a metric
 
@@ -218,7 +219,7 @@ class RunAccount:
         if most:
             return most
         peak = self.usage.peak(self.usage.of_gpus("memory_usage_megabytes").values())
-        return None if peak is None else peak * 1e6 / 2**30
+        return None if peak is None else peak * 1e6 / GIB
 
 
 def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:

@@ -20,29 +20,15 @@ _HEADER = struct.Struct("<4sIII")  # PEP 552: magic number, flags, mtime and siz
 
 
 class Source(NamedTuple):
-    """The file that a module was read from, as it was then.
-
-    Attributes:
-        path: The file.
-        mtime: Its time of modification, in seconds.
-        size: In bytes.
-    """
+    """The file that a module was read from, as it was then."""
 
     path: Path
-    mtime: float
-    size: int
+    mtime: float  # its time of modification, in seconds
+    size: int  # in bytes
 
 
 def take_along(source: Source, copy: Path) -> None:
-    """Write the bytecode of a module beside its copy, if Python has made it of the same content.
-
-    Args:
-        source: Where the copy comes from.
-        copy: The copy, which exists.
-
-    Raises:
-        OSError: The bytecode cannot be written.
-    """
+    """Write the bytecode of a module beside its copy, if Python has made it of this content."""
     if sys.pycache_prefix is not None:  # Python looks elsewhere
         return
     expected = MAGIC_NUMBER, 0, int(source.mtime) & 0xFFFFFFFF, source.size & 0xFFFFFFFF

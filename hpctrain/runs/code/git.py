@@ -30,12 +30,9 @@ class Tree(Record, frozen=True):
 
 
 class Repo:
-    """The working tree of a git repository.
+    """The working tree of a git repository, with a name that no other one of this process has.
 
-    Args:
-        root: The top folder.
-        used: The folders in it that Python imports from.
-        name: A name that no other working tree of this process has.
+    Python imports from the folders in it that are `used`.
     """
 
     def __init__(self, root: Path, used: list[Path], name: str = "") -> None:

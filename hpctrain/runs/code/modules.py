@@ -38,15 +38,10 @@ _NO_TREE = (SyntaxError, ValueError, RecursionError)  # no Python, or an express
 
 
 class Module(Record, frozen=True):
-    """A module.
+    """A module."""
 
-    Attributes:
-        file: The path of its file in the folder that Python imports it from.
-        text: Its source, with `***` for secrets; of a compiled module, the digest of the file.
-    """
-
-    file: str
-    text: str
+    file: str  # the path in the folder that Python imports it from
+    text: str  # its source, with `***` for secrets; of a compiled module, the digest of the file
 
 
 def search_path() -> list[Path]:
@@ -62,12 +57,10 @@ def search_path() -> list[Path]:
 def find(
     config: Config, folders: Sequence[Path] | None = None, also: Iterable[str] = ()
 ) -> dict[str, Module]:
-    """Return the modules of a training by name.
+    """Return the modules of a training by name; every `_target_` of the config counts.
 
-    Args:
-        config: The config; every `_target_` in it counts.
-        folders: Where Python looks for modules; None means those of this process.
-        also: Names of more modules, which no `import` in the source names.
+    Python looks for them in these folders, or where this process does. `also` names more modules,
+    which no `import` in the source names.
     """
     places = tuple(search_path() if folders is None else folders)
     sections = {name: node for name, node in plain(config).items() if name not in _NO_PART}
@@ -95,11 +88,7 @@ def find(
 
 
 def loaded(before: Iterable[str]) -> list[str]:
-    """Return the names of the user's modules that were imported since `before`.
-
-    Args:
-        before: The names in `sys.modules` at an earlier time.
-    """
+    """Return the user's modules that were imported since `sys.modules` had those names."""
     folders = search_path()
     new = {*sys.modules} - {*before}
     files = {name: getattr(sys.modules[name], "__file__", None) for name in new}

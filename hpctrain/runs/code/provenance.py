@@ -45,10 +45,7 @@ def collect() -> Mapping[str, str]:
 def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) -> None:
     """Write the provenance folder of a run. A folder with other content is archived.
 
-    Args:
-        folder: `RUN/provenance`.
-        content: The result of `collect`.
-        twin: A folder with the same content; its files are shared as hard links.
+    The files of the folder `twin`, which has the same content, are shared as hard links.
     """
     if folder.is_dir():
         if all(_text(folder / name) == text for name, text in content.items()):
@@ -65,13 +62,9 @@ def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) ->
 
 
 def take_over(folder: Path, source: Path) -> None:
-    """Let a run have the provenance that its sweep has recorded for all of its runs.
+    """Let a run have the provenance that its sweep has recorded for all runs, if it is there.
 
     Until a run starts, it has no folder of its own: clusters limit the number of files.
-
-    Args:
-        folder: `RUN/provenance`.
-        source: The provenance folder of the sweep; it may be gone.
     """
     content = {
         path.name: text_of(path, errors="surrogateescape") for path in sorted(source.glob("*"))

@@ -49,25 +49,19 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A code snapshot. `take` reads the files into memory; `write` writes them.
-
-    Attributes:
-        digest: The digest of the content.
-        path: The folder of the snapshot, which need not exist yet.
-        pythonpath: The folders that Python imports from, in order: folders in the snapshot, and at
-            the end the working directory if it is in no git repository.
-        unfrozen: Folders with code that are in no git repository, so they are not copied.
-        left_out: A line for each folder and large file that is taken for no code.
-        telling: A line for each file of the copy that has a secret in it.
-    """
+    """A code snapshot. `take` reads the files into memory; `write` writes them."""
 
     digest: str
-    path: Path
+    path: Path  # the folder of the snapshot, which need not exist yet
+    # The folders that Python imports from, in order: folders in the snapshot, and at the end the
+    # working directory if it is in no git repository.
     pythonpath: tuple[Path, ...]
+    # Folders with code that are in no git repository, so they are not copied.
     unfrozen: tuple[Path, ...]
     _files: dict[str, _File] = field(repr=False)
+    # A line for each folder and large file that is taken for no code.
     left_out: tuple[str, ...] = ()
-    telling: tuple[str, ...] = ()
+    telling: tuple[str, ...] = ()  # a line for each file of the copy that has a secret in it
 
     @classmethod
     def load(cls, path: Path) -> Snapshot | None:
@@ -80,14 +74,7 @@ class Snapshot:
         return cls(path.name, path, tuple(path / folder for folder in folders), (), {})
 
     def write(self) -> bool:
-        """Write the folder of the snapshot, completely or not at all.
-
-        Returns:
-            False if it exists already.
-
-        Raises:
-            StorageError: There is no permission or no space.
-        """
+        """Write the folder, completely or not at all; return False if it exists already."""
         if self.path.is_dir():
             self.path.touch()  # `gc` does not delete young folders
             return False
@@ -146,15 +133,10 @@ class _File:
 
 
 def take(config: Config) -> Snapshot | None:
-    """Read the code that a job with this config runs. Nothing is written.
+    """Read the code that a job with this config runs; None with `launch.snapshot=off`.
 
-    Returns:
-        The snapshot; None with `launch.snapshot=off`.
-
-    Raises:
-        ConfigError: The code is too large; or `launch.snapshot=git`, and git cannot read it or the
-            working directory is in no repository.
-        StorageError: A file cannot be read.
+    Nothing is written. Code that is too large, or with `launch.snapshot=git` cannot be read by git,
+    is a ConfigError; a file that cannot be read is a StorageError.
     """
     if config.launch.snapshot == "off":
         return None

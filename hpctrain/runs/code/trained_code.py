@@ -53,13 +53,7 @@ class _File(Record, frozen=True):
 def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
     """Note with which modules the last attempt trains, if they are others than before.
 
-    Args:
-        config: The config.
-        run: The run directory.
-        loaded: Names of modules that the attempt has imported.
-
-    Raises:
-        OSError: The file cannot be written.
+    `loaded` are the names of modules that the attempt has imported.
     """
     records = _records(run.path)
     before = _merged(records)
@@ -74,16 +68,7 @@ def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
 
 
 def inherit(parent: RunDir, run: RunDir, step: int) -> None:
-    """Note the code of a checkpoint with which a run begins, as if an attempt 0 had made it.
-
-    Args:
-        parent: The run whose checkpoint it is.
-        run: The new run.
-        step: The step of the checkpoint.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Note the code of a parent's checkpoint, as if an attempt 0 of the run had made it."""
     last = _maker(parent.read(), step)
     if before := _merged([one for one in _records(parent.path) if one.attempt <= last]):
         _write(run, [_Imported(0, {**before})])
@@ -92,13 +77,8 @@ def inherit(parent: RunDir, run: RunDir, step: int) -> None:
 def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) -> str:
     """Return in one line how the code differs from that which made the checkpoints of a run.
 
-    Args:
-        config: The config.
-        run: The run directory.
-        folders: Where Python looks for modules; None means those of this process.
-
-    Returns:
-        "" if nothing differs, or nothing is known, or nothing of an older training would go on.
+    It is "" if nothing differs, or nothing is known, or nothing of an older training would go on.
+    Modules are found as `modules.find` does.
     """
     content, step = run.read(), run.last_checkpoint()
     finished = content.state == "finished"
@@ -119,11 +99,7 @@ def warn(config: Config, run: RunDir) -> None:
 
 
 def turning_points(content: RunRecord) -> dict[int, str]:
-    """Return the steps of the checkpoints from which a run went on with other code, and which.
-
-    Args:
-        content: The content of run.json.
-    """
+    """Return the steps of the checkpoints from which a run went on with other code, and which."""
     return {
         one.first_step or 0: one.code_changed
         for one in content.attempts

@@ -19,6 +19,7 @@ from hpctrain.disk import open_regular
 from hpctrain.errors import DamageError
 from hpctrain.record import Count, Record, read
 from hpctrain.secrets import mask
+from hpctrain.step_names import PATTERN
 
 _MOST_BYTES = 1 << 20  # of a text
 _TAIL = 64 << 10  # bytes of a log
@@ -76,7 +77,7 @@ def checkpoints(run_dir: Path) -> list[dict[str, Any]]:
     The manifest has the digest of every file, and its own digest covers these.
     """
     found = []
-    for path in sorted(run_dir.glob("checkpoints/step-????????")):
+    for path in sorted(run_dir.glob(f"checkpoints/{PATTERN}")):
         try:
             made = read(_Manifest, path / "manifest.json", parts=3)
         except (FileNotFoundError, DamageError):

@@ -24,6 +24,7 @@ from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import local
 from hpctrain.parallel.reducing.scalars import Scalar
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel, copies
+from hpctrain.step_names import step_name
 from hpctrain.tracking.tracker import NullTracker, Tracker
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class Histograms(NoHistograms):
                     "such as %d of %s",
                     *(step, sum(wrong.values()), len(wrong), kind, wrong[first], first),
                 )
-        file = self._run_dir / "artifacts" / "histograms" / f"step-{step:08d}.json"
+        file = self._run_dir / "artifacts" / "histograms" / f"{step_name(step)}.json"
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             content = {"step": step, "powers": [LOWEST, HIGHEST], **found}

@@ -31,8 +31,8 @@ from hpctrain.training.measuring.blocked_clock import BlockedClock
 from hpctrain.training.measuring.slow_ranks import Interval, SlowRanks, WorkClock
 from hpctrain.training.measuring.step_times import StepTimes, percentile
 from hpctrain.training.measuring.utilisation import NoUtilisation
+from hpctrain.units import GIB
 
-_GIB = 2.0**30
 _RECORD_S = 1.0  # seconds; reports that follow each other sooner have one record `time` together
 
 
@@ -192,8 +192,8 @@ class Meter(NoMeter):
             found[names.COMMUNICATION_FRACTION] = self._asleep_s / elapsed
         if self._on_gpu:
             found |= {
-                names.MEMORY_PEAK_GIB: memory[0] / _GIB,
-                names.MEMORY_RESERVED_GIB: memory[1] / _GIB,
+                names.MEMORY_PEAK_GIB: memory[0] / GIB,
+                names.MEMORY_RESERVED_GIB: memory[1] / GIB,
                 names.GPU_HOURS: self._account.device_s / 3600,
             }
         if self._precision.compute == "fp16":

@@ -15,8 +15,8 @@ from hpctrain.doctor.checks import affinity
 from hpctrain.doctor.checks.gpus import gpu_facts, links
 from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.units import MIB
 
-_MIB = 2**20
 # What lowers the clock at this moment: by the hardware at once, or by its firmware bit by bit.
 _HARD = {"active_prochot_thrm": "heat or power (PROCHOT)"}
 _SOFT = {
@@ -55,7 +55,7 @@ class AmdHealth:
         return GpuFacts(
             str(asic.get("market_name", "AMD GPU")),
             str(driver or "unknown"),
-            None if memory is None else int(memory * _MIB),
+            None if memory is None else int(memory * MIB),
             None if clock is None else int(clock),
             power,
             None if link is None else links.pcie_bandwidth(link[1][0], link[0][1]),
@@ -150,7 +150,7 @@ class AmdHealth:
             if used:  # a process that only has the driver open computes nothing here
                 memory[int(each["pid"])] = used
         whole = self._smi.amdsmi_get_gpu_vram_usage(self._handle)
-        used, size = (int(_MIB * _number(whole, key)) for key in ("vram_used", "vram_total"))
+        used, size = (int(MIB * _number(whole, key)) for key in ("vram_used", "vram_total"))
         return gpu_facts.processes(self.label, memory, used, size)
 
     def _numa(self) -> Finding:

@@ -128,8 +128,3 @@ def _belongs(pid: int) -> str:
         process = psutil.Process(pid)
         return process.environ().get("SLURM_JOB_ID") or str(process.ppid())
     return ""
-
-
-def word(text: str | bytes) -> str:
-    """Return what a library says as text; some versions of NVML return bytes."""
-    return text.decode() if isinstance(text, bytes) else text

@@ -12,9 +12,9 @@ from typing import Any
 
 from hpctrain.doctor.checks import affinity
 from hpctrain.doctor.checks.gpus import gpu_facts, links
-from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts, word
+from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.finding import Finding, good, unknown
-from hpctrain.monitor.gpus import handle_of
+from hpctrain.monitor.gpus import handle_of, word
 
 # Reasons of NVML for a low clock, by bit.
 _HARD = {0x08: "hardware slowdown", 0x40: "heat (hardware)", 0x80: "power brake"}

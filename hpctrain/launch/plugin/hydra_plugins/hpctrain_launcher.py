@@ -34,9 +34,8 @@ class HpctrainSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Launch all runs in one batch.
 
-        Raises:
-            ConfigError: `max_batch_size` demands several batches; the first would be queued before
-                the others are checked.
+        If `max_batch_size` demands several, it is a ConfigError: the first would be queued before
+        the others are checked.
         """
         from hpctrain.errors import ConfigError
 
@@ -61,8 +60,7 @@ class HpctrainSweeper(BasicSweeper):
 class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
     """Validates all runs of a sweep, freezes them and submits them as job arrays.
 
-    Attributes:
-        parent: Uid and name of the parent run in MLflow that several batches share.
+    `parent` is the uid and name of the parent run in MLflow that several batches share.
     """
 
     parent: dict[str, str] | None = None
@@ -70,17 +68,9 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Submit one run for each list of overrides.
+        """Submit one run for each list of overrides; if a run is wrong, none is submitted.
 
-        Args:
-            job_overrides: The command-line overrides of each run.
-            initial_job_idx: The number of the first run in the sweep.
-
-        Returns:
-            One result per run: with `launch.wait=true` its metric, otherwise None.
-
-        Raises:
-            ConfigError: A run is wrong; then none is submitted.
+        A result is with `launch.wait=true` the metric of the run, otherwise None.
         """
         # Hydra imports every plugin at each start, so slow imports are here.
         from hpctrain.config.composing.compose_sweep import Composer

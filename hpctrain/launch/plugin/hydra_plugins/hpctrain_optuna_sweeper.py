@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 class HpctrainOptunaSweeper(Sweeper):
     """Lets Optuna propose the values of each trial; the launcher runs the trials and waits.
 
-    Args:
-        settings: The keys that conf/hydra/sweeper/optuna.yaml explains.
+    The keys of its settings are explained in conf/hydra/sweeper/optuna.yaml.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -39,9 +38,7 @@ class HpctrainOptunaSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Search the space that `arguments` and `hydra.sweeper.params` span.
 
-        Raises:
-            ConfigError: The space or a setting is wrong.
-            LaunchError: No trial has finished, or too many have failed.
+        A wrong space or setting is a ConfigError; too few trials that finish are a LaunchError.
         """
         # Hydra imports every plugin at each start, so slow imports are here.
         from hpctrain.launch.sweeps.search import Search

@@ -8,7 +8,8 @@ A Python signal handler does not run while the main thread is blocked in a colle
 thread receives the signals through `signal.set_wakeup_fd`. The flags, one for each reason, are
 part of the reduction that every step makes anyway. On the CPU they are read after the step, and on
 a GPU after the next one (`hpctrain.faults.copied`). So no step waits for them, and all ranks see
-the same reason at the same step, whichever rank was asked first.
+the same reason at the same step, whichever rank was asked first. A rank that is alone does not wait
+for the batch of the next step, which may take longer than the time that is left.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import torch
+import torch.distributed as dist
 
 from hpctrain import forks
 from hpctrain.faults import early_signals as signals
@@ -44,8 +48,8 @@ def stop_with_launcher() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGTERM))
 
 
-def _heard(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the thread of `Stop` gets the number of the signal."""
+class Interrupted(BaseException):
+    """A stop request has ended a wait of `Stop.interrupts`; no `except Exception` shall see it."""
 
 
 class Stop:
@@ -61,6 +65,7 @@ class Stop:
         self.asked = self.reason = ""
         self._file: Path | None = None
         self._totals = Copied()
+        self._waiting = False
 
     def __enter__(self) -> Stop:
         self._reading, self._writing = socket.socketpair()
@@ -68,7 +73,7 @@ class Stop:
         # In this order no signal is lost: one that arrives in between is noted and written.
         self._wakeup = forks.wakeup(self._writing.fileno())
         self._wakeup.__enter__()
-        self._previous = {number: forks.handle(number, _heard) for number in SIGNALS}
+        self._previous = {number: forks.handle(number, self._heard) for number in SIGNALS}
         for number in signals.noted:
             self._ask(signal.Signals(number).name)
         self._listener = threading.Thread(target=self._listen, name="hpctrain-signals", daemon=True)
@@ -82,6 +87,29 @@ class Stop:
         self._writing.close()
         # A thread that frees tensors while the interpreter shuts down aborts the process.
         self._listener.join()
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        """Only end a wait: the thread gets the number of the signal, too."""
+        if self._waiting:
+            self._waiting = False
+            self.reason = signal.Signals(number).name
+            raise Interrupted
+
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """Let a signal end what the main thread of a job of one rank does in the context.
+
+        More ranks stop at the same step, so none of them may leave a batch out.
+
+        Raises:
+            Interrupted: A signal has come; `reason` says which.
+        """
+        alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self._waiting = alone and threading.current_thread() is threading.main_thread()
+        try:
+            yield
+        finally:
+            self._waiting = False
 
     def _listen(self) -> None:
         while True:

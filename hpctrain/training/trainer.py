@@ -28,8 +28,10 @@ from hpctrain.config.metric_registry import (
 )
 from hpctrain.config.rules.metrics import Asked
 from hpctrain.data.feed import Feed
+from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed.long_work import first_in_long_work
-from hpctrain.faults.stop import Stop
+from hpctrain.faults.late_data import told_if_late
+from hpctrain.faults.stop import Interrupted, Stop
 from hpctrain.forks import ending_here
 from hpctrain.models.dry_run import same_modes
 from hpctrain.parallel.reducing.metric_states import Measured
@@ -158,6 +160,8 @@ class Trainer:
                     saved = self.step
                 if over:
                     break
+            else:
+                stopped = stopped or (bool(self.stop.reason) and self.step < self.max_steps)
             if self.step != saved and (stopped or self.every.at_end):
                 self._save()
         early = self.patience.is_over and self.step < self.max_steps
@@ -176,15 +180,23 @@ class Trainer:
                 feed.close()
 
     def _batches(self) -> Iterator[Batch]:
-        if self.step >= self.max_steps:
-            return
         left_out = self.train_step.health.left_out
-        for batch in first_in_long_work("the first batch", self.loader):
+        loader = told_if_late("the first batch", self.loader, stacks)
+        batches = first_in_long_work("the first batch", loader)
+        while self.step < self.max_steps:
+            given = self.loader.state_dict()
+            try:
+                with self.stop.interrupts():
+                    batch = next(batches, None)
+            except Interrupted:
+                self.loader.load_state_dict(given)
+                return
+            if batch is None:
+                return
             if left_out and self.loader.state_dict()["consumed"] in left_out:
                 continue
             yield batch
-            if self.step >= self.max_steps:
-                return
+            del batch
 
     def _training_means(self) -> dict[str, float]:
         means = derived(self.train_step.task, self.train_step.totals.means())
@@ -264,7 +276,8 @@ class Trainer:
         model.module.eval()
         totals = Totals()
         evaluation.load_state_dict({"consumed": 0})
-        for batch in first_in_long_work("the first batch of the evaluation", evaluation):
+        what = "the first batch of the evaluation"
+        for batch in first_in_long_work(what, told_if_late(what, evaluation, stacks)):
             totals.add(*model.evaluate(measured.task, batch))
             measured.update()
             if self.stop.agreed:  # by the flags of the batch before, so a GPU still has work to do
@@ -286,6 +299,8 @@ class Trainer:
             asked.check(self.metrics)
         self.schedule.judge(metrics, self.step)
         self.patience.judge(metrics, self.step)
+        if self.patience.is_over:
+            self.watch.ends(self.step)
         if self.best.judge(metrics, self.step):
             self.tracker.log_metrics(self.best.metrics, self.step)
 

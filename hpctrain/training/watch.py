@@ -113,6 +113,10 @@ class Watch:
             pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
             self._blocks, self._size = [(a + b) / 2 for a, b in pairs], 2 * self._size
 
+    def ends(self, step: int) -> None:
+        """Let the run end at this step, before `max_steps`, with what is judged next."""
+        self._max_steps, self._evaluates = min(step, self._max_steps), False
+
     def report(self, step: int, silent: Sequence[str] | None, layers: int) -> None:
         """Judge the steps until now; all ranks call this together.
 

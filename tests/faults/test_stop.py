@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from datetime import timedelta
 
 import pytest
 import torch
 
 from hpctrain.faults import early_signals
-from hpctrain.faults.stop import SIGNALS, Stop
+from hpctrain.faults.stop import SIGNALS, Interrupted, Stop
 from tests.conftest import ignoring_sigint
 from tests.ranks import run_ranks
 from tests.steps import batch, make
@@ -55,6 +56,17 @@ def test_all_ranks_agree_after_the_step_in_which_one_was_signalled() -> None:
         ("SIGTERM", True, "SIGTERM"),
     ]
     assert run_ranks(step_with_a_signal, 2, None) == [("", False, "")] * 2
+
+
+def test_a_rank_that_is_alone_does_not_wait_for_a_slow_batch() -> None:
+    with Stop() as stop:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(Interrupted), stop.interrupts():
+            Future[None]().result(60)  # as for a batch that other threads read
+        assert (stop.agreed, stop.reason) == (True, "SIGTERM")
+        wait_for_a_signal(stop)
+        os.kill(os.getpid(), signal.SIGTERM)  # in a step it only sets the flag
+        time.sleep(0.01)
 
 
 def test_a_signal_is_seen_while_the_main_thread_is_blocked() -> None:

@@ -95,6 +95,18 @@ def test_what_is_said_of_a_dead_loss(kind: str) -> None:
     assert watched(loss, steps)[0] == topics
 
 
+def test_a_run_that_stops_early_is_judged_at_its_end() -> None:
+    kept: list[Note] = []
+    watch = Watch(Notes(record=lambda notes: kept.extend(notes)), "note", max_steps=10_000)
+    for step in range(1, 201):
+        watch.seen(step, FIRST)
+    watch.report(200, None, 0)
+    assert not kept
+    watch.ends(200)
+    watch.report(200, None, 0)
+    assert [note.topic for note in kept] == ["flat"]
+
+
 def test_an_evaluation_is_compared_with_a_guess() -> None:
     tenth = Guess("val/accuracy", 0.12, 0.02, "always saying the most frequent class", FIRST)
     rare = Guess("val/accuracy", 0.95, 0.01, "always saying the most frequent class", 0.2)
@@ -154,7 +166,7 @@ def silent(layout: str) -> tuple[list[str], int]:
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(n, marks=pytest.mark.slow if n == "tp" else ()) for n in LAYOUTS]
+    "layout", [pytest.param(n, marks=() if n == "single" else pytest.mark.slow) for n in LAYOUTS]
 )
 def test_silent_layers_are_the_same_in_every_layout(layout: str) -> None:
     expected = [

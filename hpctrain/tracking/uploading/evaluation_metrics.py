@@ -14,14 +14,7 @@ from hpctrain.tracking.uploading.mlrun import BATCH, MlflowRun, Point
 
 
 class EvaluationMetrics:
-    """The recorded evaluations of a run.
-
-    Args:
-        run_dir: The run directory.
-
-    Attributes:
-        uploaded: The steps whose results are in the store.
-    """
+    """The recorded evaluations of a run; `uploaded` are the steps that are in the store."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -37,12 +30,7 @@ class EvaluationMetrics:
         return bool(self._new())
 
     def upload(self, run: MlflowRun, position: int) -> int:
-        """Upload what is new; return the number of values.
-
-        Args:
-            run: The run in MLflow.
-            position: That of the journal, which is sent along.
-        """
+        """Upload what is new, with the position of the journal; return the number of values."""
         new = self._new()
         points = [point for step in new for point in self._points(step)]
         for begin in range(0, len(points), BATCH):

@@ -20,14 +20,7 @@ _MOST = BATCH - 2  # values that a batch has beside this tag and the position in
 
 
 class SystemMetrics:
-    """The samples of all nodes of a run.
-
-    Args:
-        run_dir: The run directory.
-
-    Attributes:
-        positions: The position in the file of each node up to which everything is in the store.
-    """
+    """The samples of all nodes; those before the node's position in its file are in the store."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -47,12 +40,7 @@ class SystemMetrics:
         return samples.has_new(self._run_dir, self.positions)
 
     def upload(self, run: MlflowRun, position: int) -> int:
-        """Upload what is new; return the number of values.
-
-        Args:
-            run: The run in MLflow.
-            position: That of the journal, which is sent along.
-        """
+        """Upload what is new, with the position of the journal; return the number of values."""
         batch: list[Point] = []
         ahead, count = dict(self.positions), 0
         for node, path in samples.files(self._run_dir).items():

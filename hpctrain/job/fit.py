@@ -54,19 +54,11 @@ _EXIT_TERMINATED = 143
 
 
 def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
-    """Train the run from its last checkpoint.
+    """Train the run from its last checkpoint; rank 0 holds the lock of its directory.
 
-    Args:
-        config: The frozen config.
-        run: The run directory; rank 0 holds its lock during the training.
-        ranks: The rank of this process.
-
-    Returns:
-        The exit code: 0, or 130 or 143 when the run was stopped on request and saved.
-
-    Raises:
-        NodeError: A node has failed the checks of `launch.preflight`.
-        HpctrainError: An error that the user can correct; it is recorded in the run directory.
+    The exit code is 0, or 130 or 143 when the run was stopped on request and saved. A node that has
+    failed the checks of `launch.preflight` is a NodeError. Errors are recorded in the run
+    directory.
     """
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated

@@ -22,15 +22,8 @@ def evaluate(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]
 
     All ranks that were started call this together, and get the same numbers.
 
-    Args:
-        config: The config of the run, with the split and the data that are meant.
-        checkpoint: The folder of the checkpoint.
-        folder: See `restored`.
-
-    Raises:
-        ConfigError: There is no split, or the layout does not fit the ranks.
-        DataError: The data set or the split is missing or damaged.
-        StorageError: The checkpoint cannot be read.
+    The config is that of the run, with the split and the data that are meant. Without a split, or
+    with a layout that does not fit the ranks, it is a ConfigError.
     """
     if config.data.evaluated is None:
         raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")

@@ -38,16 +38,7 @@ _SAMPLES = 2  # torch.export takes a dimension of 1 as a constant
 
 
 def write(run_dir: Path, out: Path) -> None:
-    """Write the best model of a run, or else that of its last checkpoint.
-
-    Args:
-        run_dir: The run directory.
-        out: The folder to write, which must not exist.
-
-    Raises:
-        ConfigError: The task does not tell the model's inputs, or the model cannot be exported.
-        StorageError: There is no intact checkpoint.
-    """
+    """Write the best model of a run, or else that of its last checkpoint, into a new folder."""
     loaded = LoadedRun(run_dir)
     model = loaded.model(best=loaded.best is not None)
     inputs = _inputs(loaded)

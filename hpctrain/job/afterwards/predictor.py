@@ -53,17 +53,8 @@ def predict(
 ) -> Index:
     """Write the predictions for the evaluation split; all ranks that were started call it together.
 
-    Args:
-        config: The config of the run, with the split and the data that are meant.
-        checkpoint: The folder of the checkpoint.
-        folder: See `restored`.
-        out: The folder of the predictions: a new one, or that of the same predictions.
-        facts: What the predictions follow from; a folder with other ones is refused.
-        shard_samples: The largest number of samples of a shard, about.
-
-    Raises:
-        ConfigError: The task has no cut between model and loss, or the layout cannot be used.
-        StorageError: `out` has other results, or cannot be written.
+    `out` is a new folder, or that of the same predictions: one with other `facts`, which the
+    predictions follow from, is a StorageError. A shard has about `shard_samples` samples at most.
     """
     if config.parallel.pp > 1 or config.parallel.cp > 1:
         raise ConfigError(

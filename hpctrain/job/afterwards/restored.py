@@ -37,16 +37,7 @@ from hpctrain.tasks import Task, bind, on_part
 
 @dataclass(frozen=True)
 class Restored:
-    """A trained model on its ranks, in eval mode, and what it is used with.
-
-    Attributes:
-        model: The model.
-        task: The task of the run.
-        data: Builds feeds.
-        config: The config of the run, for these ranks.
-        ranks: The rank of this process.
-        device: The device of this rank.
-    """
+    """A trained model on its ranks, in eval mode, and what it is used with; `data` builds feeds."""
 
     model: ParallelModel
     task: Task
@@ -67,16 +58,8 @@ def restored(
     """Yield the model of a run on the ranks that were started; all ranks call this together.
 
     Its parameters are those with which the training evaluates: their average, where it does so.
-
-    Args:
-        config: The frozen config, with the data that is meant. Batch sizes are fitted to the ranks.
-        checkpoint: The folder of the checkpoint.
-        folder: A folder of the run for the secret by which the ranks know each other.
-        divided_loss: Whether tensor parallel may leave the logits divided, for the loss.
-
-    Raises:
-        ConfigError: The degrees of parallelism do not fit the ranks.
-        StorageError: The checkpoint is of another model, or damaged.
+    Batch sizes are fitted to the ranks. `folder` keeps the secret by which the ranks know each
+    other. With `divided_loss`, tensor parallel may leave the logits divided.
     """
     ranks = RankInfo.from_env()
     try:

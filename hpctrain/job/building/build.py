@@ -76,12 +76,7 @@ def build(
     stop: Stop,
     account: Account,
 ) -> Trainer:
-    """Build the trainer that `config` describes; every rank of the process group calls this.
-
-    Raises:
-        ConfigError: A `_target_` cannot be imported or does not take its arguments.
-        DataError: A shard is damaged.
-    """
+    """Build the trainer that `config` describes; every rank of the process group calls this."""
     weights = config.parallel.weights
     if weights is not None and len(weights) != ranks.num_nodes:
         raise ConfigError(

@@ -26,15 +26,7 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
     A run with adapters (LoRA) has checkpoints of these only; the other weights come from
     `checkpoint.init_from`.
 
-    Args:
-        config: The frozen config of the run.
-        checkpoint: The folder of one of its checkpoints.
-        ema: Take the moving average of the parameters (`train.ema`).
-
-    Raises:
-        ConfigError: The model cannot be built.
-        StorageError: The checkpoint is damaged, or the weights of its adapters are not those any
-            more that it was trained with.
+    With `ema` it has the moving average of the parameters (`train.ema`).
     """
     model: nn.Module = make("model", config.model)
     lora = config.train.lora
@@ -54,11 +46,7 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
 
 
 def check_base(config: Config, checkpoint: Path) -> None:
-    """Check that the adapters of a checkpoint belong to the weights of the config.
-
-    Raises:
-        StorageError: They belong to others.
-    """
+    """Check that the adapters belong to the weights of the config; others are a StorageError."""
     base = Manifest.read(checkpoint).base
     if base != config.checkpoint.init_digest:
         raise StorageError(

@@ -21,10 +21,8 @@ from hpctrain.models.dry_run import dry_run
 def untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
     """Begin with these random seeds, and put back all that others could see.
 
-    Args:
-        optimizer: One of the class that is tried. What the class, its bases and those of an
-            optimizer within it count or list is put back, too.
-        seed: Of all generators.
+    This is also what the class of the optimizer, its bases and those of an optimizer within it
+    count or list.
     """
     kinds = _kinds(optimizer)
     held = {kind: {n: (v, _content(v)) for n, v in vars(kind).items()} for kind in kinds}

@@ -8,7 +8,6 @@ from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.errors import ConfigError
-from hpctrain.job.afterwards.progress import progress
 from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.tasks import derived
@@ -59,7 +58,7 @@ def _means(trained: Restored, feed: Feed) -> dict[str, float]:
     totals, measured = Totals(), Measured(trained.task, trained.model.mesh)
     count = feed.loader.count
     try:
-        with progress(trained.ranks, count, "evaluated ") as shown:
+        with trained.progress(count, "evaluated ") as shown:
             for batch in first_in_long_work("the first batch of the evaluation", feed):
                 totals.add(*trained.model.evaluate(measured.task, batch))
                 measured.update()

@@ -26,12 +26,12 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.build_model import build_task
 from hpctrain.job.building.make import make
 from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.secrets import mask
 from hpctrain.shards.types import Array
-from hpctrain.tasks import bind
 from hpctrain.tasks.task import SplitTask
 
 _SAMPLES = 2  # torch.export takes a dimension of 1 as a constant
@@ -62,7 +62,7 @@ def _inputs(loaded: LoadedRun) -> list[Array]:
     )
     config.train.accumulate, config.train.micro_batch_size = 1, None
     config.train.global_batch_size, config.train.batch_size_ramp = _SAMPLES, []
-    task = bind(make("task", config.task), config.data.path)
+    task = build_task(config)
     if not isinstance(task, SplitTask):
         raise ConfigError(
             f"tracking.log_model=true: task._target_={config.task.get('_target_')} is no "

@@ -29,7 +29,6 @@ from hpctrain.disk import sync, write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
-from hpctrain.job.afterwards.progress import progress
 from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.progress_bar import Progress
 from hpctrain.record import Count, Record, read
@@ -125,7 +124,7 @@ class _Prediction:
         done = set(objects.broadcast(sorted(done)))
         todo = [n for n in numbers if n not in done]
         size, own = self._mesh.dp_size, self._mesh.dp_rank
-        with progress(self._trained.ranks, sum(map(self._samples, todo)), "predicted ") as shown:
+        with self._trained.progress(sum(map(self._samples, todo)), "predicted ") as shown:
             # All ranks make the same passes, since those of FSDP gather parameters together.
             for first in range(0, len(todo), size):
                 turn = todo[first : first + size]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,19 +19,22 @@ from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.fitting_layout import fit_batch
 from hpctrain.config.schema import Config
-from hpctrain.distributed.group import process_group
+from hpctrain.distributed.group import group_of_config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.build_model import build_model, build_task
 from hpctrain.job.building.make import make
 from hpctrain.job.building.trained_model import check_base
 from hpctrain.models.quantized import quantize
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.progress_bar import Progress
 from hpctrain.runs.weights_digest import verified
-from hpctrain.tasks import Task, bind, on_part
+from hpctrain.tasks import Task, on_part
+
+_FIRST_S = 2.0  # until the line that estimates the time
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,14 @@ class Restored:
     ranks: RankInfo
     device: torch.device
 
+    def progress(self, samples: int, label: str) -> Progress:
+        """Return the progress over so many samples of all ranks, which rank 0 shows on stderr."""
+        return Progress(samples, 0, label=label, quiet=not self.ranks.is_main, first_s=_FIRST_S)
+
 
 @contextmanager
 def restored(
-    config: Config,
-    checkpoint: Path,
-    folder: Path,
-    *,
-    divided_loss: bool = True,
+    config: Config, checkpoint: Path, folder: Path, *, divided_loss: bool = True
 ) -> Iterator[Restored]:
     """Yield the model of a run on the ranks that were started; all ranks call this together.
 
@@ -70,23 +72,11 @@ def restored(
             "these ranks, such as parallel.tp=1 parallel.pp=1"
         ) from error
     fit_batch(config, degrees)
-    with process_group(
-        ranks,
-        config.parallel,
-        config.launch.cpus_per_task,
-        folder,
-        gpus_per_node=config.launch.gpus_per_node,
-    ) as device:
+    with group_of_config(config, ranks, folder) as device:
         mesh = Mesh(degrees, ranks.rank, device)
-        task = on_part(bind(make("task", config.task), config.data.path), mesh.sequence_part)
-        model = parallelize(
-            partial(make, "model", config.model),
-            config,
-            mesh,
-            Precision(config.precision, device),
-            loss_parallel=divided_loss and getattr(task, "loss_parallel", False),
-            arguments=getattr(task, "arguments", ()),
-        )
+        task = on_part(build_task(config), mesh.sequence_part)
+        precision = Precision(config.precision, device)
+        model = build_model(config, mesh, precision, task, divided_loss=divided_loss)
         _load(config, checkpoint, model)
         model.module.eval()
         data = DataBuilder(config, ranks, mesh, device, make)

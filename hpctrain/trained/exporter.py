@@ -30,8 +30,8 @@ from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.schema import Config
 from hpctrain.disk import sync
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.building.build_model import check_base
 from hpctrain.job.building.make import make
-from hpctrain.job.building.trained_model import check_base
 from hpctrain.models.lora import Adapted, add_adapters, is_adapter
 from hpctrain.models.quantized import rounded
 from hpctrain.parallel.preparing.parameters import ties

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import torch
 
-from hpctrain.checkpoint.matching import renames
-from hpctrain.checkpoint.starting_point import restore, restore_average, start_from
+from hpctrain.checkpoint.starting_point import restore, restore_average
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.rules.degrees import Degrees
@@ -23,15 +22,12 @@ from hpctrain.distributed.group import group_of_config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_data import DataBuilder
-from hpctrain.job.building.build_model import build_model, build_task
+from hpctrain.job.building.build_model import build_model, build_task, check_base, load_base
 from hpctrain.job.building.make import make
-from hpctrain.job.building.trained_model import check_base
-from hpctrain.models.quantized import quantize
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.progress_bar import Progress
-from hpctrain.runs.weights_digest import verified
 from hpctrain.tasks import Task, on_part
 
 _FIRST_S = 2.0  # until the line that estimates the time
@@ -89,11 +85,7 @@ def _load(config: Config, checkpoint: Path, model: ParallelModel) -> None:
     adapters = bool(config.train.lora.patterns)
     if adapters:
         check_base(config, checkpoint)
-        start = config.checkpoint
-        weights = open_weights(verified(config))
-        start_from(model.module, weights, renames(start.init_rename), start.init_skip, stages)
-        if config.train.lora.quantize:
-            quantize(model.module)
+        load_base(config, model.module, stages)
     restore(model.module, open_weights(WeightFiles(checkpoint, None)), trained_only=adapters)
     if config.train.ema is not None and config.train.ema_evaluation:
         restore_average(model.module, open_weights(WeightFiles(checkpoint, None), "ema"))

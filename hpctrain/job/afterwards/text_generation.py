@@ -21,8 +21,8 @@ from hpctrain.checkpoint.manifest import newest_intact
 from hpctrain.config.frozen import load
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.make import make
-from hpctrain.job.building.trained_model import trained_model
 from hpctrain.runs import trust
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir

@@ -26,11 +26,10 @@ from hpctrain.tracking.meta import Meta, Uploaded, files_left
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.page.sweep_table import Row
 from hpctrain.tracking.uploader_process import Process
-from hpctrain.tracking.uploading.evaluation_metrics import EvaluationMetrics
+from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, SystemMetrics
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
 from hpctrain.tracking.uploading.publish import KINDS, publish, tolerant
 from hpctrain.tracking.uploading.sweep_summary import SweepSummary
-from hpctrain.tracking.uploading.system_metrics import SystemMetrics
 from hpctrain.tracking.uploading.waiting_files import WaitingFiles
 
 log = logging.getLogger(__name__)

@@ -39,70 +39,47 @@ class SourceFile:
 
     @classmethod
     def of(cls, path: Path | str) -> "SourceFile":
-        """Return a file with its size and time.
-
-        Raises:
-            DataError: The file does not exist or is not accessible.
-        """
+        """Return a file with its size and time; one that is not accessible is a DataError."""
         with readable(path):
             found = os.stat(path)
         return cls(str(path), found.st_size, found.st_mtime_ns)
 
     def check(self) -> None:
-        """Check that the file has not changed.
-
-        Raises:
-            DataError: The file was changed or removed.
-        """
+        """Check that the file has not changed; one that was changed or removed is a DataError."""
         if SourceFile.of(self.path) != self:
             raise DataError(f"{self.path} was changed while it was being read; run this again")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a source.
+    """A part of a source."""
 
-    Attributes:
-        what: The argument of the source's `read`; small, because it is sent to another process.
-        files: The files that the piece is read from.
-        samples: The number of samples, if it is known beforehand; for the progress.
-        bytes: Roughly the size of the data to be written; for the progress and to check that
-            the disk has enough room.
-    """
-
-    what: Any
-    files: Sequence[SourceFile] = ()
-    samples: int | None = None
+    what: Any  # the argument of the source's `read`; small, because it is sent to another process
+    files: Sequence[SourceFile] = ()  # the files that the piece is read from
+    samples: int | None = None  # the number of samples, if it is known beforehand; for the progress
+    # Roughly the size of the data to be written; for the progress and to check that the disk has
+    # enough room.
     bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive samples of a piece: at least one sample, a few MB in all.
+    """Consecutive samples of a piece: at least one sample, a few MB in all."""
 
-    Attributes:
-        values: The values of each field: an array (n, *shape), or for a variable-length field a
-            `Ragged` or n arrays. The source must not write into them again.
-        keys: The keys that decide each sample's split; None: the content of all fields.
-        column: The values of `Options.column`, for `--split column:NAME` or `--group NAME`.
-        file: The file that the samples come from, for `--split file:…`.
-        records: The name of each sample in messages, such as "line 17"; None: its number.
-    """
-
+    # The values of each field: an array (n, *shape), or for a variable-length field a `Ragged` or n
+    # arrays. The source must not write into them again.
     values: ArrayBatch
+    # The keys that decide each sample's split; None: the content of all fields.
     keys: Sequence[bytes] | None = None
+    # The values of `Options.column`, for `--split column:NAME` or `--group NAME`.
     column: Sequence[str] | None = None
-    file: str = ""
+    file: str = ""  # the file that the samples come from, for `--split file:…`
+    # The name of each sample in messages, such as "line 17"; None: its number.
     records: Sequence[str] | None = None
 
 
 class Names(Sequence[str]):
-    """The names of samples in messages, each made only when it is read.
-
-    Args:
-        count: The number of samples.
-        name: Returns the name of a sample by its number, from 0.
-    """
+    """The names of `count` samples in messages, each made only when it is read, by its number."""
 
     def __init__(self, count: int, name: Callable[[int], str]) -> None:
         self._count, self._name = count, name
@@ -119,11 +96,7 @@ class BadRecords(Protocol):
     """The receiver of reports about records that a source cannot use."""
 
     def bad(self, file: str, record: str, reason: str) -> None:
-        """Report a record that cannot be used and is left out.
-
-        Raises:
-            DataError: `--on-error` is "stop". The message has the file, the record and the reason.
-        """
+        """Report a record that is left out; with `--on-error stop` this is a DataError about it."""
 
     def skip(self, reason: str) -> None:
         """Count a record that holds nothing, such as an empty document, and is left out."""
@@ -131,37 +104,28 @@ class BadRecords(Protocol):
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Base class of the converters' sources. Sources are sent to worker processes by pickle.
+    """Base class of the converters' sources. Sources are sent to worker processes by pickle."""
 
-    Attributes:
-        name: The name of the command.
-        fields: The schema.
-        pieces: The pieces, in the order of the samples.
-        identity: Everything that the result depends on besides the files, the schema and the
-            common options; JSON.
-        about: Entries for the provenance; JSON.
-        categories: For each field with named values, the names of the values 0, 1, ….
-        columns: The columns that `--split column:NAME` and `--group NAME` may name.
-        folders: The folders that were searched for files: OUT must not be inside of them.
-        beside: File name to content of text files that are written beside the shards because a
-            reader of the data needs them, such as a tokenizer.
-        group: The field of which no value is in two splits, if that is known beforehand.
-        own: The column that names the splits unless --split is given, or "".
-        unpacks: Whether all samples come out of the pieces' files, whose sizes then bound them.
-    """
-
+    # Whether all samples come out of the pieces' files, whose sizes then bound them.
     unpacks: ClassVar[bool] = True
-    name: str
-    fields: Mapping[str, Field]
-    pieces: Sequence[Piece]
+    name: str  # the name of the command
+    fields: Mapping[str, Field]  # the schema
+    pieces: Sequence[Piece]  # the pieces, in the order of the samples
+    # Everything that the result depends on besides the files, the schema and the common options;
+    # JSON.
     identity: Mapping[str, Any] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)  # entries for the provenance; JSON
+    # For each field with named values, the names of the values 0, 1, ….
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # The columns that `--split column:NAME` and `--group NAME` may name.
     columns: Sequence[str] = ()
+    # The folders that were searched for files: OUT must not be inside of them.
     folders: Sequence[str] = ()
+    # File name to content of text files that are written beside the shards because a reader of the
+    # data needs them, such as a tokenizer.
     beside: Mapping[str, str] = field(default_factory=dict)
-    group: str = ""
-    own: str = ""
+    group: str = ""  # the field of which no value is in two splits, if that is known beforehand
+    own: str = ""  # the column that names the splits unless --split is given, or ""
 
     def split_files(self) -> Iterable[str]:
         """Return all possible values of `Block.file`, to check `--split file:…` early."""
@@ -169,12 +133,8 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
-        """Yield the samples of one piece; the same samples each time.
+        """Yield the samples of one piece, by its `what`; the same samples each time.
 
-        Args:
-            what: The piece's `what`.
-            reading: Is told about records that cannot be used.
-
-        Raises:
-            DataError: A file cannot be read at all.
+        Records that cannot be used are reported to `reading`. A file that cannot be read at all is
+        a DataError.
         """

@@ -53,11 +53,7 @@ def blocks(
 
 
 def span(layout: Layout, name: str, field: Field, start: int, stop: int) -> Array | Ragged:
-    """Return the samples `start` to `stop` of a field.
-
-    Returns:
-        An array (n, *shape), or a `Ragged` for a variable-length field.
-    """
+    """Return samples of a field: an array (n, *shape), or a `Ragged` if its length varies."""
     if field.variable:
         offsets = ends(layout, name, start, stop)
         values = _values(layout, name, field, int(offsets[0]), int(offsets[-1]))
@@ -84,8 +80,7 @@ def check_offsets(layout: Layout, name: str, count: int) -> None:
 def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[Array]:
     """Return one field's samples in the order of `rows`.
 
-    Returns:
-        An array (n, *shape), or n arrays (length, *shape) for a variable-length field.
+    It is an array (n, *shape), or n arrays (length, *shape) for a variable-length field.
     """
     if not field.variable:
         return _rows(layout, name, field, rows)
@@ -136,13 +131,7 @@ Rows = dict[str, Array | Ragged]
 
 
 class OpenShard:
-    """The open file of a shard; a context manager.
-
-    Args:
-        path: The file.
-        shard: The shard's entry in the index.
-        fields: The fields to read.
-    """
+    """The open file of a shard; a context manager."""
 
     def __init__(self, path: Path, shard: Shard, fields: Mapping[str, Field]) -> None:
         self.path, self.shard, self.fields = path, shard, fields
@@ -179,11 +168,7 @@ class OpenShard:
                 raise DataError(f"field {name!r} has {total} values, the index lists {listed}")
 
     def rows(self, name: str, start: int, stop: int) -> Array | Ragged:
-        """Return the samples `start` to `stop` of a field, in native byte order.
-
-        Returns:
-            An array (n, *shape), or a `Ragged` for a variable-length field.
-        """
+        """Return samples of a field in native byte order: an array (n, *shape), or a `Ragged`."""
         with self._damage():
             return span(self._layout, name, self.fields[name], start, stop)
 

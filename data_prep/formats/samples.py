@@ -26,10 +26,8 @@ class Unusable(Exception):
 def _array_of(value: Any) -> Array:
     """Convert an array, a number or nested lists of numbers to an array without loss.
 
-    Args:
-        value: An array, a number, or nested lists of numbers. Text becomes its UTF-8 bytes; text
-            and bytes are uint8 (length,). A bool becomes uint8. An image of Pillow becomes
-            (channels, height, width).
+    Text becomes its UTF-8 bytes; text and bytes are uint8 (length,). A bool becomes uint8. An image
+    of Pillow becomes (channels, height, width).
     """
     if isinstance(value, str):
         try:
@@ -142,13 +140,10 @@ def fit_all(
 
 
 class Samples:
-    """Collects samples into blocks.
+    """Collects samples of a file into blocks.
 
-    Args:
-        fields: The schema.
-        file: The file that the samples are from.
-        keyed: Whether the samples have keys; otherwise their content decides the split.
-        columned: Whether the samples have values of a column that decides the split.
+    If they have no keys (`keyed`), their content decides the split, or values of a column
+    (`columned`).
     """
 
     def __init__(

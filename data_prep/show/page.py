@@ -57,11 +57,7 @@ def check(path: Path) -> None:
 def draw(path: Path, data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> None:
     """Write a .png file; an existing file is replaced.
 
-    Args:
-        path: The file to write.
-        data: The data set.
-        splits: The splits, each in its own colour; the samples come from the first one.
-        summaries: The summary of each split and field to draw.
+    Each split has its own colour; the samples come from the first one.
     """
     from matplotlib import rc_context
 

@@ -129,11 +129,7 @@ class _Flow(Source):
 def trajectory(
     size: int, steps: int, seed: int, number: int
 ) -> tuple[np.float32, NDArray[np.float32]]:
-    """Compute one flow.
-
-    Returns:
-        The viscosity, and the vorticity (steps, size, size) with rows along y.
-    """
+    """Compute one flow: its viscosity, and the vorticity (steps, size, size) with rows along y."""
     rng = np.random.default_rng([seed, number])
     low, high = (math.log(nu * (64 / size) ** 2) for nu in _VISCOSITY)
     viscosity = np.float32(math.exp(rng.uniform(low, high)))

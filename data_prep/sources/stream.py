@@ -73,11 +73,8 @@ class Stream(Source):
     ) -> Self:
         """Return the source with the schema of its first sample that can be used.
 
-        Args:
-            options: The options of the conversion; `on_error` and `split` are used.
-            variable: Fields whose first axis varies in length.
-            none: Begins the message if there is no such sample.
-            dtypes: Dtypes to store, by field.
+        The first axis of the `variable` fields varies in length. `none` begins the message if there
+        is no such sample, and `dtypes` are those to store, by field.
         """
         problems = Problems(options.on_error)
         for what in (piece.what for piece in self.pieces):

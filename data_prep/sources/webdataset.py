@@ -249,11 +249,7 @@ class _Header(tarfile.TarInfo):
 def samples(
     path: str, extensions: frozenset[str] | None, reading: BadRecords
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield the samples of a tar: consecutive members with the same key.
-
-    Yields:
-        The key, and the content of the members by extension.
-    """
+    """Yield key and content by extension of each sample: consecutive members with one key."""
     seen: set[str] = set()
     key, parts, good = "", dict[str, bytes](), False
     try:

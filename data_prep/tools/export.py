@@ -114,13 +114,7 @@ def _clear(folder: Path) -> None:
 
 
 class Parquet:
-    """Writes SPLIT.parquet.
-
-    Args:
-        data: The data set.
-        fields: The fields to write.
-        text: Names of fields with UTF-8 bytes that become strings.
-    """
+    """Writes SPLIT.parquet; fields with UTF-8 bytes in `text` become strings."""
 
     def __init__(self, data: DataSet, fields: Mapping[str, Field], text: Sequence[str]) -> None:
         known = [name for name, field in fields.items() if is_text(field)]

@@ -64,11 +64,7 @@ def recorded(out: Path, fingerprint: str) -> dict[str, Any] | None:
 
 
 def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[Compression, str]:
-    """Try the codecs on a few samples, and print the results.
-
-    Returns:
-        The choice and the reason for it.
-    """
+    """Try the codecs on a few samples, print the results, and return the choice and its reason."""
     batches = list(_samples(source))
     if not batches:
         return replace(asked, codec="none"), "there are no samples to try"

@@ -43,8 +43,7 @@ from hpctrain.shards.shard import digest_file
 def convert(source: Source, out: Path, options: Options) -> Index | None:
     """Write `source` into the folder `out`, unless `out` already holds the same data set.
 
-    Returns:
-        The index; None when only a part was written.
+    Return the index; None when only a part was written.
     """
     with naming(source.folders):
         source = renamed(source, options.rename)

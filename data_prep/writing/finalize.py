@@ -130,9 +130,7 @@ def finalize_parts(out: Path) -> Index:
 def summary(index: Index, groups: bool = True) -> str:
     """Return `1797 samples (train 1415, val 382) in 2 shards, …`, and lines on what is missing.
 
-    Args:
-        index: The index.
-        groups: Whether it is known that each group is in one split.
+    `groups` tells whether it is known that each group is in one split.
     """
     counts = {name: index.split(name).count for name in index.splits}
     count = sum(counts.values())

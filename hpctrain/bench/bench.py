@@ -133,7 +133,7 @@ def _measured(
 
     from hpctrain.bench.parts import Bench
     from hpctrain.bench.random_data import write
-    from hpctrain.distributed.group import process_group
+    from hpctrain.distributed.group import group_of_config
     from hpctrain.distributed.variables import export
     from hpctrain.hardware import of_device
 
@@ -143,13 +143,7 @@ def _measured(
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "logs").mkdir(parents=True)
     try:
-        with process_group(
-            ranks,
-            config.parallel,
-            config.launch.cpus_per_task,
-            folder,
-            gpus_per_node=config.launch.gpus_per_node,
-        ) as device:
+        with group_of_config(config, ranks, folder) as device:
             on_gpu = device.type == "cuda"
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
             config.train.batch_size_ramp = []  # the steps after the ramp are measured

@@ -88,7 +88,7 @@ def _judge(
     unchanged: Sequence[_Result],
     device: torch.device | None,
 ) -> Verdict:
-    with _as_they_were(device):
+    with same_generators(device):
         before = _global_states(device)
         tried = [[call(number, trial) for trial in range(_FEW)] for number in range(len(unchanged))]
         drawn = any(drew for each in tried for drew, _ in each)
@@ -120,8 +120,8 @@ def _tensors(batch: Any) -> _Result:
 
 
 @contextmanager
-def _as_they_were(device: torch.device | None) -> Iterator[None]:
-    """Restore the global generators at the end."""
+def same_generators(device: torch.device | None = None) -> Iterator[None]:
+    """Restore the global generators of Python, NumPy and torch, and of the device, at the end."""
     python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng([] if device is None else [device]):
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hpctrain.config.schema import ParallelConfig
+from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.distributed import long_work
 from hpctrain.distributed.cores import threads
 from hpctrain.distributed.devices import agree
@@ -88,6 +88,14 @@ def process_group(
         _after_failure(ranks)
         raise
     dist.destroy_process_group()
+
+
+def group_of_config(
+    config: Config, ranks: RankInfo, folder: Path
+) -> AbstractContextManager[torch.device]:
+    """Join the group that a run with this config has; see `process_group`."""
+    cpus, gpus = config.launch.cpus_per_task, config.launch.gpus_per_node
+    return process_group(ranks, config.parallel, cpus, folder, gpus_per_node=gpus)
 
 
 def _backend(setting: str, device: torch.device) -> str:

@@ -68,8 +68,7 @@ class NoAttempt:
 class Attempt(NoAttempt):
     """The attempt of rank 0: a context manager that records an exception as a failure.
 
-    Raises:
-        StorageError: On entry, when another process holds the run.
+    To enter it while another process holds the run is a StorageError.
     """
 
     def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
@@ -266,11 +265,7 @@ class Attempt(NoAttempt):
 
 
 def _other_trackers(nodes: Sequence[Mapping[str, Any]]) -> list[OtherTracker]:
-    """Return the trackers.
-
-    Raises:
-        ConfigError: One of them cannot be made, or is no tracker.
-    """
+    """Return the trackers."""
     made = [make(f"tracking.also[{i}]", node) for i, node in enumerate(nodes)]
     for i, tracker in enumerate(made):
         if not isinstance(tracker, OtherTracker):

@@ -27,15 +27,7 @@ HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 def use(run: Path, environment: MutableMapping[str, str] = os.environ) -> str | None:
     """Let torch.compile keep its code in the run directory; what the user has set is kept.
 
-    Args:
-        run: The run directory.
-        environment: The environment of this process.
-
-    Returns:
-        A warning, or None.
-
-    Raises:
-        StorageError: The folders for it in the run directory belong to another user.
+    Return a warning, or None. Folders that belong to another user are a StorageError.
     """
     shared = _shared()
     # torch sets the variable itself when it is imported, as in a notebook before this call.

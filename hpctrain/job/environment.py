@@ -25,8 +25,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 def environment(image: str | None = None) -> dict[str, str]:
     """Return the facts by name; what is not there has no name.
 
-    Args:
-        image: The container's image in the config; None looks whether this process is in one.
+    The image is that of the config; None looks whether this process is in a container.
     """
     found = {
         "hpctrain": __version__,

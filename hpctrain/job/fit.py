@@ -21,7 +21,7 @@ from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
-from hpctrain.distributed.group import process_group
+from hpctrain.distributed.group import group_of_config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, MisfitError
 from hpctrain.faults.health import RolledBack
@@ -54,19 +54,11 @@ _EXIT_TERMINATED = 143
 
 
 def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
-    """Train the run from its last checkpoint.
+    """Train the run from its last checkpoint; rank 0 holds the lock of its directory.
 
-    Args:
-        config: The frozen config.
-        run: The run directory; rank 0 holds its lock during the training.
-        ranks: The rank of this process.
-
-    Returns:
-        The exit code: 0, or 130 or 143 when the run was stopped on request and saved.
-
-    Raises:
-        NodeError: A node has failed the checks of `launch.preflight`.
-        HpctrainError: An error that the user can correct; it is recorded in the run directory.
+    The exit code is 0, or 130 or 143 when the run was stopped on request and saved. A node that has
+    failed the checks of `launch.preflight` is a NodeError. Errors are recorded in the run
+    directory.
     """
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
@@ -76,13 +68,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     with (
         Stop() as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
-        process_group(
-            ranks,
-            config.parallel,
-            config.launch.cpus_per_task,
-            run.path,
-            gpus_per_node=config.launch.gpus_per_node,
-        ) as device,
+        group_of_config(config, ranks, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, ranks.job_id, ranks.restart_count),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.

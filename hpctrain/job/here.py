@@ -27,14 +27,9 @@ log = logging.getLogger(__name__)
 
 
 def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
-    """Train a composed config with the ranks that were started.
+    """Train a composed config with the ranks that were started; return its exit code, too.
 
-    Args:
-        config: The typed config.
-        argv: The arguments of the command, which are shown at the end of the training.
-
-    Returns:
-        The run directory and the exit code.
+    The arguments of the command are shown at the end of the training.
     """
     _log_to_stderr()
     ranks = RankInfo.from_env()
@@ -52,12 +47,7 @@ def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
 def train_frozen(path: Path) -> int:
     """Train the frozen config of a run directory with the ranks that were started.
 
-    Returns:
-        The exit code.
-
-    Raises:
-        ConfigError: The config does not fit the ranks.
-        DataError: The data set is not the one that the run was submitted with.
+    Return the exit code. A data set other than the run was submitted with is a DataError.
     """
     from hpctrain.config.evaluation_job import check_sbatch
     from hpctrain.config.frozen import load

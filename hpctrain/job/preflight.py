@@ -36,11 +36,7 @@ _MOST_IN_A_ROW = 3
 
 
 def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device) -> None:
-    """Check the nodes of this job; all ranks call it, in their process group.
-
-    Raises:
-        NodeError: A node has failed. All ranks raise it.
-    """
+    """Check the nodes; all ranks call it, in their process group, and all raise NodeError."""
     mode = config.launch.preflight
     # A process that was started by hand is looked at only on demand.
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):

@@ -22,26 +22,18 @@ _MOST_PORTS = 3  # restarts in a row that have found their port taken
 def may_requeue(restart_count: int, first_step: int, step: int) -> bool:
     """Return whether the budget allows another restart: one without progress, then none.
 
-    A run that makes no step between two restarts would be requeued for ever.
-
-    Args:
-        restart_count: How often Slurm has restarted the job.
-        first_step: The global step of the checkpoint that the attempt began with.
-        step: That of the checkpoint that the next attempt would begin with.
+    A run that makes no step between two restarts would be requeued for ever. The steps are those of
+    the checkpoints that this attempt began with, and that the next one would begin with.
     """
     return restart_count == 0 or step > first_step
 
 
 def requeue_for_a_port(ranks: RankInfo, attempts: Sequence[Attempt]) -> bool:
-    """Requeue the job whose port is taken: a restart uses another port.
+    """Requeue the job whose port is taken: a restart uses another port. Rank 0 calls this.
 
-    Args:
-        ranks: The rank, which is rank 0.
-        attempts: The attempts of the run, of which the last one is this one.
-
-    Returns:
-        Whether the job starts again. It does not when MASTER_PORT names the port, outside of Slurm,
-        nor after three restarts in a row that have found their port taken.
+    The last one of the attempts is this one. Return whether the job starts again. It does not when
+    MASTER_PORT names the port, outside of Slurm, nor after three restarts in a row that have found
+    their port taken.
     """
     if ranks.launcher != "slurm" or "MASTER_PORT" in os.environ:
         return False
@@ -56,12 +48,8 @@ def requeue_for_a_port(ranks: RankInfo, attempts: Sequence[Attempt]) -> bool:
 def requeue_from_rank(job_id: str, exclude: str = "") -> bool:
     """Requeue the job of this rank; in a container, which lacks Slurm, let the host do it.
 
-    Args:
-        job_id: As `squeue` takes it.
-        exclude: The hosts that the job shall avoid, as Slurm writes them; "" changes nothing.
-
-    Returns:
-        False, with the reason in the log, when that fails.
+    `job_id` is as `squeue` takes it. `exclude` are the hosts that the job shall avoid, as Slurm
+    writes them; "" changes nothing. Return False, with the reason in the log, when that fails.
     """
     if (note := note_from_env()) is not None:
         return leave_note(note, exclude)
@@ -78,9 +66,8 @@ def requeue(job_id: str) -> bool:
     Slurm itself does not requeue a job that exits inside the grace time of a preemption: such a
     job is COMPLETED, and the run would be lost silently.
 
-    Args:
-        job_id: As `squeue` takes it: `ARRAYJOB_TASK` for an array task, since the plain id would
-            requeue the whole array.
+    The id is as `squeue` takes it: `ARRAYJOB_TASK` for an array task, since the plain id would
+    requeue the whole array.
     """
     # `scancel` sends SIGTERM, too. Its job is no longer RUNNING and must not be requeued.
     state = _state(job_id)

@@ -20,23 +20,12 @@ from hpctrain.shards.index import Index
 
 
 def params(config: Config, record: RunRecord) -> dict[str, Any]:
-    """Return the params: values that somebody has chosen.
-
-    Args:
-        config: The config.
-        record: The content of run.json.
-    """
+    """Return the params: values that somebody has chosen."""
     return chosen(config, [*record.overrides, *record.swept])
 
 
 def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags, with the description.
-
-    Args:
-        run: The run directory.
-        ranks: The rank of this process.
-        facts: What `environment` has found.
-    """
+    """Return the tags, with the description; the facts are what `environment` has found."""
     record = run.read()
     job_ids = dict.fromkeys(attempt.job_id for attempt in record.attempts)
     return {

@@ -31,13 +31,7 @@ _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_checkpoint_wrapped_mo
 
 
 def shape_problem(error: Exception, config: Config, model: nn.Module) -> str:
-    """Return what does not fit, if an error of the training is one about shapes; otherwise "".
-
-    Args:
-        error: With its traceback.
-        config: The config.
-        model: The model, in its wrappers.
-    """
+    """Return what does not fit, if an error of the training is one about shapes; otherwise ""."""
     cause: BaseException = error
     while cause.__cause__ is not None:  # a pipeline adds the number of the stage
         cause = cause.__cause__

@@ -24,12 +24,7 @@ from hpctrain.tasks.outputs import described
 
 
 def unread_problem(error: Exception, config: Config) -> str:
-    """Return what a task could not read, if the error was raised there; otherwise "".
-
-    Args:
-        error: With its traceback.
-        config: The config.
-    """
+    """Return what a task could not read, if the error was raised there; otherwise ""."""
     cause: BaseException = error
     while cause.__cause__ is not None:  # a pipeline adds the number of the stage
         cause = cause.__cause__

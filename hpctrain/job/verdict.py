@@ -42,14 +42,8 @@ _START_S = 60.0  # how long the uploader may take to import mlflow
 def verdict(run: RunDir, code: int, job_id: str, restart_count: int) -> str:
     """Return what the batch script must do with its job, and record what has happened.
 
-    Args:
-        run: The run directory. None of its ranks is alive.
-        code: The exit code of srun, which is not 0.
-        job_id: As `squeue` takes it.
-        restart_count: How often Slurm has restarted the job.
-
-    Returns:
-        "requeue"; "cancel", with which Slurm shows the job as cancelled and not as failed; or "".
+    None of the run's ranks is alive, and the code, that of srun, is not 0. The answer is "requeue";
+    "cancel", with which Slurm shows the job as cancelled and not as failed; or "".
     """
     run.update()  # NFS caches the content of a folder until the client writes there
     record = run.read()

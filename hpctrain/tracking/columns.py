@@ -20,14 +20,8 @@ def read(
     """Read the metrics of a run, sorted by step and key: its journal, and recorded evaluations.
 
     Metrics that a resumed attempt has superseded are left out. If a step has a key twice, the later
-    value counts.
-
-    Args:
-        path: The journal, in its place in the run directory.
-        each: Called with every record.
-
-    Returns:
-        The steps, int64 (n,), the keys, text (n,), and the values, float64 (n,).
+    value counts. `each` is called with every record. The steps are int64 (n,), the keys text (n,),
+    the values float64 (n,).
     """
     steps, codes, values = array("q"), array("i"), array("d")  # one item for each value
     starts, rows = array("q"), array("q")  # of each record: its position, and its first item

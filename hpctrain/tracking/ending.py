@@ -42,11 +42,7 @@ def close(run_dir: Path, status: str, reason: str) -> None:
 
 
 def correct(run_dir: Path, status: str, reason: str) -> bool:
-    """Record another reason of the end than rank 0 has given, which did not know the cause.
-
-    Returns:
-        Whether there was something to correct.
-    """
+    """Record the reason of the end that rank 0 did not know; return whether it had another one."""
     body = _status(run_dir)
     known = body.get("reason") == reason and body.get("final", True)
     if body.get("status") in (None, "RUNNING") or known:

@@ -152,14 +152,10 @@ _KINDS = {kind.__struct_config__.tag for kind in get_args(_Checked)}
 
 
 class Journal:
-    """The writer of a journal.
+    """The writer of a journal, which makes the folder `journal/` of the run.
 
-    Args:
-        run_dir: The run directory. The folder `journal/` is created in it.
-        fsync_every: Seconds after which a background thread calls fsync on new records.
-
-    Attributes:
-        attempt: The number of this attempt: one more than the last one in the journal.
+    A background thread calls fsync on new records after `fsync_every` seconds. `attempt` is the
+    number of this attempt: one more than the last one in the journal.
     """
 
     def __init__(self, run_dir: Path, fsync_every: float = 10.0) -> None:
@@ -198,11 +194,8 @@ class Journal:
         A disk that is full or gone does not stop the training: the record is kept in memory and
         written before the next record, once writing works again.
 
-        Args:
-            kind: "metrics", "params", "tags", "status", "superseded", "artifact", "dataset",
-                "model", "note" or "time".
-            at: The time of the record in seconds since the epoch; None means now.
-            **fields: The other fields, in JSON types. Floats must be finite (see `encode`).
+        `at` is the time of the record in seconds since the epoch; None means now. The other fields
+        are JSON types, and floats must be finite (see `encode`).
         """
         body = {
             "kind": kind,
@@ -213,12 +206,7 @@ class Journal:
         self._write(kind, _ENCODER.encode(body).encode() + b"\n")
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of a step: what `append` would write, in a third of its time.
-
-        Args:
-            step: The global step.
-            metrics: The values by name. They may be NaN or infinite.
-        """
+        """Append the metrics of a step, NaN or not: what `append` would, in a third of its time."""
         values = ",".join([_name(name) + _number(value) for name, value in metrics.items()])
         line = (
             f'{{"kind":"metrics","attempt":{self.attempt},"time":{time.time():.3f},'
@@ -288,16 +276,10 @@ class Journal:
 
 
 def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Record], int]:
-    """Read whole records from `position` on.
+    """Read whole, valid records from `position` on, until one ends `limit` bytes after it.
 
-    Args:
-        path: The journal.
-        position: The start of a record, or the position that an earlier call returned.
-        limit: Stop after the first record that ends this many bytes after `position`.
-
-    Returns:
-        The records, without invalid lines, and the position where the next call shall continue.
-        This position is before a last line without a newline: its writer may not have finished.
+    The second result is the position where the next call shall continue. It is before a last line
+    without a newline: its writer may not have finished.
     """
     try:
         file = open_regular(path, parts=2)

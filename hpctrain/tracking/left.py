@@ -27,11 +27,10 @@ def is_uploaded(run_dir: Path, meta: Meta) -> bool:
 
 
 def left_behind(run_dir: Path) -> str:
-    """Return the line for a run that has ended, if its uploader has ended before it was done.
+    """Return what is missing of a run that has ended, and the command that uploads it.
 
-    Returns:
-        What is missing and the command that uploads it; "" if everything is in MLflow, an uploader
-        is at work on this host, or the run is not uploaded by itself (`tracking.upload=false`).
+    It is "" if everything is in MLflow, an uploader is at work on this host, or the run is not
+    uploaded by itself (`tracking.upload=false`).
     """
     uploading = journal_path(run_dir).with_name("upload.lock")
     try:

@@ -27,16 +27,11 @@ _NAME = re.compile(r"step-(\d{8,18})\.json")
 
 
 class Recorded(NamedTuple):
-    """The result of one evaluation.
+    """The result of one evaluation."""
 
-    Attributes:
-        step: The global step of the checkpoint.
-        time: When it was evaluated, in seconds since the epoch.
-        metrics: The values by the names that the training's own evaluation gives them.
-    """
-
-    step: int
-    time: float
+    step: int  # the global step of the checkpoint
+    time: float  # when it was evaluated, in seconds since the epoch
+    # The values by the names that the training's own evaluation gives them.
     metrics: dict[str, float]
 
 
@@ -48,17 +43,7 @@ class _File(Record, frozen=True):
 
 
 def record(run_dir: Path, step: int, metrics: Mapping[str, float], checkpoint: str) -> Recorded:
-    """Write the result of a checkpoint, unless it has one; return the one that counts.
-
-    Args:
-        run_dir: The run directory.
-        step: The global step of the checkpoint.
-        metrics: The values by name.
-        checkpoint: The digest of the checkpoint.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the result of a checkpoint, unless it has one; return the one that counts."""
     path = _path(run_dir, step)
     path.parent.mkdir(parents=True, exist_ok=True)
     values = cast("dict[str, Number]", {name: encode(x) for name, x in metrics.items()})

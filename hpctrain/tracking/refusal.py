@@ -14,13 +14,7 @@ class OfflineError(TrackingError):
 
 
 def deleted(uri: str, experiment: str, number: str) -> RefusedError:
-    """Return the error for an experiment that was deleted, with the command that restores it.
-
-    Args:
-        uri: The store.
-        experiment: The name of the experiment.
-        number: MLflow's id of it.
-    """
+    """Return the error for an experiment that was deleted, with the command that restores it."""
     return RefusedError(
         f"tracking.experiment={experiment} was deleted in {uri}: choose another name, or restore "
         f"it: `MLFLOW_TRACKING_URI={uri} mlflow experiments restore --experiment-id {number}`"

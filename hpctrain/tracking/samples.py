@@ -28,21 +28,13 @@ _NODE = re.compile(r"[\w.-]{1,255}")  # it becomes a part of a metric's name in 
 
 
 class Sample(NamedTuple):
-    """One line of the file.
+    """One line of the file."""
 
-    Attributes:
-        end: The position in the file after the line, in bytes.
-        number: The number of the sample, from 0, over all attempts.
-        time: When it was taken, in seconds since the epoch.
-        metrics: The values by name; empty for a line of facts.
-        facts: What a line of facts says; empty for other lines.
-    """
-
-    end: int
-    number: int
-    time: float
-    metrics: dict[str, float]
-    facts: Mapping[str, str] = {}
+    end: int  # the position in the file after the line, in bytes
+    number: int  # the number of the sample, from 0, over all attempts
+    time: float  # when it was taken, in seconds since the epoch
+    metrics: dict[str, float]  # the values by name; empty for a line of facts
+    facts: Mapping[str, str] = {}  # what a line of facts says; empty for other lines
 
 
 class _Line(Record, frozen=True):
@@ -74,14 +66,7 @@ def idle(run_dir: Path) -> dict[str, tuple[float, str]]:
 
 
 class Writer:
-    """Appends the samples of one node.
-
-    Args:
-        path: The file; an incomplete last line, of a process that was killed, is ended.
-
-    Attributes:
-        last: The values of the last sample that the file has, or an empty dict.
-    """
+    """Appends the samples of one node. An incomplete last line, of a killed process, is ended."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,11 +79,7 @@ class Writer:
         self.last = next((s.metrics for s in reversed(before) if s.metrics), {})
 
     def write(self, time: float, **content: Mapping[str, Any]) -> None:
-        """Append one sample: `metrics` or `facts`.
-
-        Raises:
-            OSError: The disk is full or gone; the sample is lost, and the next one may be written.
-        """
+        """Append `metrics` or `facts`. An OSError loses this sample; the next may be written."""
         body = {"number": self._next, "time": round(time, 3), **content}
         os.write(self._fd, json.dumps(body, separators=(",", ":")).encode() + b"\n")
         self._next += 1
@@ -109,12 +90,7 @@ class Writer:
 
 
 def read(path: Path, begin: int = 0) -> Iterator[Sample]:
-    """Yield the samples after a position; what is no sample is left out, as is a torn last line.
-
-    Args:
-        path: The file of a node.
-        begin: The position, in bytes. If it is inside a line, that line is left out.
-    """
+    """Yield the samples after a byte; what is no sample, a torn line also, is left out."""
     try:
         file = open_regular(path, parts=2)
     except OSError:

@@ -17,12 +17,7 @@ _TIMEOUT = 3.0
 
 
 def initialise(uri: str, experiment: str) -> None:
-    """Create the experiment on a server, unless it exists.
-
-    Raises:
-        OSError: The server does not answer now.
-        RefusedError: The experiment was deleted, or the server answers with an error.
-    """
+    """Create the experiment on a server, unless it exists; OSError: there is no answer now."""
     if experiment_id(uri, experiment) is None:
         status, body = _rest(uri, "experiments/create", {"name": experiment})
         # Another process may have created it meanwhile.
@@ -31,12 +26,7 @@ def initialise(uri: str, experiment: str) -> None:
 
 
 def experiment_id(uri: str, experiment: str) -> str | None:
-    """Return the server's id of an experiment; None if there is no such experiment.
-
-    Raises:
-        OSError: The server does not answer now.
-        RefusedError: The experiment was deleted, or the server answers with an error.
-    """
+    """Return the server's id of an experiment; None if there is no such experiment."""
     query = urllib.parse.urlencode({"experiment_name": experiment})
     status, body = _rest(uri, f"experiments/get-by-name?{query}")
     if status == 200:

@@ -40,15 +40,7 @@ _LOCK_SECONDS = 120.0
 
 
 def check_uri(uri: str, mounts: Path = Path("/proc/mounts")) -> None:
-    """Check that a store with this URI can work.
-
-    Args:
-        uri: `tracking.uri`: `sqlite:///file.db` (relative), `sqlite:////file.db`, `http(s)://...`.
-        mounts: The mount table.
-
-    Raises:
-        TrackingError: The store cannot work; the message says what to do instead.
-    """
+    """Check that a store with this URI can work; the TrackingError says what to do instead."""
     if is_server(uri):
         if (masked := mask(uri)) != uri:
             raise TrackingError(
@@ -80,11 +72,7 @@ def is_server(uri: str) -> bool:
 
 
 def sqlite_path(uri: str) -> Path:
-    """Return the file of a `sqlite:///` URI.
-
-    Raises:
-        TrackingError: The URI is of another form.
-    """
+    """Return the file of a `sqlite:///` URI."""
     prefix, path = uri[:10], uri[10:]
     if prefix != "sqlite:///" or path in ("", ":memory:") or "?" in path:
         hint = (
@@ -127,11 +115,8 @@ def is_ready(uri: str, experiment: str) -> bool:
 def experiment_id(uri: str, experiment: str) -> str | None:
     """Return the store's id of an experiment that is not deleted. This does not import mlflow.
 
-    Returns:
-        None if the store or the experiment does not exist, or the store does not answer.
-
-    Raises:
-        RefusedError: The experiment is deleted, or the server refuses to answer.
+    It is None if the store or the experiment does not exist, or the store does not answer. A
+    deleted experiment, or a server that refuses to answer, is a RefusedError.
     """
     if is_server(uri):
         from hpctrain.tracking import server
@@ -159,9 +144,7 @@ def experiment_id(uri: str, experiment: str) -> str | None:
 def is_made(path: Path) -> bool:
     """Return whether there is a SQLite database with tables. The caller holds `write_lock`.
 
-    Raises:
-        TrackingError: It is no database, or half of a store.
-        OSError: It cannot be read now.
+    What is no database, or half of a store, is a TrackingError; an OSError may pass.
     """
     if not path.exists() or not path.stat().st_size:
         return False
@@ -190,20 +173,9 @@ def is_made(path: Path) -> bool:
 def initialise(uri: str, experiment: str, required: bool = False) -> bool:
     """Create the store and the experiment unless they exist. Many processes may call it at once.
 
-    Args:
-        uri: The store.
-        experiment: The name of the experiment.
-        required: Whether a store that does not take the run is an error (`tracking.required`).
-
-    Returns:
-        True if the store is ready. False if it does not take the run now: then a warning says why,
-        and the journal keeps everything until it does.
-
-    Raises:
-        TrackingError: The store is unusable.
-        OfflineError: With `required`, the server does not answer.
-        RefusedError: With `required`, it refuses the password or token, or the experiment was
-            deleted.
+    The result is False if the store does not take the run now: then a warning says why, and the
+    journal keeps everything until it does. With `required` (`tracking.required`) this is an
+    OfflineError, or a RefusedError. An unusable store is always a TrackingError.
     """
     check_uri(uri)
     try:
@@ -267,15 +239,7 @@ def _not_ours(uri: str, path: Path, error: PermissionError) -> str:
 
 @contextmanager
 def write_lock(uri: str, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Hold the lock for one write to a SQLite store; for a server do nothing.
-
-    Args:
-        uri: The store.
-        seconds: How long to wait for the lock.
-
-    Raises:
-        TimeoutError: Another process has held the lock for so long.
-    """
+    """Hold the lock for one write to a SQLite store, or raise TimeoutError; no server has one."""
     if is_server(uri):
         yield
         return

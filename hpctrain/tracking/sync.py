@@ -33,12 +33,8 @@ Ended = Callable[[list[Path]], dict[Path, tuple[str, str]]]
 def main(argv: list[str], ended: Ended | None = None) -> int:
     """Upload the journals of the run directories; of all under `runs/` if none is given.
 
-    Args:
-        argv: The arguments of the command.
-        ended: Asks the scheduler about runs that have recorded no end.
-
-    Raises:
-        TrackingError: Something could not be uploaded.
+    `ended` asks the scheduler about runs that have recorded no end. What cannot be uploaded is a
+    TrackingError at the end.
     """
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain sync",
@@ -121,21 +117,12 @@ def sync(
     uri: str | None = None,
     quiet: bool = False,
 ) -> int:
-    """Upload what is missing in the store and print one line per run.
+    """Upload what is missing in the store, print one line per run, and return the exit code 0.
 
-    Args:
-        run_dirs: The run directories.
-        check: Ask the store even where `uploaded.json` says that everything is there.
-        from_start: Compare the whole journal with the store, and upload what the store lacks.
-        uri: The store to use, now and later, instead of the one in `meta.json`; an absolute path
-            or a server.
-        quiet: Print no line for a run that has nothing new.
-
-    Returns:
-        The exit code, 0.
-
-    Raises:
-        TrackingError: The upload of some runs has failed; the other runs are uploaded.
+    `check` asks the store even where `uploaded.json` says that everything is there. `from_start`
+    compares the whole journal with the store. `uri` is the store to use, now and later, instead of
+    the one in `meta.json`: an absolute path or a server. A TrackingError is raised when all are
+    done.
     """
     if uri:
         check_uri(uri)

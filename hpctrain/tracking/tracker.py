@@ -67,12 +67,9 @@ class Tracker:
         """Record what looks wrong at a step; "" takes back what was said about the topic."""
 
     def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
-        """Record where the time of this attempt went until now.
+        """Record the seconds of this attempt by part, which add up to those since it began.
 
-        Args:
-            seconds: The seconds by part, which add up to the time since the process began.
-            step: The global step.
-            device_s: The seconds of this attempt and those before, times their devices.
+        `device_s` is the seconds of this attempt and those before, times their devices.
         """
 
     def position(self) -> int:
@@ -93,13 +90,9 @@ class Tracker:
         *,
         final: bool = True,
     ) -> None:
-        """End the attempt with a final status.
+        """End the attempt with a status, a reason, and a time in seconds since the epoch.
 
-        Args:
-            status: How it ended.
-            reason: Why, for people.
-            end_time: When, in seconds since the epoch; None means now.
-            final: False if the batch script decides whether the run goes on: nobody is told yet.
+        It is not final if the batch script decides whether the run goes on: nobody is told yet.
         """
 
 
@@ -110,19 +103,8 @@ class NullTracker(Tracker):
 class JournalTracker(Tracker):
     """A tracker that writes the journal and keeps an uploader process running.
 
-    Args:
-        run_dir: The run directory.
-        uri: The MLflow store.
-        experiment: The name of the experiment in MLflow.
-        run_name: The name of the run in MLflow.
-        uid: The id of the run: letters, digits, `_`, `.` and `-`.
-        parent_uid: The id of the sweep that the run belongs to.
-        parent_name: The name of the sweep.
-        upload: Whether to start the uploader; without it `hpctrain sync` uploads later.
-        drain: Seconds that `finish` waits for the uploader; `tracking.drain_s`.
-
-    Attributes:
-        attempt: The number of this attempt, from 1.
+    `uid` is the id of the run: letters, digits, `_`, `.` and `-`; the parent is its sweep. Without
+    `upload`, `hpctrain sync` uploads later. `finish` waits `drain` seconds for the uploader.
     """
 
     def __init__(

@@ -75,19 +75,10 @@ def python_module(module: str, *args: str) -> tuple[list[str], dict[str, str]]:
 
 
 def run_python_module(module: str, *args: str, cwd: Path, timeout: float) -> tuple[int, str]:
-    """Run `module` to its end, without input.
+    """Run a module of hpctrain to its end, without input, for at most `timeout` seconds.
 
-    Args:
-        module: A module of hpctrain with a command line.
-        args: Its arguments.
-        cwd: The working directory.
-        timeout: Seconds after which it is ended.
-
-    Returns:
-        The exit code, negative for a signal, and the last line that it has printed about an error.
-
-    Raises:
-        subprocess.TimeoutExpired: It has not ended in time.
+    Return the exit code, negative for a signal, and the last line that it has printed about an
+    error. A module that has not ended in time is a `subprocess.TimeoutExpired`.
     """
     command, env = python_module(module, *args)
     done = subprocess.run(

@@ -58,17 +58,8 @@ def branch(
 ) -> RunDir:
     """Write the directory of a run that goes on from a checkpoint of another one.
 
-    If it exists already, with steps of its own, it is left as it is.
-
-    Args:
-        parent: The run directory of the other one.
-        overrides: `KEY=VALUE` for each key that changes.
-        step: The step of the checkpoint; None means the newest one that is intact.
-        best: Take the best checkpoint in place of `step`.
-
-    Raises:
-        ConfigError: A key or a value is wrong, or nothing would be left to train.
-        StorageError: There is no such checkpoint.
+    If it exists already, with steps of its own, it is left as it is. Without a step it is the
+    newest checkpoint that is intact. It is a ConfigError if nothing would be left to train.
     """
     before = RunDir.open(parent)
     config = load(before.config_file, overrides)

@@ -30,8 +30,8 @@ from hpctrain.config.schema import Config
 from hpctrain.disk import sync
 from hpctrain.distributed.tensors import dtype_name
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.building.build_model import check_base
 from hpctrain.job.building.make import make
-from hpctrain.job.building.trained_model import check_base
 from hpctrain.models.lora import Adapted, add_adapters, is_adapter
 from hpctrain.models.quantized import rounded
 from hpctrain.models.ties import ties
@@ -44,32 +44,19 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        files: The names of the files of weights.
-        nbytes: The bytes of the weights.
-        kind: The layout, in words.
-    """
-
-    files: list[str]
-    nbytes: int
-    kind: str
+    files: list[str]  # the names of the files of weights
+    nbytes: int  # the bytes of the weights
+    kind: str  # the layout, in words
 
 
 class Exporter:
     """The weights of one checkpoint of a run.
 
-    Args:
-        config: The frozen config of the run.
-        checkpoint: The folder of the checkpoint.
-        merge: Whether adapters (LoRA) are added to the weights; otherwise they alone are written.
-        dtype: The format of floating-point weights; None means that of the training.
-        ema: Whether the parameters are their moving average (`train.ema`).
-
-    Raises:
-        ConfigError: The model cannot be built, or there are no adapters to merge.
-        StorageError: The checkpoint cannot be read, or its adapters belong to other weights.
+    `merge` adds adapters (LoRA) to the weights; otherwise they alone are written. `dtype` is the
+    format of floating-point weights; None means that of the training. With `ema` the parameters are
+    their moving average (`train.ema`).
     """
 
     def __init__(
@@ -108,12 +95,9 @@ class Exporter:
         self._layout, self._adapter_config = self._chosen_layout()
 
     def write(self, folder: Path, shard_bytes: int, shown: Callable[[str], None]) -> Exported:
-        """Write the files.
+        """Write the files into an empty folder; `shown` is called with each name, beforehand.
 
-        Args:
-            folder: Empty.
-            shard_bytes: A file is not larger, unless it has a single tensor. Adapters are one file.
-            shown: Called with the name of each file, before it is written.
+        A file has at most `shard_bytes`, unless it has a single tensor. Adapters are one file.
         """
         layout = self._layout
         # peft reads adapters from one file.

@@ -44,46 +44,28 @@ _QKV = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of an exported file.
+    """A tensor of an exported file."""
 
-    Attributes:
-        name: Its name there.
-        sources: The weights of the model that it is made of.
-        made: Makes it of them.
-    """
-
-    name: str
-    sources: tuple[str, ...]
-    made: Callable[..., torch.Tensor] = lambda whole: whole
+    name: str  # its name there
+    sources: tuple[str, ...]  # the weights of the model that it is made of
+    made: Callable[..., torch.Tensor] = lambda whole: whole  # makes it of them
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is written.
+    """How a model is written."""
 
-    Attributes:
-        pieces: The tensors, in the order of the files.
-        config: The content of config.json; None if the model has none.
-        kind: What it is called in messages.
-    """
-
-    pieces: list[Piece]
-    config: dict[str, Any] | None
-    kind: str
+    pieces: list[Piece]  # the tensors, in the order of the files
+    config: dict[str, Any] | None  # the content of config.json; None if the model has none
+    kind: str  # what it is called in messages
 
 
 def layout_of(model: nn.Module, names: list[str], apart: Sequence[str] = ()) -> Layout:
-    """Return the layout of a model.
+    """Return the layout of a model, possibly on the meta device.
 
-    Args:
-        model: The model, possibly on the meta device.
-        names: The names of the weights to write; of weights that are one parameter only the first,
-            unless they are `apart`.
-        apart: The names of weights that are one parameter in the model, and are written with
-            different values.
-
-    Raises:
-        ConfigError: The model has one parameter for what is apart, and no other form.
+    Of weights that are one parameter only the first name is written, unless they are `apart`: one
+    parameter in the model, written with different values. If no form can do this, it is a
+    ConfigError.
     """
     transformers: Any = sys.modules.get("transformers")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):

@@ -29,19 +29,11 @@ _PREFIX = "base_model.model."
 def peft_format(
     model: nn.Module, saved: Iterable[str], lora: LoRAConfig, base: str | None
 ) -> tuple[list[Piece], dict[str, Any]]:
-    """Return how the adapters of a checkpoint are written.
+    """Return how the adapters of a checkpoint are written, and the content of adapter_config.json.
 
-    Args:
-        model: The whole model with its adapters, possibly on the meta device.
-        saved: The names of the weights in the checkpoint.
-        lora: The adapters.
-        base: Where the other weights are from.
-
-    Returns:
-        The tensors of the file, and the content of adapter_config.json.
-
-    Raises:
-        ConfigError: A layer with an adapter stands in several places, which peft cannot have.
+    The model, possibly on the meta device, has its adapters, and `base` is where the other weights
+    are from. A layer with an adapter that stands in several places is a ConfigError: peft cannot
+    have it.
     """
     everywhere = dict(model.named_modules(remove_duplicate=False))
     layers = {name: m for name, m in everywhere.items() if isinstance(m, Adapted)}

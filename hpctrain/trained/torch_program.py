@@ -24,16 +24,8 @@ def write_program(config: Config, checkpoint: Path, meeting: Path, out: Path) ->
     The program maps the inputs of the task, whose first axis may have any length, to the outputs of
     the model in eval mode.
 
-    Args:
-        config: The frozen config of the run.
-        checkpoint: The folder of the checkpoint.
-        meeting: A folder of the run, see `restored`.
-        out: The folder of the file.
-
-    Raises:
-        ConfigError: The task has no cut between model and loss, there is no evaluation split, or
-            torch.export cannot follow the model.
-        DataError: The data set is missing or damaged.
+    `meeting` is a folder of the run, see `restored`. Without an evaluation split or a cut between
+    model and loss, or if torch.export cannot follow the model, it is a ConfigError.
     """
     config.parallel = ParallelConfig(device="cpu")
     if config.data.evaluated is None:

@@ -20,8 +20,8 @@ from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.distributed.ranks import RankInfo
+from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.make import make
-from hpctrain.job.building.trained_model import trained_model
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.trained.exporter import Exporter
 from tests.parallel.parity import MODELS, TASKS, Cell, build

@@ -17,7 +17,7 @@ from hpctrain import load_run, progress_bar
 from hpctrain.config.rules.fitting_layout import fit_layout
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.job.afterwards import predictor, progress
+from hpctrain.job.afterwards import predictor, restored
 from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.tracking import recorded
 from tests import forkserver
@@ -134,7 +134,7 @@ def test_predictions_take_the_batches_of_the_split_and_show_how_far_they_are(
             return super().__call__(model, batch)
 
     monkeypatch.setattr(predictor, "_Outputs", Counted)
-    monkeypatch.setattr(progress, "_FIRST_S", 0.0)
+    monkeypatch.setattr(restored, "_FIRST_S", 0.0)
     monkeypatch.setattr(progress_bar, "EVERY_S", 0.0)
     capsys.readouterr()
     load_run(run).predict(None, tmp_path / "out", "val")

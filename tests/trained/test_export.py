@@ -25,8 +25,8 @@ from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.make import make
-from hpctrain.job.building.trained_model import trained_model
 from hpctrain.models.lora import Adapted
 from hpctrain.trained.exporter import Exported, Exporter
 from tests.conftest import Completed, run_module, runs

@@ -66,20 +66,10 @@ class Where:
 class ArrayFile(ABC):
     """An open array. It is a context manager that closes the file.
 
-    Args:
-        where: Its address, for messages.
-        dtype: The stored dtype.
-        shape: The stored shape.
-        axis: The axis that counts the samples.
-        chunk: Number of rows that are stored together: reading one costs as much as reading all.
-
-    Attributes:
-        dtype: The stored dtype.
-        shape: (samples, *sample).
-        attributes: The array's attributes in the file.
-        single: Whether the file holds one value without axes, which only `Whole` takes.
-        text: Whether the values are text.
-        note: What the user should know about the axes; or "".
+    `axis` counts the samples, and `shape` becomes (samples, *sample). A chunk is the number of rows
+    that are stored together: reading one costs as much as reading all. `attributes` are the array's
+    in the file. A file that is `single` holds one value without axes, which only `Whole` takes;
+    with `text` the values are text. `note` is what the user should know about the axes, or "".
     """
 
     def __init__(

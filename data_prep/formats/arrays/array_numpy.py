@@ -102,9 +102,7 @@ class _Flat(ArrayFile):
         if self._outer == 1:
             found = self._map(self._offset + start * size, (stop - start) * size)
             if found is not None:
-                before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
-                found = found.reshape(*before, stop - start, *after)
-                return np.moveaxis(found.T if self._reversed else found, self.axis, 0)
+                return self._turned(found, stop - start)
         array = np.empty((self._outer, stop - start, self._inner), self.dtype)
         stride = size * self.shape[0]
         if self._outer > 1 and stride <= _STRIDE:
@@ -117,9 +115,13 @@ class _Flat(ArrayFile):
         else:
             for outer, run in enumerate(array):
                 self._fill(run, self._offset + outer * stride + start * size)
+        return self._turned(array, stop - start)
+
+    def _turned(self, values: Array, count: int) -> Array:
+        """Return the values of so many samples, in the file's order, as (count, *sample)."""
         before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
-        array = array.reshape(*before, stop - start, *after)
-        return np.moveaxis(array.T if self._reversed else array, self.axis, 0)
+        values = values.reshape(*before, count, *after)
+        return np.moveaxis(values.T if self._reversed else values, self.axis, 0)
 
     def _map(self, offset: int, size: int) -> Array | None:
         """Return values in the memory map, or None if they have to be read."""
@@ -235,9 +237,8 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         raise ValueError("it does not begin as a NumPy file does") from None
     if version not in VERSIONS:
         raise ValueError(f"its format is of version {version[0]}.{version[1]}, not 1.0 to 3.0")
-    read = np.lib.format.read_array_header_1_0
-    if version > (1, 0):
-        read = np.lib.format.read_array_header_2_0
+    of = np.lib.format
+    read = of.read_array_header_2_0 if version > (1, 0) else of.read_array_header_1_0
     try:
         shape, fortran, dtype = read(file)
     except Exception as error:  # NumPy evaluates the header as Python, which may raise anything

@@ -15,11 +15,7 @@ _HOPS = 64  # links followed one after the other; more are taken for a circle
 
 
 class Links:
-    """Finds a dataset link by link, so that every link to another file is noticed.
-
-    Attributes:
-        files: The other files that allowed links lead to.
-    """
+    """Finds a dataset link by link, so that every link to another file is noticed, in `files`."""
 
     def __init__(self, where: Where, external: bool) -> None:
         self._where, self._external = where, external

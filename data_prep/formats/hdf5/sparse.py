@@ -64,14 +64,7 @@ def part_of(found: Any) -> str:
 
 
 class SparseRows:
-    """The rows of a sparse matrix, as dense ones.
-
-    Args:
-        name: Its name in messages.
-        group: The group that holds it.
-        form: See `form_of`.
-        axis: The axis whose rows are asked for.
-    """
+    """The rows of a sparse matrix along an axis, as dense ones; `form` is that of `form_of`."""
 
     def __init__(self, name: str, group: h5py.Group, form: Form, axis: int) -> None:
         if axis % 2 != form.axis:

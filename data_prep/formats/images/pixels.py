@@ -158,11 +158,10 @@ class Pixels:
         return Field(first.dtype.name, first.shape[1:] if pages else first.shape, pages)
 
     def sample(self, content: bytes, field: Field | None = None, out: Array | None = None) -> Array:
-        """Return the sample of an image file.
+        """Return the sample of an image file, perhaps `out` itself.
 
-        Returns:
-            uint8 or uint16 (channels, height, width), perhaps `out` itself; with all pages
-            (pages, channels, height, width); if encoded, uint8 (bytes,).
+        It is uint8 or uint16 (channels, height, width); with all pages (pages, channels, height,
+        width); if encoded, uint8 (bytes,).
         """
         if self.encoded:
             return np.frombuffer(self._file(content), np.uint8)

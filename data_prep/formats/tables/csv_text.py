@@ -84,15 +84,9 @@ def first_line(path: str, given: str, most: int) -> bytes:
 
 
 class Utf8(io.RawIOBase):
-    """The text of a stream as UTF-8 without byte order mark.
+    """The text of a stream as UTF-8 without byte order mark; it begins at `start` in the file.
 
-    Args:
-        stream: The bytes of the file.
-        encoding: Their encoding.
-        start: Where the stream begins in the file, for messages.
-
-    Attributes:
-        quotes: The number of quotes so far: Arrow accepts a quote that is still open at the end.
+    `quotes` is their number so far: Arrow accepts a quote that is still open at the end.
     """
 
     def __init__(self, stream: BinaryIO, encoding: str, start: int = 0) -> None:

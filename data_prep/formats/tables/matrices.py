@@ -18,13 +18,10 @@ MANY = 16  # columns of one type; fewer are converted one by one
 
 
 def numbers_of(batch: Any, columns: Sequence[Column]) -> dict[str, Array]:
-    """Return the values of the columns that can be converted together.
+    """Return an array (n,) of the field's dtype for each column that can be converted together.
 
     These are columns of single numbers, without nulls, that the fields can hold. `Column.problems`
     would find nothing in them, and `Column.values` would return the same.
-
-    Returns:
-        By name of the column, an array (n,) of the field's dtype.
     """
     from pyarrow import types
 

@@ -129,11 +129,7 @@ def check_vocabulary(vocabulary: int) -> None:
 
 
 def trained(texts: Iterator[str], vocabulary: int) -> str:
-    """Train a byte-level BPE. The same text gives the same tokenizer.
-
-    Returns:
-        The content of tokenizer.json.
-    """
+    """Train a byte-level BPE, and return its tokenizer.json. The same text gives the same one."""
     tokenizers = _library()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())

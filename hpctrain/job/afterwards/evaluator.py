@@ -8,7 +8,6 @@ from hpctrain.config.schema import Config
 from hpctrain.data.feed import Feed
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.errors import ConfigError
-from hpctrain.job.afterwards.progress import progress
 from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.tasks import derived
@@ -22,15 +21,8 @@ def evaluate(config: Config, checkpoint: Path, folder: Path) -> dict[str, float]
 
     All ranks that were started call this together, and get the same numbers.
 
-    Args:
-        config: The config of the run, with the split and the data that are meant.
-        checkpoint: The folder of the checkpoint.
-        folder: See `restored`.
-
-    Raises:
-        ConfigError: There is no split, or the layout does not fit the ranks.
-        DataError: The data set or the split is missing or damaged.
-        StorageError: The checkpoint cannot be read.
+    The config is that of the run, with the split and the data that are meant. Without a split, or
+    with a layout that does not fit the ranks, it is a ConfigError.
     """
     if config.data.evaluated is None:
         raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")
@@ -66,7 +58,7 @@ def _means(trained: Restored, feed: Feed) -> dict[str, float]:
     totals, measured = Totals(), Measured(trained.task, trained.model.mesh)
     count = feed.loader.count
     try:
-        with progress(trained.ranks, count, "evaluated ") as shown:
+        with trained.progress(count, "evaluated ") as shown:
             for batch in first_in_long_work("the first batch of the evaluation", feed):
                 totals.add(*trained.model.evaluate(measured.task, batch))
                 measured.update()

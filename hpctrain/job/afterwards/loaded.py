@@ -104,7 +104,7 @@ class LoadedRun:
             ConfigError: The model cannot be built.
             StorageError: The checkpoint is missing or damaged.
         """
-        from hpctrain.job.building.trained_model import trained_model
+        from hpctrain.job.building.build_model import trained_model
 
         self.find_code()
         checkpoint = chosen_checkpoint(self._run, step, best=best)

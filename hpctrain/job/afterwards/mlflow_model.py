@@ -26,28 +26,19 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.build_model import build_task
 from hpctrain.job.building.make import make
 from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.secrets import mask
 from hpctrain.shards.types import Array
-from hpctrain.tasks import bind
 from hpctrain.tasks.task import SplitTask
 
 _SAMPLES = 2  # torch.export takes a dimension of 1 as a constant
 
 
 def write(run_dir: Path, out: Path) -> None:
-    """Write the best model of a run, or else that of its last checkpoint.
-
-    Args:
-        run_dir: The run directory.
-        out: The folder to write, which must not exist.
-
-    Raises:
-        ConfigError: The task does not tell the model's inputs, or the model cannot be exported.
-        StorageError: There is no intact checkpoint.
-    """
+    """Write the best model of a run, or else that of its last checkpoint, into a new folder."""
     loaded = LoadedRun(run_dir)
     model = loaded.model(best=loaded.best is not None)
     inputs = _inputs(loaded)
@@ -71,7 +62,7 @@ def _inputs(loaded: LoadedRun) -> list[Array]:
     )
     config.train.accumulate, config.train.micro_batch_size = 1, None
     config.train.global_batch_size, config.train.batch_size_ramp = _SAMPLES, []
-    task = bind(make("task", config.task), config.data.path)
+    task = build_task(config)
     if not isinstance(task, SplitTask):
         raise ConfigError(
             f"tracking.log_model=true: task._target_={config.task.get('_target_')} is no "

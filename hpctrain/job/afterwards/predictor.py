@@ -29,7 +29,6 @@ from hpctrain.disk import sync, write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
-from hpctrain.job.afterwards.progress import progress
 from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.progress_bar import Progress
 from hpctrain.record import Count, Record, read
@@ -53,17 +52,8 @@ def predict(
 ) -> Index:
     """Write the predictions for the evaluation split; all ranks that were started call it together.
 
-    Args:
-        config: The config of the run, with the split and the data that are meant.
-        checkpoint: The folder of the checkpoint.
-        folder: See `restored`.
-        out: The folder of the predictions: a new one, or that of the same predictions.
-        facts: What the predictions follow from; a folder with other ones is refused.
-        shard_samples: The largest number of samples of a shard, about.
-
-    Raises:
-        ConfigError: The task has no cut between model and loss, or the layout cannot be used.
-        StorageError: `out` has other results, or cannot be written.
+    `out` is a new folder, or that of the same predictions: one with other `facts`, which the
+    predictions follow from, is a StorageError. A shard has about `shard_samples` samples at most.
     """
     if config.parallel.pp > 1 or config.parallel.cp > 1:
         raise ConfigError(
@@ -134,7 +124,7 @@ class _Prediction:
         done = set(objects.broadcast(sorted(done)))
         todo = [n for n in numbers if n not in done]
         size, own = self._mesh.dp_size, self._mesh.dp_rank
-        with progress(self._trained.ranks, sum(map(self._samples, todo)), "predicted ") as shown:
+        with self._trained.progress(sum(map(self._samples, todo)), "predicted ") as shown:
             # All ranks make the same passes, since those of FSDP gather parameters together.
             for first in range(0, len(todo), size):
                 turn = todo[first : first + size]

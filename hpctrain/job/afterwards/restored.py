@@ -8,45 +8,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from hpctrain.checkpoint.matching import renames
-from hpctrain.checkpoint.starting_point import restore, restore_average, start_from
+from hpctrain.checkpoint.starting_point import restore, restore_average
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.fitting_layout import fit_batch
 from hpctrain.config.schema import Config
-from hpctrain.distributed.group import process_group
+from hpctrain.distributed.group import group_of_config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.build_model import build_model, build_task, check_base, load_base
 from hpctrain.job.building.make import make
-from hpctrain.job.building.trained_model import check_base
-from hpctrain.models.quantized import quantize
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.runs.weights_digest import verified
-from hpctrain.tasks import Task, bind, on_part
+from hpctrain.progress_bar import Progress
+from hpctrain.tasks import Task, on_part
+
+_FIRST_S = 2.0  # until the line that estimates the time
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A trained model on its ranks, in eval mode, and what it is used with.
-
-    Attributes:
-        model: The model.
-        task: The task of the run.
-        data: Builds feeds.
-        config: The config of the run, for these ranks.
-        ranks: The rank of this process.
-        device: The device of this rank.
-    """
+    """A trained model on its ranks, in eval mode, and what it is used with; `data` builds feeds."""
 
     model: ParallelModel
     task: Task
@@ -55,28 +44,20 @@ class Restored:
     ranks: RankInfo
     device: torch.device
 
+    def progress(self, samples: int, label: str) -> Progress:
+        """Return the progress over so many samples of all ranks, which rank 0 shows on stderr."""
+        return Progress(samples, 0, label=label, quiet=not self.ranks.is_main, first_s=_FIRST_S)
+
 
 @contextmanager
 def restored(
-    config: Config,
-    checkpoint: Path,
-    folder: Path,
-    *,
-    divided_loss: bool = True,
+    config: Config, checkpoint: Path, folder: Path, *, divided_loss: bool = True
 ) -> Iterator[Restored]:
     """Yield the model of a run on the ranks that were started; all ranks call this together.
 
     Its parameters are those with which the training evaluates: their average, where it does so.
-
-    Args:
-        config: The frozen config, with the data that is meant. Batch sizes are fitted to the ranks.
-        checkpoint: The folder of the checkpoint.
-        folder: A folder of the run for the secret by which the ranks know each other.
-        divided_loss: Whether tensor parallel may leave the logits divided, for the loss.
-
-    Raises:
-        ConfigError: The degrees of parallelism do not fit the ranks.
-        StorageError: The checkpoint is of another model, or damaged.
+    Batch sizes are fitted to the ranks. `folder` keeps the secret by which the ranks know each
+    other. With `divided_loss`, tensor parallel may leave the logits divided.
     """
     ranks = RankInfo.from_env()
     try:
@@ -87,23 +68,11 @@ def restored(
             "these ranks, such as parallel.tp=1 parallel.pp=1"
         ) from error
     fit_batch(config, degrees)
-    with process_group(
-        ranks,
-        config.parallel,
-        config.launch.cpus_per_task,
-        folder,
-        gpus_per_node=config.launch.gpus_per_node,
-    ) as device:
+    with group_of_config(config, ranks, folder) as device:
         mesh = Mesh(degrees, ranks.rank, device)
-        task = on_part(bind(make("task", config.task), config.data.path), mesh.sequence_part)
-        model = parallelize(
-            partial(make, "model", config.model),
-            config,
-            mesh,
-            Precision(config.precision, device),
-            loss_parallel=divided_loss and getattr(task, "loss_parallel", False),
-            arguments=getattr(task, "arguments", ()),
-        )
+        task = on_part(build_task(config), mesh.sequence_part)
+        precision = Precision(config.precision, device)
+        model = build_model(config, mesh, precision, task, divided_loss=divided_loss)
         _load(config, checkpoint, model)
         model.module.eval()
         data = DataBuilder(config, ranks, mesh, device, make)
@@ -116,11 +85,7 @@ def _load(config: Config, checkpoint: Path, model: ParallelModel) -> None:
     adapters = bool(config.train.lora.patterns)
     if adapters:
         check_base(config, checkpoint)
-        start = config.checkpoint
-        weights = open_weights(verified(config))
-        start_from(model.module, weights, renames(start.init_rename), start.init_skip, stages)
-        if config.train.lora.quantize:
-            quantize(model.module)
+        load_base(config, model.module, stages)
     restore(model.module, open_weights(WeightFiles(checkpoint, None)), trained_only=adapters)
     if config.train.ema is not None and config.train.ema_evaluation:
         restore_average(model.module, open_weights(WeightFiles(checkpoint, None), "ema"))

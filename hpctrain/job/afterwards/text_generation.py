@@ -21,8 +21,8 @@ from hpctrain.checkpoint.manifest import newest_intact
 from hpctrain.config.frozen import load
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.make import make
-from hpctrain.job.building.trained_model import trained_model
 from hpctrain.runs import trust
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
@@ -36,14 +36,9 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class Generator:
-    """Continues texts.
+    """Continues texts: the model maps int64 (1, length) to logits (1, length, vocabulary).
 
-    Attributes:
-        model: Maps tokens, int64 (1, length), to logits (1, length, vocabulary).
-        task: The task that the model was trained for.
-        tokenizer: Converts between text and tokens.
-        context: Number of tokens that the model sees at a time.
-        checkpoint: The folder of the checkpoint.
+    It sees `context` tokens at a time.
     """
 
     model: nn.Module
@@ -56,14 +51,8 @@ class Generator:
     def of(cls, path: Path, data: str | None = None) -> Self:
         """Load the model of a run on this process alone, without its optimizer.
 
-        Args:
-            path: The run directory.
-            data: The folder or URL of the data set; None is `data.path` of the run.
-
-        Raises:
-            ConfigError: The run is not a language model's, or its model cannot be built.
-            DataError: The data set or its tokenizer cannot be read.
-            StorageError: No checkpoint is intact.
+        `data` is the folder or URL of the data set with the tokenizer; None is `data.path` of the
+        run. A run that is not a language model's is a ConfigError.
         """
         run = RunDir.open(path)
         config = load(run.config_file)
@@ -89,14 +78,9 @@ class Generator:
     ) -> Iterator[str]:
         """Yield the prompt, then its continuation in pieces of whole characters.
 
-        The text may end early, with the end of a document.
-
-        Args:
-            prompt: The text to continue; not empty.
-            tokens: The largest number of tokens to draw.
-            temperature: The logits are divided by it; 0 takes the likeliest token.
-            top_k: Draw only from so many likeliest tokens; None draws from all.
-            seed: Seed of the draws.
+        At most `tokens` are drawn: the text may end early, with the end of a document. The logits
+        are divided by the temperature; 0 takes the likeliest token. Only the `top_k` likeliest are
+        drawn from; None draws from all.
         """
         random = torch.Generator().manual_seed(seed)
         ids = self.tokenizer.encode(prompt)
@@ -136,12 +120,7 @@ class Generator:
 
 
 def print_sample(path: Path, prompt: str) -> None:
-    """Print what the model of a finished run makes of a prompt; an error is only a warning.
-
-    Args:
-        path: The run directory.
-        prompt: The text to continue.
-    """
+    """Print what the model of a finished run makes of a prompt; an error is only a warning."""
     try:
         generator = Generator.of(path)
         text = "".join(generator(prompt, _SAMPLE_TOKENS, temperature=0.8, top_k=None, seed=0))

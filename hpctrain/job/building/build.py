@@ -25,6 +25,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.build_model import build_model, build_task
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.job.building.build_schedule import build_schedule
 from hpctrain.job.building.build_utilisation import build_utilisation
@@ -38,13 +39,12 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.batch_norm import check_filled_up
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.record import convert
 from hpctrain.run_record import BestValue
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tasks import bind, on_part
+from hpctrain.tasks import on_part
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.average import Average
 from hpctrain.training.display import Display, choose_display
@@ -75,12 +75,7 @@ def build(
     stop: Stop,
     account: Account,
 ) -> Trainer:
-    """Build the trainer that `config` describes; every rank of the process group calls this.
-
-    Raises:
-        ConfigError: A `_target_` cannot be imported or does not take its arguments.
-        DataError: A shard is damaged.
-    """
+    """Build the trainer that `config` describes; every rank of the process group calls this."""
     weights = config.parallel.weights
     if weights is not None and len(weights) != ranks.num_nodes:
         raise ConfigError(
@@ -99,16 +94,9 @@ def build(
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
-    whole = bind(make("task", config.task), config.data.path)
+    whole = build_task(config)
     task = on_part(whole, mesh.sequence_part)
-    model = parallelize(
-        partial(make, "model", config.model),
-        config,
-        mesh,
-        precision,
-        loss_parallel=getattr(task, "loss_parallel", False),
-        arguments=getattr(task, "arguments", ()),
-    )
+    model = build_model(config, mesh, precision, task)
     if loader.fills_up(effective.max_steps):
         check_filled_up(model.module, config)
     tracker.log_params({"effective": _facts(model, device)})

@@ -56,13 +56,8 @@ Make = Callable[[str, Mapping[str, Any]], Any]
 class DataBuilder:
     """Builds the feeds of one rank.
 
-    Attributes:
-        config: The config of the run.
-        ranks: The rank of this process and the number of ranks.
-        mesh: The ranks that divide the samples.
-        device: Device of the batches.
-        make: Calls the `_target_` of a config section; takes the section's key and its content.
-        samples: See `in_order`.
+    `mesh` has the ranks that divide the samples, `device` is that of the batches, and `make` calls
+    the `_target_` of a config section: it takes the section's key and its content.
     """
 
     config: Config
@@ -82,12 +77,7 @@ class DataBuilder:
         )
 
     def training(self) -> Feed:
-        """Return the feed of the training split, or of the mixture.
-
-        Raises:
-            ConfigError: A key does not fit the data.
-            DataError: A data set, a split, a field or a shard is missing or damaged.
-        """
+        """Return the feed of the training split, or of the mixture."""
         data = self.config.data
         if data.mixture:
             source, sampler = self._mixture()
@@ -110,14 +100,8 @@ class DataBuilder:
     def evaluation(self, split: str | None = None, path: str | None = None) -> Feed | None:
         """Return the feed of the validation split, with each sample once; None without a split.
 
-        Args:
-            split: Another split; None means `data.val_split`, or the fold of `data.fold`.
-            path: Another data set; None means `data.path`. Transforms on the device still have the
-                statistics of the training.
-
-        Raises:
-            ConfigError: As `training`.
-            DataError: As `training`.
+        Without `split` it is `data.val_split`, or the fold of `data.fold`. Transforms on the device
+        have the statistics of the training, with another data set (`path`), too.
         """
         if split is None and self.config.data.evaluated is None:
             return None
@@ -137,14 +121,7 @@ class DataBuilder:
     def in_order(self, rows: int) -> Feed:
         """Return a feed of all samples of the validation split, in order, whole on every rank.
 
-        `samples` is their number afterwards.
-
-        Args:
-            rows: The samples of a batch.
-
-        Raises:
-            ConfigError: As `training`.
-            DataError: As `training`.
+        A batch has so many rows, and `samples` is the number of samples afterwards.
         """
         source, sampler = self._evaluated()
         self.samples = sampler.count

@@ -18,15 +18,7 @@ from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 
 def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.optim.Optimizer:
-    """Return the optimizer of a model.
-
-    Args:
-        config: The section `optimizer`.
-        model: The model on its ranks.
-
-    Raises:
-        ConfigError: The optimizer cannot be imported or does not take its arguments.
-    """
+    """Return the optimizer of a model."""
     return optimizer_of(config, model.names, model.parameters, model.settings)
 
 
@@ -36,17 +28,7 @@ def optimizer_of(
     parameters: Sequence[torch.nn.Parameter],
     settings: Mapping[str, Setting],
 ) -> torch.optim.Optimizer:
-    """Return an optimizer of these parameters.
-
-    Args:
-        config: The section `optimizer`.
-        names: Their names in the plain model.
-        parameters: The parameters, in the same order.
-        settings: What the config says about parameters, by name.
-
-    Raises:
-        ConfigError: The optimizer cannot be imported or does not take its arguments.
-    """
+    """Return an optimizer of these parameters, which have these names in the plain model."""
     optimizer: torch.optim.Optimizer = make(
         "optimizer",
         {

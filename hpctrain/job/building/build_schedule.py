@@ -19,15 +19,7 @@ from hpctrain.training.schedule import Schedule
 
 
 def build_schedule(config: SchedulerConfig, effective: Effective) -> Schedule:
-    """Return the schedule of a run.
-
-    Args:
-        config: The section `scheduler`.
-        effective: The peak learning rate, and the steps of the warm-up and of the run.
-
-    Raises:
-        ConfigError: `_target_` cannot be imported or refuses its arguments.
-    """
+    """Return the schedule of a run."""
     own = None if config._target_ is None else _own(config, config._target_, effective.max_steps)
     return Schedule(effective.lr, config, effective.max_steps, effective.warmup_steps, own)
 

@@ -28,15 +28,7 @@ log = logging.getLogger(__name__)
 def build_utilisation(
     config: Config, model: ParallelModel, task: Task, devices: int, is_main: bool
 ) -> NoUtilisation:
-    """Return what measures MFU and HFU; the null form where the device or the model is unknown.
-
-    Args:
-        config: The config.
-        model: The model as it trains.
-        task: The task for whole sequences.
-        devices: The number of ranks.
-        is_main: Whether this is rank 0, which alone logs the metrics.
-    """
+    """Return what measures MFU and HFU; the null form where the device or the model is unknown."""
     device = model.precision.device
     figures = _figures(config, device)
     peak = None if figures is None else figures.peak(config.precision.compute)

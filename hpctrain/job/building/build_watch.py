@@ -20,15 +20,7 @@ from hpctrain.training.watch import Guess, Watch
 def build_watch(
     config: Config, task: Task, effective: Effective, notes: Notes, evaluates: bool
 ) -> Watch:
-    """Return what watches the run.
-
-    Args:
-        config: The config.
-        task: The task.
-        effective: The values that follow from the data.
-        notes: What is found is said there.
-        evaluates: Whether the training makes evaluations.
-    """
+    """Return what watches the run."""
     train = config.train
     # An average of the parameters follows them late.
     late = 3 / (1 - train.ema) if train.ema and train.ema_evaluation else 0.0

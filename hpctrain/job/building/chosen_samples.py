@@ -21,28 +21,14 @@ from hpctrain.errors import DataError
 
 
 class ChosenSamples:
-    """Chooses samples by `data.subset`, `data.fold` and `data.group`.
-
-    Args:
-        data: The section of the config.
-        seed: Decides the folds.
-    """
+    """Chooses samples by `data.subset`, `data.fold` and `data.group`."""
 
     def __init__(self, data: DataConfig, seed: int) -> None:
         self._data, self._seed = data, seed
         self._keys: dict[tuple[str, str], NDArray[np.uint64]] = {}
 
     def of_training(self, reader: Reader, count: int) -> NDArray[Any] | range | None:
-        """Return the indices of the samples to train on; None: all of them.
-
-        Args:
-            reader: The shards of the split.
-            count: The number of samples, or of windows that are cut from them.
-
-        Raises:
-            ConfigError: `data.subset` is neither a slice nor a file.
-            DataError: No sample is left, or there are too few for the folds.
-        """
+        """Return the indices of the samples, or of the windows cut from them; None: all."""
         data = self._data
         chosen: NDArray[Any] | range | None = None
         if data.subset is not None and data.group is not None and not data.subset.endswith(".npy"):
@@ -61,11 +47,7 @@ class ChosenSamples:
         return indices
 
     def of_fold(self, reader: Reader) -> NDArray[np.intp]:
-        """Return the indices of the samples in the fold that is held out, in ascending order.
-
-        Raises:
-            DataError: There are too few samples or groups for the folds.
-        """
+        """Return the indices of the samples in the fold that is held out, in ascending order."""
         return np.flatnonzero(self._is_held_out(reader))
 
     def _is_held_out(self, reader: Reader) -> NDArray[np.bool_]:
@@ -91,16 +73,10 @@ _FOLDS = 0x666F6C6473  # "folds": another permutation than that of the order wit
 def held_out(
     fold: tuple[int, int], count: int, seed: int, groups: NDArray[np.uint64] | None = None
 ) -> NDArray[np.bool_]:
-    """Return which samples are in a fold, (count,).
+    """Return which samples are in fold number K, from 0, of N folds: bool (count,).
 
-    Args:
-        fold: Number K, from 0, of N folds.
-        count: Samples of the split.
-        seed: Any integer.
-        groups: The key of each sample's group, (count,).
-
-    Raises:
-        DataError: There are fewer samples, or groups, than folds.
+    `groups` has the key of each sample's group, (count,). Fewer samples, or groups, than folds are
+    a DataError.
     """
     number, folds = fold
     key = make_key(seed, _FOLDS)

@@ -18,27 +18,16 @@ from hpctrain.training.schedule import peak_lr, warmup_steps
 
 @dataclass(frozen=True)
 class Effective:
-    """What a run really uses.
+    """What a run really uses."""
 
-    Attributes:
-        lr: The learning rate after warm-up.
-        warmup_steps: The steps of the warm-up.
-        max_steps: The global step at which the run ends.
-        steps_per_epoch: The steps of an epoch, after the ramp.
-        global_batch_size: The samples of a step over all ranks, after the ramp.
-        dp: The shares into which they are divided; a rank of weight 2 has two of them.
-        accumulate: The micro-batches of a share.
-        ramp_steps: The steps of the ramp, whose batches are smaller.
-    """
-
-    lr: float
-    warmup_steps: int
-    max_steps: int
-    steps_per_epoch: int
-    global_batch_size: int
-    dp: int
-    accumulate: int
-    ramp_steps: int = 0
+    lr: float  # the learning rate after warm-up
+    warmup_steps: int  # the steps of the warm-up
+    max_steps: int  # the global step at which the run ends
+    steps_per_epoch: int  # the steps of an epoch, after the ramp
+    global_batch_size: int  # the samples of a step over all ranks, after the ramp
+    dp: int  # the shares into which they are divided; a rank of weight 2 has two of them
+    accumulate: int  # the micro-batches of a share
+    ramp_steps: int = 0  # the steps of the ramp, whose batches are smaller
 
     @classmethod
     def of(
@@ -48,14 +37,10 @@ class Effective:
         batch: BatchSizes,
         steps_in: Callable[[int], int] | None = None,
     ) -> Effective:
-        """Return the values for this batch.
+        """Return the values for this batch, whose sizes are those after the ramp.
 
-        Args:
-            config: The config.
-            steps_per_epoch: The steps of an epoch of this batch.
-            batch: The sizes of a batch after the ramp.
-            steps_in: Returns the steps of the first epochs, with those of the ramp; None: the
-                config has no ramp.
+        `steps_in` returns the steps of the first epochs, with those of the ramp; None: there is
+        none.
         """
         train, ramp = config.train, ramp_of(config)
         limits: list[float] = [math.inf if train.max_steps is None else train.max_steps]

@@ -41,12 +41,7 @@ _LOOK_S = 2.0  # between two looks at a job that is ending
 
 
 class EvaluationJobs(Readers):
-    """Asks for the evaluations of a run; only rank 0 has one.
-
-    Args:
-        config: The frozen config of the run.
-        run: Its directory.
-    """
+    """Asks for the evaluations of a run; only rank 0 has one."""
 
     def __init__(self, config: Config, run: RunDir) -> None:
         self._run, self._most = run, config.evaluation.most_waiting

@@ -35,11 +35,7 @@ log = logging.getLogger(__name__)
 class EvaluationTransforms:
     """Makes the transforms of evaluations. Each transform of the training is judged once.
 
-    Args:
-        data: The section of the config.
-        made: Makes the objects of a list of `_target_`; takes its key and the list.
-        device: Device of the batches.
-        shown: Whether to say what is left out.
+    `made` makes the objects of a list of `_target_`; it takes its key and the list.
     """
 
     def __init__(
@@ -56,13 +52,9 @@ class EvaluationTransforms:
     def of(self, source: Source, statistics: Mapping[str, Statistics]) -> dict[str, list[Any]]:
         """Return new transforms for samples and for batches, by the names of the config keys.
 
-        Args:
-            source: What the evaluation reads. Samples of it are read if transforms must be judged.
-            statistics: Those of the training split, for the transforms of batches.
-
-        Raises:
-            ConfigError: It is not clear what an evaluation uses, or a transform cannot be made.
-            DataError: A sample cannot be read.
+        Samples of the source are read if transforms must be judged. The statistics, of the training
+        split, are for the transforms of batches. If it is not clear what an evaluation uses, it is
+        a ConfigError.
         """
         samples = self._chosen("transforms", WatchedSamples, partial(_of_samples, source))
         judge = partial(self._of_batches, source, samples, statistics)

@@ -36,43 +36,26 @@ FORMULA = "6 N + 12 layers x dim x length per token (PaLM), as the model cannot 
 
 @dataclass(frozen=True)
 class Flops:
-    """The floating-point operations of one sample.
+    """The floating-point operations of one sample."""
 
-    Attributes:
-        forward: Of the forward pass and the loss.
-        training: Of the forward and the backward pass.
-        tokens: The tokens of a sample; 0 if the model's input is no integers.
-        convention: How they were counted, for a reader.
-    """
-
-    forward: int
-    training: int
-    tokens: int
-    convention: str = COUNTED
+    forward: int  # of the forward pass and the loss
+    training: int  # of the forward and the backward pass
+    tokens: int  # the tokens of a sample; 0 if the model's input is no integers
+    convention: str = COUNTED  # how they were counted, for a reader
 
 
 def flops_of_training(build: Build, task: Task, batch: Batch) -> Flops | None:
-    """Return the operations of a sample of a batch.
+    """Return the operations of a sample of a batch, of which only dtypes and shapes matter.
 
-    Args:
-        build: Returns a new model; it is called on the meta device.
-        task: The task.
-        batch: A batch of the training, of which only dtypes and shapes matter.
-
-    Returns:
-        None where they cannot be counted: the model needs values to be built or called.
+    `build` is called on the meta device. It is None where the model needs values to be built or
+    called.
     """
     model = skeleton(build, 0)
     return None if model is None else count_flops(model, task, meta_batch(batch))
 
 
 def meta_batch(batch: Batch, rows: int = _ROWS) -> Batch:
-    """Return a batch without memory.
-
-    Args:
-        batch: Tensors with the samples along the first axis.
-        rows: The number of its samples.
-    """
+    """Return a batch of so many rows without memory; samples are along the first axis."""
     return {
         name: torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
         for name, tensor in batch.items()
@@ -82,10 +65,7 @@ def meta_batch(batch: Batch, rows: int = _ROWS) -> Batch:
 def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
     """Return the operations of a sample; None if the model cannot be called without values.
 
-    Args:
-        model: A model on the meta device, without wrappers.
-        task: The task.
-        batch: Tensors on the meta device.
+    The model, without wrappers, and the batch are on the meta device.
     """
     rows, tokens = len(batch["mask"]), tokens_of(task, batch)
 
@@ -111,9 +91,7 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
 def tokens_of(task: Task, batch: Batch) -> int:
     """Return the number of tokens of a sample: the integers of the model's first input.
 
-    Args:
-        task: The task; one that is not split has no tokens.
-        batch: As for `count_flops`.
+    A task that is not split has no tokens.
     """
     if not isinstance(task, SplitTask):
         return 0

@@ -35,10 +35,6 @@ def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelMo
     The checkpoints of a run with adapters (LoRA) do not hold them, so they are loaded every time.
     All ranks call this together. Rank 0 reports what matched, in the log and in
     `provenance/weights.json`.
-
-    Raises:
-        ConfigError: A name or a shape does not fit.
-        StorageError: The files are damaged, or others than when the run was asked for.
     """
     checkpoint = config.checkpoint
     if checkpoint.init_from is None:

@@ -19,11 +19,7 @@ from hpctrain.errors import ConfigError
 
 
 def make(key: str, node: Mapping[str, Any], *args: Any) -> Any:
-    """Call the `_target_` of a config section.
-
-    Raises:
-        ConfigError: The target cannot be imported, or refuses its arguments.
-    """
+    """Call the `_target_` of a config section; what it refuses is a ConfigError."""
     try:
         with warnings.catch_warnings():
             # Hydra 1.4 warns when there is no list of allowed targets. Ours may be anything.

@@ -38,12 +38,7 @@ _OLD_S = 24 * 3600.0  # `sync` of a run that has ended before does not wake anyb
 
 
 class Alerts:
-    """The alerts of one run. The caller holds `upload_lock`.
-
-    Args:
-        run_dir: The run directory.
-        clock: Returns the time, in seconds since the epoch.
-    """
+    """The alerts of one run. The caller holds `upload_lock`."""
 
     def __init__(self, run_dir: Path, clock: Callable[[], float] = time.time) -> None:
         self._run_dir, self._clock = run_dir, clock

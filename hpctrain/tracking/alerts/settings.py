@@ -20,19 +20,12 @@ from hpctrain.record import Record, Seconds, read_owned
 
 
 class Settings(Record, frozen=True):
-    """What is told, and where.
+    """What is told, and where."""
 
-    Attributes:
-        variable: The variable of the environment that holds the address.
-        kind: The form of the messages: "slack", "discord", "ntfy", "teams" or "json".
-        on: The events that are told.
-        stalled_s: A run that has recorded nothing for so many seconds is stalled.
-    """
-
-    variable: str
-    kind: str
-    on: tuple[str, ...]
-    stalled_s: Seconds
+    variable: str  # the variable of the environment that holds the address
+    kind: str  # the form of the messages: "slack", "discord", "ntfy", "teams" or "json"
+    on: tuple[str, ...]  # the events that are told
+    stalled_s: Seconds  # a run that has recorded nothing for so many seconds is stalled
 
     def write(self, run_dir: Path) -> None:
         """Write the file."""

@@ -34,18 +34,7 @@ def kind_of(url: str) -> str:
 
 
 def send(url: str, kind: str, title: str, text: str, facts: Mapping[str, Any]) -> str:
-    """Send a message.
-
-    Args:
-        url: The address, http or https.
-        kind: One of "slack", "discord", "ntfy", "teams" and "json".
-        title: What has happened, in a few words.
-        text: More words, on any number of lines.
-        facts: JSON values by name, which "json" sends as they are.
-
-    Returns:
-        "", or why the message was not taken, without the address.
-    """
+    """Send a message; return "", or why it was not taken, without the address."""
     body, headers = _message(kind, printable(mask(title)), harmless(text), facts)
     try:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):

@@ -33,22 +33,11 @@ def save_figure(run_dir: Path, key: str, figure: Any, step: int) -> list[Path]:
 
 
 def save_image(run_dir: Path, key: str, image: Any, step: int) -> list[Path]:
-    """Write an image as PNG, and a small one for MLflow's grid of images.
+    """Write an image as PNG, and a small one for MLflow's grid of images; return the files.
 
-    Args:
-        run_dir: The run directory.
-        key: The name of the image: letters, digits, `_`, `-`, `.`, blanks and `/`.
-        image: What Pillow opens (a path or an open file), an image of Pillow, or an array of shape
-            (height, width), (height, width, 1), (height, width, 3) or (height, width, 4): uint8, or
-            floats from 0 to 1. A tensor must be on the CPU.
-        step: The step that it belongs to.
-
-    Returns:
-        The files.
-
-    Raises:
-        TypeError: It is no such image.
-        ValueError: The key or the array is of another form.
+    `image` is what Pillow opens (a path or an open file), an image of Pillow, or an array on the
+    CPU of shape (height, width), or (height, width, 1, 3 or 4): uint8, or floats from 0 to 1.
+    Another object is a TypeError; a key or an array of another form is a ValueError.
     """
     if not re.fullmatch(r"[\w\-./ ]{1,100}", key, re.ASCII):
         raise ValueError(

@@ -26,13 +26,7 @@ _UI = "http://127.0.0.1:5000"  # where `mlflow ui` serves a local store
 
 
 def experiment_page(uri: str, experiment_id: str, *, has_view: bool = False) -> str:
-    """Return the address of an experiment's table of runs.
-
-    Args:
-        uri: The store. For a SQLite store this is the address that `mlflow ui` has.
-        experiment_id: MLflow's id of the experiment.
-        has_view: Whether the experiment has the view with the main metrics.
-    """
+    """Return the address of an experiment's table; for a SQLite store that of `mlflow ui`."""
     view = "&viewStateShareKey=hpctrain" if has_view else ""
     return f"{_root(uri)}/#/experiments/{experiment_id}/runs{_WORKFLOW}{view}"
 
@@ -45,8 +39,7 @@ def run_page(uri: str, experiment_id: str, run_id: str) -> str:
 def known_pages(run_dir: Path) -> tuple[str, str] | None:
     """Return the pages of a run and of its experiment, from what its uploader has noted.
 
-    Returns:
-        None while nothing of the run is in MLflow, or if it is now meant for another store.
+    It is None while nothing of the run is in MLflow, or if it is now meant for another store.
     """
     note = Uploaded.read(run_dir)
     if note is None or not _are_ids(note.experiment_id, note.run_id):

@@ -26,11 +26,7 @@ def clean_key(key: str) -> str:
 
 
 class Renamed:
-    """The names of the metrics of a run that MLflow does not allow.
-
-    Attributes:
-        known: The names that were seen, with those that they have in MLflow.
-    """
+    """The names of the metrics of a run that MLflow does not allow."""
 
     def __init__(self) -> None:
         self.known: dict[str, str] = {}

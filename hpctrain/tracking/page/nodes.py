@@ -20,11 +20,7 @@ Facts = Mapping[str, str]
 
 
 class Nodes:
-    """The nodes of a run.
-
-    Args:
-        run_dir: The run directory.
-    """
+    """The nodes of a run."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir

@@ -59,10 +59,7 @@ def at_start(run_dir: Path) -> Iterator[Text]:
 def at_end(run_dir: Path, failed: bool) -> Iterator[Text]:
     """Yield the ends of the logs, and the references of the checkpoints.
 
-    Args:
-        run_dir: The run directory.
-        failed: Whether the attempt has failed; then logs of other ranks that have an error are
-            there as well.
+    If the attempt has failed, logs of other ranks that have an error are there as well.
     """
     for path in _logs(run_dir / "logs", failed):
         if content := _end_of(path, _TAIL):

@@ -101,12 +101,7 @@ def asked_of(run_dir: Path) -> int:
 
 
 def waiting(run_dir: Path, begun: Sequence[Row]) -> list[Row]:
-    """Return the rows of the runs of the sweep that have not begun, in the order of the sweep.
-
-    Args:
-        run_dir: A run of the sweep.
-        begun: The rows of those that have.
-    """
+    """Return the rows of the runs of the sweep that have not begun, in the order of the sweep."""
     folder = (_known(run_dir).sweep or {}).get("folder")
     try:
         listed = read(tuple[ListedRun, ...], Path(folder) / FILE) if folder else ()
@@ -168,14 +163,8 @@ def state(rows: Sequence[Row], asked: int) -> str:
 def description(before: str, rows: Sequence[Row], asked: int, experiment_id: str) -> str | None:
     """Return the description of the parent with the table; what people have written stays.
 
-    Args:
-        before: The description that it has.
-        rows: The rows, sorted.
-        asked: The number of runs of the sweep; 0 if unknown.
-        experiment_id: MLflow's id of the experiment, for links.
-
-    Returns:
-        None if somebody has removed the marks of the table: then it is theirs.
+    `asked` is the number of runs of the sweep, or 0. The result is None if somebody has removed the
+    marks of the table: then it is theirs.
     """
     head, begin, rest = before.partition(BEGIN)
     _, end, tail = rest.partition(END)

@@ -29,15 +29,9 @@ _SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
 
 
 class ChildUploader:
-    """The uploader process of one attempt.
+    """The uploader process of one attempt, for whose end `wait` waits `drain` seconds.
 
-    Args:
-        run_dir: The run directory; absolute.
-        uri: The MLflow store.
-        drain: Seconds that `wait` waits; `tracking.drain_s`.
-
-    Attributes:
-        process: The process; None before `start`, and if it could not be started.
+    `run_dir` is absolute. `process` is None before `start`, and if it could not be started.
     """
 
     def __init__(self, run_dir: Path, uri: str, drain: float) -> None:

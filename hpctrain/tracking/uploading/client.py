@@ -33,9 +33,6 @@ def connect(uri: str) -> Any:
 
     The caller must hold `store.write_lock`, because MLflow opens a SQLite store at once. It sends
     no request to a server yet. Call `import_mlflow` before taking the lock.
-
-    Raises:
-        TrackingError: The SQLite store is unusable.
     """
     from mlflow import MlflowClient
 
@@ -69,9 +66,6 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
     """Return the id of the experiment `name`; create the experiment if it does not exist.
 
     The caller must hold `store.write_lock`.
-
-    Raises:
-        RefusedError: The experiment was deleted.
     """
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -117,9 +111,8 @@ def _artifacts(uri: str) -> str:
 def nature(error: Exception) -> Literal["transient", "deleted", "rejected", "fatal"]:
     """Classify an error of a call to MLflow.
 
-    Returns:
-        "transient" if another try can succeed, "deleted" if the run was deleted in MLflow and must
-        be restored, "rejected" if the data is at fault, "fatal" if none of this can help.
+    "transient": another try can succeed. "deleted": the run was deleted in MLflow and must be
+    restored. "rejected": the data is at fault. "fatal": none of this can help.
     """
     code = getattr(error, "error_code", None)
     if code is None:

@@ -25,12 +25,7 @@ _PAUSE_S = 0.5
 def carry(run_dir: Path, wait_s: float) -> bool:
     """Return whether all recorded evaluations of a run are in the store.
 
-    Args:
-        run_dir: The run directory.
-        wait_s: For how long to wait for another uploader, or for the store.
-
-    Raises:
-        TrackingError: The store cannot be used.
+    `wait_s` is for how many seconds to wait for another uploader, or for the store.
     """
     deadline = time.monotonic() + wait_s
 

@@ -65,21 +65,11 @@ class DeletedError(TrackingError):
 class MlflowRun:
     """A run in an MLflow store. The constructor finds or creates it.
 
-    Args:
-        meta: The store, and the names of the run there.
-        start_time: The time of the journal's first record, in seconds since the epoch.
-        pause: Called between two tries with a number of seconds. It sleeps, or raises to give up.
-
-    Attributes:
-        experiment_id: MLflow's id of the experiment.
-        run_id: MLflow's id of the run.
-        parent_id: MLflow's id of the run that stands for the sweep; None without one.
-        position: The position in the journal up to which everything is in the store.
-        params: The params that the run has. MLflow does not let them change.
-        tags: The tags that the run had when it was opened.
-
-    Raises:
-        DeletedError: The run is deleted in MLflow. Every method can raise it.
+    `start_time` is that of the journal's first record, in seconds since the epoch. `pause` is
+    called between two tries with a number of seconds: it sleeps, or raises to give up. Every method
+    can raise DeletedError: the run is deleted in MLflow. Everything up to `position` in the journal
+    is in the store. `params` cannot change there; `tags` are those that the run had when it was
+    opened.
     """
 
     def __init__(self, meta: Meta, start_time: float, pause: Callable[[float], None]) -> None:
@@ -160,16 +150,10 @@ class MlflowRun:
         return self._try(getattr(self._client, method), self.run_id, *args, **kwargs)
 
     def call_parent(self, method: str, *args: Any, once: bool = False, **kwargs: Any) -> bool:
-        """Call a method of MLflow's client with the id of the sweep's run.
+        """Call a method of MLflow's client with the id of the sweep's run; False: it is deleted.
 
-        Args:
-            method: The name of the method.
-            args: Its arguments after the id.
-            once: Whether an error is the caller's, also one that may pass.
-            kwargs: More arguments.
-
-        Returns:
-            False if that run is deleted; without it, this run is still complete.
+        Without that run, this one is still complete. With `once` an error is the caller's, also one
+        that may pass.
         """
         call = self._try if once else self._call
         try:

@@ -40,19 +40,7 @@ class _HopelessError(Exception):
 
 
 def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
-    """Publish what belongs to one record of the journal.
-
-    Args:
-        run: The run in MLflow.
-        run_dir: The run directory.
-        body: The record, of one of the `KINDS`.
-
-    Returns:
-        False if another try may succeed later.
-
-    Raises:
-        DeletedError: The run is deleted in MLflow.
-    """
+    """Publish what belongs to one record of the `KINDS`; False: a later try may succeed."""
     match body["kind"]:
         case "artifact":
             return tolerant(body["file"], lambda: _artifact(run, run_dir, body))
@@ -74,13 +62,10 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
 
 
 def tolerant(what: str, send: Callable[[], Any]) -> bool:
-    """Call `send`; log what is wrong with this artifact, as everything else goes on.
+    """Call `send`; return False if another try may succeed later. Any error is only logged.
 
-    Any error of these calls is the artifact's: of its file, of its place, or of a library that the
-    place needs and that is not installed here.
-
-    Returns:
-        False if another try may succeed later.
+    It is the artifact's: of its file, of its place, or of a library that the place needs and that
+    is not installed here. Everything else goes on.
     """
     try:
         send()

@@ -27,11 +27,7 @@ _TABLES = "mlflow.loggedArtifacts"  # by this tag MLflow knows that a JSON file 
 
 
 class SweepSummary:
-    """What one run of a sweep tells its parent.
-
-    Args:
-        run_dir: The run directory.
-    """
+    """What one run of a sweep tells its parent."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -40,15 +36,7 @@ class SweepSummary:
         self._next = 0.0  # on the monotonic clock
 
     def update(self, run: MlflowRun, uid: str, name: str, status: str, why: str) -> None:
-        """Renew the row of the run, if it has something new, and the table.
-
-        Args:
-            run: The run in MLflow.
-            uid: Our id of the run.
-            name: Its name in MLflow.
-            status: RUNNING, FINISHED, FAILED or KILLED.
-            why: Why it has ended.
-        """
+        """Renew the row of the run, if it has something new, and the table."""
         if run.parent_id is None:
             return
         row = Row.of(self._run_dir, name, run.run_id, status, why)

@@ -26,11 +26,10 @@ from hpctrain.tracking.meta import Meta, Uploaded, files_left
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.page.sweep_table import Row
 from hpctrain.tracking.uploader_process import Process
-from hpctrain.tracking.uploading.evaluation_metrics import EvaluationMetrics
+from hpctrain.tracking.uploading.beside_journal import EvaluationMetrics, SystemMetrics
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point, stored
 from hpctrain.tracking.uploading.publish import KINDS, publish, tolerant
 from hpctrain.tracking.uploading.sweep_summary import SweepSummary
-from hpctrain.tracking.uploading.system_metrics import SystemMetrics
 from hpctrain.tracking.uploading.waiting_files import WaitingFiles
 
 log = logging.getLogger(__name__)
@@ -45,20 +44,11 @@ class GaveUp(Exception):
 class Upload:
     """The upload of one journal, each value exactly once.
 
-    Args:
-        run_dir: The run directory.
-        pause: Called between two tries with a number of seconds. It sleeps, or raises to give up.
-        uri: The store, if the caller names it. The one in `meta.json` is used only if the user
-            knows it (`check_known`).
-
-    Raises:
-        TrackingError: The run is somebody else's, and so may be the store.
-
-    Attributes:
-        position: The position up to which everything is in the store.
-        ended: Whether the newest attempt has written its final status.
-        writer: The process of the newest attempt.
-        points: The number of metric values uploaded by this object.
+    `pause` is called between two tries with a number of seconds: it sleeps, or raises to give up.
+    Without a `uri` the store in `meta.json` is used, if the user knows it (`check_known`); a run
+    that may be somebody else's is a TrackingError. Everything up to `position` is in the store.
+    `ended` tells whether the newest attempt, whose process is `writer`, has written its final
+    status, and `points` how many values this object has uploaded.
     """
 
     def __init__(
@@ -118,8 +108,7 @@ class Upload:
     def drain(self) -> int:
         """Upload everything that is in the journal now; return the number of new bytes.
 
-        Raises:
-            DeletedError: The run is deleted in MLflow. A later call continues at `position`.
+        After a DeletedError (the run is deleted in MLflow) a later call continues at `position`.
         """
         try:
             return self._drain()
@@ -369,8 +358,7 @@ def check_known(meta: Meta, run_dir: Path) -> None:
     Requests to a server carry the user's credentials for MLflow, so they must not go to a server
     that only a file of somebody else names. Nor is a database of that name written.
 
-    Raises:
-        TrackingError: It is not; the message says how to choose it.
+    If it is not, the TrackingError says how to choose it.
     """
     if meta.is_ours or os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/") == meta.uri.rstrip(
         "/"

@@ -20,14 +20,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 600.0  # seconds between two tries
 
 
 class WaitingFiles:
-    """What is left to be published of one journal.
-
-    Args:
-        run_dir: The run directory.
-
-    Attributes:
-        positions: The positions in the journal of the records that wait, the next one first.
-    """
+    """What is left to be published of one journal: the positions of the records, in their order."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -49,13 +42,10 @@ class WaitingFiles:
         return bool(self.positions) and time.monotonic() >= self._next
 
     def publish(self, run: MlflowRun, note: Callable[[], None], *, all_of_them: bool) -> None:
-        """Publish the records that wait, each at most once.
+        """Publish the records that wait, each at most once; `note` is called after each.
 
-        Args:
-            run: The run in MLflow.
-            note: Notes the positions after each record that was published.
-            all_of_them: Whether to go on after a failure. A place that is not there can take
-                minutes to say so.
+        Without `all_of_them` the first failure ends it: a place that is not there can take minutes
+        to say so.
         """
         for position in list(self.positions):
             records, _ = read(journal_path(self._run_dir), position, limit=1)

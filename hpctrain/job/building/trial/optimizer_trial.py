@@ -65,13 +65,7 @@ class _Ended:
 
 
 class OptimizerTrial:
-    """Tries the optimizer of a config; see the module.
-
-    Args:
-        config: The section `optimizer`.
-        model: The model on its ranks.
-        optimizer: The optimizer of the model, which is left as it is.
-    """
+    """Tries the optimizer of a model, and leaves it as it is; see the module."""
 
     def __init__(
         self, config: OptimizerConfig, model: ParallelModel, optimizer: torch.optim.Optimizer
@@ -81,14 +75,10 @@ class OptimizerTrial:
         self._target = f"optimizer._target_={config._target_}"
 
     def run(self) -> Layout:
-        """Try the optimizer; all ranks call this together.
+        """Try the optimizer; all ranks call this together. Return how ranks divide its states.
 
-        Returns:
-            What tells the states that the optimizer makes, and how ranks divide them.
-
-        Raises:
-            ConfigError: The optimizer would train another model than in one process, could not go
-                on from a checkpoint, or needs what a step does not give it.
+        It is a ConfigError if the optimizer would train another model than in one process, could
+        not go on from a checkpoint, or needs what a step does not give it.
         """
         fused = any("fused" in repr(o) for o in (self._config.options, self._config.groups))
         if self._config._target_ in _KNOWN and not fused:

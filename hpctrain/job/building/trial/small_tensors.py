@@ -26,23 +26,14 @@ _EXACT = (torch.float64, torch.complex64, torch.complex128)  # others are tried 
 
 @dataclass(frozen=True)
 class SmallTensor:
-    """A small tensor that stands for parameters.
+    """A small tensor that stands for parameters."""
 
-    Attributes:
-        name: The name of the first of these.
-        shape: Of the whole tensor.
-        parts: For each dimension, into how many parts ranks divide it.
-        dtype: As text.
-        device: Its type.
-        stage: The rank of the pipeline that has it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    parts: tuple[int, ...]
-    dtype: str
-    device: str
-    stage: int
+    name: str  # the name of the first of these
+    shape: tuple[int, ...]  # of the whole tensor
+    parts: tuple[int, ...]  # for each dimension, into how many parts ranks divide it
+    dtype: str  # as text
+    device: str  # its type
+    stage: int  # the rank of the pipeline that has it
 
     def values(self, step: int) -> torch.Tensor:
         """Return the whole parameter (step 0), or its gradient in a step from 1 on."""
@@ -63,27 +54,18 @@ class SmallTensor:
 
 @dataclass(frozen=True)
 class SmallTensors:
-    """The small tensors of a model.
+    """The small tensors of a model."""
 
-    Attributes:
-        own: Those of this rank.
-        places: How ranks divide each of these; None where none does.
-        every: Those of all stages of a pipeline.
-        of: The name of the small tensor of each parameter of this rank, by name.
-    """
-
-    own: Sequence[SmallTensor]
-    places: Sequence[Place | None]
-    every: Sequence[SmallTensor]
-    of: dict[str, str]
+    own: Sequence[SmallTensor]  # those of this rank
+    places: Sequence[Place | None]  # how ranks divide each of these; None where none does
+    every: Sequence[SmallTensor]  # those of all stages of a pipeline
+    of: dict[str, str]  # the name of the small tensor of each parameter of this rank, by name
 
     @classmethod
     def standing_for(cls, model: ParallelModel, *, by_name: bool) -> SmallTensors:
         """Return small tensors for a model; all ranks call this together.
 
-        Args:
-            model: The model on its ranks.
-            by_name: Whether the optimizer may treat parameters by their names.
+        With `by_name` the optimizer may treat parameters by their names.
         """
         plain, first, of = Setting(), dict[Any, str](), dict[str, str]()
         own: list[SmallTensor] = []
@@ -118,12 +100,7 @@ def _parts(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def placed(value: torch.Tensor, place: Place | None) -> torch.Tensor:
-    """Return a tensor that all ranks have whole, divided over them, on the same device.
-
-    Args:
-        value: The whole tensor.
-        place: How ranks divide it; None leaves it whole.
-    """
+    """Return a tensor that all ranks have whole, divided over them, on the same device."""
     if place is None:
         return value
     divided: torch.Tensor = distribute_tensor(value, *place, src_data_rank=None)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.optim import optimizer as registry
 
+from hpctrain.data.randomness import same_generators
 from hpctrain.models.dry_run import dry_run
 
 
@@ -21,10 +22,8 @@ from hpctrain.models.dry_run import dry_run
 def untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
     """Begin with these random seeds, and put back all that others could see.
 
-    Args:
-        optimizer: One of the class that is tried. What the class, its bases and those of an
-            optimizer within it count or list is put back, too.
-        seed: Of all generators.
+    This is also what the class of the optimizer, its bases and those of an optimizer within it
+    count or list.
     """
     kinds = _kinds(optimizer)
     held = {kind: {n: (v, _content(v)) for n, v in vars(kind).items()} for kind in kinds}
@@ -33,9 +32,8 @@ def untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
         registry._global_optimizer_post_hooks,
     )
     before = [dict(each) for each in hooks]
-    numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002 (what others draw from)
     printed = redirect_stdout(io.StringIO())
-    with dry_run(), warnings.catch_warnings(), printed:
+    with same_generators(), dry_run(), warnings.catch_warnings(), printed:
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         random.seed(seed)
@@ -48,8 +46,6 @@ def untouched(optimizer: torch.optim.Optimizer, seed: int) -> Iterator[None]:
             for each, content in zip(hooks, before, strict=True):
                 each.clear()
                 each.update(content)
-            np.random.set_state(numpy)  # noqa: NPY002
-            random.setstate(python)
             for kind, attributes in held.items():
                 _restore(kind, attributes)
 

@@ -1,18 +1,20 @@
-"""The upload of the samples that the monitors of the nodes write; see `hpctrain.monitor`.
+"""The upload of metrics that are not in the journal: samples of the nodes, recorded evaluations.
 
     monitor/n01.jsonl ── system/n01/gpu_0_utilization_percentage ... ── MLflow's "System metrics"
 
-MLflow has a tag with the position in each file, sent in the same batch as the values before it. So
-each value is stored once, however often the uploader is killed.
+Each value is stored once, however often the uploader is killed. For the samples, MLflow has a tag
+with the position in each file, sent in the same batch as the values before it. The result of an
+evaluation never changes, and MLflow ignores a point that it has already, also of another uploader.
+See `hpctrain.monitor` and `hpctrain.tracking.recorded`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from hpctrain.tracking import samples
+from hpctrain.tracking import recorded, samples
 from hpctrain.tracking.uploading.mlrun import BATCH, MlflowRun, Point
 
 _TAG = "hpctrain.system_metrics"
@@ -20,14 +22,7 @@ _MOST = BATCH - 2  # values that a batch has beside this tag and the position in
 
 
 class SystemMetrics:
-    """The samples of all nodes of a run.
-
-    Args:
-        run_dir: The run directory.
-
-    Attributes:
-        positions: The position in the file of each node up to which everything is in the store.
-    """
+    """The samples of all nodes; those before the node's position in its file are in the store."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -47,12 +42,7 @@ class SystemMetrics:
         return samples.has_new(self._run_dir, self.positions)
 
     def upload(self, run: MlflowRun, position: int) -> int:
-        """Upload what is new; return the number of values.
-
-        Args:
-            run: The run in MLflow.
-            position: That of the journal, which is sent along.
-        """
+        """Upload what is new, with the position of the journal; return the number of values."""
         batch: list[Point] = []
         ahead, count = dict(self.positions), 0
         for node, path in samples.files(self._run_dir).items():
@@ -86,3 +76,42 @@ class SystemMetrics:
 def _points(node: str, sample: samples.Sample) -> Iterator[Point]:
     for name, value in sample.metrics.items():
         yield Point(f"system/{node}/{name}", value, sample.time, sample.number)
+
+
+class EvaluationMetrics:
+    """The recorded evaluations of a run; `uploaded` are the steps that are in the store."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self.uploaded: set[int] = set()
+
+    def begin(self, uploaded: Iterable[int]) -> None:
+        """Go on after an uploader that has left these steps in the store."""
+        self.uploaded = {*uploaded}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there are results that are not uploaded."""
+        return bool(self._new())
+
+    def upload(self, run: MlflowRun, position: int) -> int:
+        """Upload what is new, with the position of the journal; return the number of values."""
+        new = self._new()
+        points = [point for step in new for point in self._points(step)]
+        for begin in range(0, len(points), BATCH):
+            run.log_points(points[begin : begin + BATCH], position)
+        self.uploaded |= new
+        return len(points)
+
+    def all_points(self) -> Iterator[Point]:
+        """Yield the values of all results that were uploaded."""
+        for step in sorted(self.uploaded):
+            yield from self._points(step)
+
+    def _new(self) -> set[int]:
+        return recorded.steps(self._run_dir) - self.uploaded
+
+    def _points(self, step: int) -> Iterator[Point]:
+        if (found := recorded.read(self._run_dir, step)) is not None:
+            for name, value in found.metrics.items():
+                yield Point(name, value, found.time, found.step)

@@ -48,6 +48,7 @@ def node_run(folder: Path) -> Path:
         '[{"path": "/x/repo", "commit": "abc123", "dirty": true, "remote": "host:repo"}]'
     )
     dataset = {"kind": "dataset", "attempt": 1, "time": BEGIN, "name": "digits", "source": "/d"}
+    dataset |= {"context": "training", "fields": {}}
     nodes: dict[str, Any] = {"world_size": 2, "nodes": 2, "launcher": "torchrun"}
     return write_run(
         folder,

@@ -49,8 +49,11 @@ def test_what_limits() -> None:
 def test_what_limits_where_parameters_are_sharded_and_what_is_unequal() -> None:
     """A step of zero3 takes 184 ms, and computing alone 33 ms: that is no limit of computing."""
     setup = {"ranks": 2, "train.global_batch_size": 64}
-    facts = {"rank_s": [0.033 / 32, 0.02 / 32], "hosts": ["n1", "n2"]}
-    facts["cures"] = {"communication": "`parallel.zero=1` gathers less"}
+    facts = Facts(
+        rank_s=[0.033 / 32, 0.02 / 32],
+        hosts=["n1", "n2"],
+        cures={"communication": "`parallel.zero=1` gathers less"},
+    )
     parts = {"compute": part(300, 184.0), "communication": part(900, 20.0)}
     found = Figures(setup, parts, facts)
     assert found.limit() == (
@@ -60,7 +63,7 @@ def test_what_limits_where_parameters_are_sharded_and_what_is_unequal() -> None:
     (unequal,) = found.notes()
     assert unequal.startswith("The ranks are unequal: rank 0 (n1) takes 1.65 times as long as")
     parts = {"compute": Part(300, 100.0, 180.0), "data": Part(300, 1.0, 9.0)}
-    (unsteady,) = Figures(setup, parts, {"rank_s": [0.1, 0.1]}).notes()
+    (unsteady,) = Figures(setup, parts, Facts(rank_s=[0.1, 0.1])).notes()
     assert "fluctuate (compute): one of twenty takes 1.8 times the median" in unsteady
 
 

@@ -30,6 +30,7 @@ from rich.text import Text
 from hpctrain.terminal import harmless, printable, unguarded
 
 _NO_EDGE = 100_000  # the width of a file or a pipe, in characters
+_NARROW = 10  # characters of a first column that leaves room enough, such as the number of a line
 _SHORT = 24  # a text of so many characters stays on one line: `3 h 20 min`
 # Chinese and Japanese have no blanks: a line may break at each of their characters.
 _WIDE = "\u2e80-\ud7af\uf900-\ufaff\uff00-\uffef"
@@ -89,6 +90,7 @@ class Table:
         first_out: The numbers of columns that may be left out, that of the least worth first.
         spaced: Whether an empty line stands between two rows.
         gap: The blanks between two columns.
+        keys: So many columns at the left tell the rows apart; they begin each further table.
     """
 
     def __init__(
@@ -99,9 +101,10 @@ class Table:
         first_out: Sequence[int] = (),
         spaced: bool = False,
         gap: int = 2,
+        keys: int = 1,
     ) -> None:
         self._title, self._right, self._first_out = title, right, first_out
-        self._spaced, self._gap = spaced, gap
+        self._spaced, self._gap, self._keys = spaced, gap, keys
         self._rows: list[Sequence[Text]] = []
         self._titles: Sequence[Text] = [Cell(each, "bold") for each in titles]
 
@@ -142,6 +145,7 @@ class Table:
             n, *others = sizes
             beside = [sizes[other][0] for other in others if other not in self._first_out]
             limit = min(width // 2, width - self._gap - max(beside, default=0))
+            limit = max(limit, _NARROW)
             if others and sizes[n][0] > limit:
                 names = [size for row in self._lines() if (size := _least(row[n])) <= limit]
                 sizes[n] = (max(names, default=2),) * 2
@@ -157,8 +161,8 @@ class Table:
         """Return the widths of the columns, for each of the tables that stand below each other."""
         parts: list[dict[int, tuple[int, int]]] = [{}]
         for n, size in sizes.items():
-            if len(parts[-1]) > 1 and self._needed({**parts[-1], n: size}) > width:
-                parts.append(dict([*sizes.items()][:1]))
+            if len(parts[-1]) > self._keys and self._needed({**parts[-1], n: size}) > width:
+                parts.append(dict([*sizes.items()][: self._keys]))
             parts[-1][n] = size
         return [self._widths(part, width) for part in parts]
 

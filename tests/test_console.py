@@ -70,6 +70,20 @@ def test_no_word_is_broken_in_any_terminal() -> None:
         assert all("state" in lines[0] and "time" in lines[0] for _ in lines)
 
 
+def test_rows_are_told_apart_in_each_part_and_short_names_stay_beside_their_text() -> None:
+    found = Table("layout", "ranks", *("a long heading " * 2 for _ in range(5)), keys=2)
+    for ranks in ("8", "16"):
+        found.add_row("zero1", ranks, *("1,234,567 GPU-hours now" for _ in range(5)))
+    lines = drawn(found, width=60)
+    assert sum(line.split()[:2] == ["zero1", "16"] for line in lines) == 5
+    for number in ("      7", "attempt 10"):
+        log = Table("", "")
+        log.add_row(number, "in /a/" + "b" * 90)
+        log.add_row(number, "^" * 70)
+        assert all(line.startswith((number, " ")) for line in drawn(log, width=80))
+        assert sum(line.startswith(number + "  ") for line in drawn(log, width=80)) == 2
+
+
 def test_sentences_are_folded_between_words() -> None:
     path = "/a/" + "b" * 80
     text = f"A sentence with {path} and 1,234,567 words {'ä' * 20} [bold]x[/bold] " * 3
@@ -164,3 +178,20 @@ def test_status_has_one_line_for_a_run_and_one_for_its_reason(
         assert "failed" in lines[row] + lines[row + 1]
         assert "Error: " in lines[reason] + lines[reason + 1]
     assert sum("..." in line for line in lines) == 2
+
+
+def test_what_looks_wrong_with_a_finished_run_is_not_green(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_queue: None
+) -> None:
+    status = import_module("hpctrain.commands.status")
+    shutil.copytree(runs / "digits-00000002", tmp_path / "dead")
+    record = json.loads((tmp_path / "dead" / "run.json").read_text())
+    note = {"topic": "stuck", "text": "train/loss has not fallen", "step": 2, "about": ""}
+    (tmp_path / "dead" / "run.json").write_text(json.dumps(record | {"notes": [note]}))
+    sized(monkeypatch, 200)
+    for name, value in {"TERM": "xterm-256color", "COLORTERM": "", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    status.main(["--dir", str(tmp_path)])
+    line = terminal.getvalue().splitlines()[-1]
+    assert "\x1b[33mdead: train/loss has not fallen" in line

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpctrain.config.advice import cures
-from hpctrain.console import Console, Table
+from hpctrain.console import Cell, Console, Table
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, NodeError
 from hpctrain.forecast.bench_figures import Facts, Figures
@@ -209,7 +209,7 @@ def _report(found: Figures, before: Figures | None, options: argparse.Namespace)
     else:
         _print(found, before)
         for line in filter(None, [found.limit(), *found.notes(), *slower]):
-            print(line)
+            Console().print(Cell(line))
         if before is not None and not slower:
             print(f"not slower than {options.against}, within {options.tolerance:g}%")
     sys.stdout.flush()

@@ -322,7 +322,9 @@ def _reasons(rows: list[Row], width: int, *, swept: bool) -> list[Text]:
         if room < _REASON_LEAST:
             lines.append(Cell(who, no_wrap=True))
             who, room = " ", width - 2
-        lines.append(Cell(f"{who} {shortened(printable(text), room)}", _COLOURS.get(state, "")))
+        style = "yellow" if runs[0].run.record.notes and state not in _URGENT else ""
+        style = style or _COLOURS.get(state, "")  # what is wrong with a run is not green
+        lines.append(Cell(f"{who} {shortened(printable(text), room)}", style))
     return lines
 
 

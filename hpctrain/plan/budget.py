@@ -62,24 +62,30 @@ class Limits:
 
     def excess(self, hours: float | None, cost: float | None, currency: str) -> float:
         """Return how many times a run takes what it may; inf if that is unknown."""
-        parts = [0.0]
-        if self.hours is not None:
-            parts.append(math.inf if hours is None else hours / self.hours)
-        if self.cost is not None:
-            other = cost is None or self.currency not in ("", currency)
-            parts.append(math.inf if cost is None or other else cost / self.cost)
-        return max(parts)
+        return max(self._parts(hours, cost, currency).values(), default=0.0)
 
     def exceeded(self, hours: float | None, cost: float | None, currency: str) -> str:
         """Return what a run takes of what it may, for a reader; "" if it is not more."""
-        if self.excess(hours, cost, currency) <= 1:
-            return ""
-        found = []
+        texts = {
+            "hours": f"{_beside(hours, self.hours)} hours (--deadline {self.hours:,.4g})"
+            if self.hours
+            else "",
+            "cost": f"{_beside(cost, self.cost)} {currency} (--max-cost {self.cost:,.10g})"
+            if self.cost
+            else "",
+        }
+        parts = self._parts(hours, cost, currency)
+        found = [texts[name] for name, share in parts.items() if share > 1]
+        return f"takes {' and '.join(found)}" if found else ""
+
+    def _parts(self, hours: float | None, cost: float | None, currency: str) -> dict[str, float]:
+        parts = {}
         if self.hours is not None:
-            found.append(f"{number(hours)} hours (--deadline {number(self.hours)})")
+            parts["hours"] = math.inf if hours is None else hours / self.hours
         if self.cost is not None:
-            found.append(f"{number(cost)} {currency} (--max-cost {number(self.cost)})")
-        return f"takes {' and '.join(found)}"
+            other = cost is None or self.currency not in ("", currency)
+            parts["cost"] = math.inf if cost is None or other else cost / self.cost
+        return parts
 
 
 def number(value: float | None) -> str:
@@ -87,6 +93,13 @@ def number(value: float | None) -> str:
     if value is None:
         return "unknown"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
+
+
+def _beside(value: float | None, limit: float) -> str:
+    """Return a figure with so many digits that it is seen to be above its limit."""
+    if value is None or float(number(value).replace(",", "")) > limit:
+        return number(value)
+    return f"{value:,.6g}"
 
 
 def budget_of(text: str | None, config: Config, tokens: int, samples: int | None) -> Budget:

@@ -101,7 +101,7 @@ def print_layouts(
     }
     texts = {name: [cell(one) for one in estimates] for name, cell in columns.items()}
     shown = {name: column for name, column in texts.items() if {*column} != {"unknown"}}
-    _print_table(console, shown)
+    _print_table(console, shown, keys=2)
     ranks: set[int] = set()
     for estimate in estimates:
         if estimate.layout.ranks in ranks:  # the first of each number of ranks is the fastest
@@ -109,7 +109,8 @@ def print_layouts(
         ranks.add(estimate.layout.ranks)
         name = f"{_name(estimate)}, {estimate.layout.ranks}: {estimate.reason}"
         console.print(f"\n{name}{_bill(estimate)}")
-        console.print(f"  {command} {' '.join(estimate.layout.overrides)}")
+        # A command has no line breaks, so that it can be copied.
+        console.print(f"  {' '.join([command, *estimate.layout.overrides])}", soft_wrap=True)
 
 
 def _name(estimate: Estimate) -> str:
@@ -117,8 +118,8 @@ def _name(estimate: Estimate) -> str:
     return estimate.layout.kind + ", as given" * estimate.layout.named
 
 
-def _print_table(console: Console, columns: Mapping[str, list[str]]) -> None:
-    table = Table(*columns, right=range(1, len(columns)))
+def _print_table(console: Console, columns: Mapping[str, list[str]], keys: int = 1) -> None:
+    table = Table(*columns, right=range(1, len(columns)), keys=keys)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     console.print(table)

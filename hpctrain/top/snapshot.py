@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from hpctrain.config.frozen import load
 from hpctrain.run_record import Attempt, Progress
 from hpctrain.runs.run_dir import RunDir
@@ -28,6 +30,7 @@ _TAIL = 256 * 1024  # bytes of a file of samples that are read
 _CLOCK = 0.9  # of the median clock; a GPU below it is slow
 _BUSY = 50.0  # percent; the clock of a GPU without work says nothing
 _SILENT = 3.0  # intervals without a sample
+_ALIVE_S = 60.0  # a run writes its progress more often
 _GPU = re.compile(r"gpu_(\d+)_(.+)")
 _USE = "utilization_percentage"
 
@@ -109,7 +112,11 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
         if text and when >= begun:
             node.notes.append(f"idle: {text}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
-    return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt), record.noted())
+    notes, age_s = record.noted(), now - progress.time
+    if state == "running" and begun <= progress.time and age_s > _ALIVE_S:
+        notes = [f"no sign of life for {age_s:.0f} s: `status` says what became of it", *notes]
+        progress = structs.replace(progress, steps_per_s=None)  # nothing is forecast
+    return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt), notes)
 
 
 _config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the rest

@@ -19,7 +19,7 @@ from hpctrain.console import Console
 from hpctrain.doctor import history
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.hardware import load
-from hpctrain.plan.budget import Budget, budget_of
+from hpctrain.plan.budget import Budget, Limits, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.loader_rate import loader_rate
@@ -82,13 +82,17 @@ def test_the_layout_of_the_command_line(
     assert [entry["step_s"] for entry in others] == sorted(entry["step_s"] for entry in others)
 
 
-def test_what_a_run_may_cost_and_take(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_run_may_cost_and_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The table has the cost, on demand and spot; what is over a limit is left out, and named."""
     words = [*LM, "parallel=zero3", "launch.tasks_per_node=8", "--budget", "1e12tokens"]
     words += ["--nodes", "1", "hardware=h100_sxm"]
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([*words, "--max-cost", "900 USD"]) == 0
     text = capsys.readouterr().out
-    assert "; a GPU-hour: 3 USD on demand, 2.91 USD spot, 2026-05\n" in text
+    flat = " ".join(text.split())
+    assert "; a GPU-hour: 3 USD on demand, 2.91 USD spot, 2026-05 " in flat
     table = text[text.index("layout ") :].splitlines()
     table = table[: table.index("")]
     heads = ["layout", "ranks", "memory", "step", "tok/s/GPU", "MFU", "hours", "cost", "spot"]
@@ -97,8 +101,21 @@ def test_what_a_run_may_cost_and_take(capsys: pytest.CaptureFixture[str]) -> Non
     assert len({row.split("  ")[0] for row in table[1:]}) == len(table) - 1 > 2
     assert all(float(row.split()[-2]) <= 900 for row in table[1:])
     assert max(map(len, table)) <= 80
-    assert re.search(r"excluded: zero3\+tp2 on 8 ranks: takes 9\d\d USD \(--max-cost 900\)", text)
-    assert re.search(r"zero3, as given, 8: .* It takes .* kWh, 8\d\d USD, spot 8\d\d USD\n", text)
+    assert re.search(r"excluded: zero3\+tp2 on 8 ranks: takes 9\d\d USD \(--max-cost 900\)", flat)
+    assert re.search(r"zero3, as given, 8: .* It takes .* kWh, 8\d\d USD, spot 8\d\d USD ", flat)
+
+    # A command is one line in a terminal of any width, so that it can be copied.
+    assert re.search(r"\n  python -m hpctrain -m .{80,}\n", text)
+
+
+def test_only_a_limit_that_is_passed_is_named() -> None:
+    limits = Limits(hours=0.5, cost=17.45)
+    assert limits.exceeded(0.4, 17.0, "USD") == ""
+    assert limits.exceeded(0.4, 21.0, "USD") == "takes 21.0 USD (--max-cost 17.45)"
+    assert limits.exceeded(0.72, 17.0, "USD") == "takes 0.72 hours (--deadline 0.5)"
+    assert Limits(hours=0.5, cost=17.4).exceeded(None, 17.42, "USD") == (
+        "takes unknown hours (--deadline 0.5) and 17.42 USD (--max-cost 17.4)"
+    )
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def node_run(folder: Path) -> Path:
         '[{"path": "/x/repo", "commit": "abc123", "dirty": true, "remote": "host:repo"}]'
     )
     dataset = {"kind": "dataset", "attempt": 1, "time": BEGIN, "name": "digits", "source": "/d"}
-    dataset["context"] = "train"
+    dataset |= {"context": "training", "fields": {}}
     nodes: dict[str, Any] = {"world_size": 2, "nodes": 2, "launcher": "torchrun"}
     return write_run(
         folder,
@@ -59,7 +59,7 @@ def node_run(folder: Path) -> Path:
             | {"environment": {"torch": "2.9", "hpctrain": "0.1"}},
         ],
         [
-            dataset | {"samples": {"train": 1415, "val": 382}, "digest": "d"} | {"fields": {}},
+            dataset | {"samples": {"train": 1415, "val": 382}, "digest": "d"},
             *(metrics(1, 10 * n, n, val_accuracy=0.90 + n / 100) for n in range(1, 10)),
             metrics(3, 290, 12, val_accuracy=0.97, perf_step_ms_p50=3.0),
             metrics(3, 295, 13, val_accuracy=0.97, perf_step_ms_p50=4.0),

@@ -67,6 +67,40 @@ def test_the_best_runs_what_mattered_and_what_failed(
     assert importance["optimizer.lr"] == pytest.approx(between / total)
 
 
+def test_a_result_that_may_be_worth_nothing_has_its_note(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "val/accuracy is 0.1, no better than always saying the most frequent class (0.1)"
+    for name in ("digits-0.20", "digits-0.22"):
+        record = json.loads((sweep / name / "run.json").read_text())
+        note = {"topic": "chance", "text": text, "step": 20, "about": ""}
+        (sweep / name / "run.json").write_text(json.dumps(record | {"notes": [note]}))
+    report("--dir", sweep, "--html", tmp_path / "a.html")
+    # The other one has failed, so that its note stands in its reason.
+    assert f"  * digits-0.20: {text}\n" in capsys.readouterr().out
+    assert f"<li>digits-0.20: {text}</li>" in (tmp_path / "a.html").read_text()
+
+
+def test_settings_without_a_result_are_sorted_and_reasons_are_cut_between_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "DataError: " + "/a/long/path/to/shard " * 12
+    for number, rate in enumerate(("100000.0", "9.0", "1000.0", "0.1")):
+        good = rate == "0.1"
+        write_run(
+            tmp_path / f"digits-{number}",
+            [attempt(0, 100, **({} if good else {"state": "failed", "error": reason}))],
+            state="finished" if good else "failed",
+            result={"step": 20, "val/accuracy": 0.9} if good else None,
+            swept=[f"optimizer.lr={rate}", "seed=0"],
+        )
+    report("--dir", tmp_path, "--over", "seed")
+    shown = capsys.readouterr().out
+    order = re.findall(r"^([\d.]+) .* [01]$", shown, re.M)
+    assert order == ["0.1", "9.0", "1000.0", "100000.0"]
+    assert shown.count("/shard ...") == 3
+
+
 def test_seeds_become_a_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report("--dir", sweep, "--over", "seed")
     shown = capsys.readouterr().out

@@ -117,6 +117,14 @@ def test_a_silent_node_and_a_note_on_the_run_are_shown(tmp_path: Path) -> None:
     assert seen.facts()["notes"] == ["rank 1 (n01) is slow"]
 
 
+def test_a_run_whose_process_is_gone_has_no_forecast(tmp_path: Path) -> None:
+    run = made(tmp_path, ["n01"])
+    assert "ETA" in "".join(shown(run))
+    seen = snapshot(run, NOW + 3600)
+    assert seen.progress.left_s is None
+    assert seen.notes[0].startswith("no sign of life for 36")
+
+
 def test_throttling_idleness_and_what_is_over(tmp_path: Path) -> None:
     run = made(tmp_path, ["n01", "n02"])
     hot = Nvml()

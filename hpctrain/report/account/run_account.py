@@ -256,6 +256,8 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
     running = state.name in UNDER_WAY
     heard = [*usage.times(), *filter(None, [facts.progress.time])]
     found = spans(facts.record.attempts, history, heard, running=running, now=now)
+    if found and found[-1].begin <= facts.progress.time:  # it is written more often than reports
+        found[-1].reached = max(found[-1].reached, facts.progress.step or 0)
     divide(found, history)
     jobs = dict.fromkeys(_jobs(facts))
     own = {job: booked[job] for job in jobs if booked and job in booked}

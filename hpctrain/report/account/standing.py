@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpctrain.commands.state import duration, eta_s
+from hpctrain.console import shortened
 from hpctrain.disk import open_regular
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import Span
@@ -123,7 +124,7 @@ def _first_line(file: Path) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return shortened(text, _LONGEST)
 
 
 def date(time: float) -> str:

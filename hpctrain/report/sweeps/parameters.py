@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hpctrain.config.rules.metrics import better
+from hpctrain.console import shortened
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.runs import swept
@@ -107,8 +108,7 @@ def cause(account: RunAccount) -> str:
     if account.state.name == "finished":
         return "its metric is not there or not finite"
     text = " ".join((account.state.reason or account.facts.attempt.error).split())
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-    return f"{account.state.name}: {text}" if text else account.state.name
+    return f"{account.state.name}: {shortened(text, _LONGEST)}" if text else account.state.name
 
 
 def _explained(values: list[str], scores: list[float]) -> float:

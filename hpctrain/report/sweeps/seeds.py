@@ -14,6 +14,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -91,10 +92,21 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
     check_metrics(accounts, metrics)
     made = [_setting(dict(values), group, metrics) for values, group in groups.items()]
     sign = -1 if better(metrics[0]) == "higher" else 1
-    # Those without a result come last.
     return sorted(
-        made, key=lambda each: (not each.runs, each.runs and sign * each.estimates[metrics[0]].mean)
+        made,
+        key=lambda each: (
+            not each.runs,  # those without a result come last
+            sign * each.estimates[metrics[0]].mean if each.runs else 0.0,
+            [_value(each.values[key]) for key in sorted(each.values)],
+        ),
     )
+
+
+def _value(text: str) -> tuple[float, str]:
+    """Return what orders the values of a key: numbers by their size, before all others."""
+    with suppress(ValueError):
+        return float(text), text
+    return math.inf, text
 
 
 def ranking(found: Sequence[Setting]) -> list[str]:

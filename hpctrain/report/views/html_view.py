@@ -17,6 +17,7 @@ from hpctrain.report.account.time_parts import PARTS
 from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting, ranking
 from hpctrain.report.views.charts import Chart, svg
+from hpctrain.report.views.sweep_view import shared_notes
 from hpctrain.report.views.terminal_view import TITLES, figures
 from hpctrain.runs.summary import pages_of
 from hpctrain.secrets import mask
@@ -110,6 +111,7 @@ def sweep_page(
         _drawn(charts),
         *_best(sweep),
         *_listed("Without a result", [f"{each.name}: {cause(each)}" for each in sweep.others]),
+        *_listed("Notes", shared_notes(accounts)),
     ]
     return _page(f"{len(accounts)} runs by {sweep.metric}", parts)
 

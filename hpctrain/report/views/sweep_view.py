@@ -35,7 +35,8 @@ def show_sweep(accounts: Sequence[RunAccount], sweep: Sweep) -> RenderableType:
         parts.append(table)
         if len(sweep.others) > _FAILED:
             parts.append(Text(f"  ... {len(sweep.others) - _FAILED} more (--json)"))
-    parts += _notes(accounts)
+    if said := shared_notes(accounts):
+        parts += [Text(), Text("Notes", style="bold"), bullets(said)]
     return Group(*parts)
 
 
@@ -71,20 +72,26 @@ def _best(sweep: Sweep) -> RenderableType:
     return table
 
 
-def _notes(accounts: Sequence[RunAccount]) -> list[RenderableType]:
-    """Return each note once, with the run that it is about, or with the number of runs."""
+def shared_notes(accounts: Sequence[RunAccount]) -> list[str]:
+    """Return each note once, with the run that it is about, or with the number of runs.
+
+    What looks wrong with a run that has a result comes first: its result may be worth nothing.
+    """
+    wrong: dict[str, list[str]] = {}
     about: dict[str, list[str]] = {}
     for account in accounts:
-        for note in notes(account):
-            if "no ground for advice" not in note:
-                about.setdefault(note, []).append(account.name)
-    if not about:
-        return []
+        if account.state.name == "finished":
+            for text in account.facts.record.noted():
+                wrong.setdefault(text, []).append(account.name)
+        for text in notes(account):
+            if "no ground for advice" not in text:
+                about.setdefault(text, []).append(account.name)
     texts = []
-    for note, names in sorted(about.items(), key=lambda item: -len(item[1]))[:_NOTES]:
-        who = f"{len(names)} runs" if len(names) > 1 else names[0]
-        texts.append(f"{who}: {note}")
-    return [Text(), Text("Notes", style="bold"), bullets(texts)]
+    for part in (wrong, about):
+        for text, names in sorted(part.items(), key=lambda item: -len(item[1]))[:_NOTES]:
+            who = f"{len(names)} runs" if len(names) > 1 else names[0]
+            texts.append(f"{who}: {text}")
+    return texts
 
 
 def show_settings(found: Sequence[Setting], over: str) -> RenderableType:

@@ -11,6 +11,7 @@ from hpctrain.commands.state import duration
 from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
+from hpctrain.report.account.standing import why
 from hpctrain.report.account.time_parts import PARTS
 from hpctrain.terminal import few
 
@@ -125,7 +126,8 @@ def _costs(costs: dict[str, float], account: RunAccount) -> Iterable[str]:
 
 
 def _attempts(account: RunAccount) -> Table:
-    table = Table("  attempt", "state", "steps", "time", "lost", "hosts", right=(0, 2, 3, 4))
+    heads = ("  attempt", "state", "steps", "time", "lost", "hosts", "why it ended")
+    table = Table(*heads, right=(0, 2, 3, 4))
     for span in account.spans:
         state = span.facts.state or ("running" if span.runs else "killed")
         hosts = account.hosts(span)
@@ -136,6 +138,7 @@ def _attempts(account: RunAccount) -> Table:
             duration(span.seconds),
             duration(span.parts["lost"]),
             few(hosts, 3),
+            why(span),
         )
     return table
 

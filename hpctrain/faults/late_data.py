@@ -1,4 +1,4 @@
-"""Say where the data is made while its first batch does not come.
+"""Say where the data is made while its first batch, or sample, does not come.
 
 Nobody knows how long that one may take, so `long_work` waits for it without an end.
 """
@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -20,24 +21,30 @@ Item = TypeVar("Item")
 _LATE_S = 60.0
 
 
-def told_if_late(
-    what: str, items: Iterable[Item], processes: Callable[[], Mapping[str, str]] = dict
-) -> Iterator[Item]:
-    """Yield the items; while the first one is late, the log says once where its making is.
+@contextmanager
+def late_told(what: str, processes: Callable[[], Mapping[str, str]] = dict) -> Iterator[None]:
+    """Say once in the log where the main thread, and the data, are if the context lasts long.
 
     Args:
-        what: What the first item is, for the log.
-        items: They are made in this thread, the main one.
+        what: What is made in the context, for the log.
         processes: Returns the stacks of the processes that make the data (`Record`).
     """
-    remaining = iter(items)
     timer = threading.Timer(_LATE_S, _tell, (what, processes))
     timer.daemon = True
     timer.start()
     try:
-        first = next(remaining, None)
+        yield
     finally:
         timer.cancel()
+
+
+def told_if_late(
+    what: str, items: Iterable[Item], processes: Callable[[], Mapping[str, str]] = dict
+) -> Iterator[Item]:
+    """Yield the items; the first one is made in `late_told`."""
+    remaining = iter(items)
+    with late_told(what, processes):
+        first = next(remaining, None)
     if first is not None:
         yield first
         del first
@@ -49,4 +56,4 @@ def _tell(what: str, processes: Callable[[], Mapping[str, str]]) -> None:
     record = Record.of_this_process(rank, socket.gethostname(), None, None, processes)
     makers = [f"it is at {record.at}"] if record.data is None else [f"at {record.at}", *record.data]
     values = rank, record.host, what, _LATE_S, "; ".join(makers)
-    log.warning("rank %d (%s) has waited for %s for %g s: %s", *values)
+    log.warning("rank %d (%s): %s takes more than %g s; %s", *values)

@@ -21,7 +21,7 @@ def test_a_first_item_that_is_late_is_told_with_its_place(
     monkeypatch.setattr(late_data, "_LATE_S", 0.1)
     assert [*told_if_late("the first batch", numbers(0.5))] == [0, 1, 2]
     (record,) = caplog.records
-    assert "has waited for the first batch for 0.1 s: it is at " in record.message
+    assert "the first batch takes more than 0.1 s; it is at " in record.message
     assert "test_late_data.py:13 in numbers" in record.message
     assert [*told_if_late("the first batch", numbers(0))] == [0, 1, 2]
     assert [*told_if_late("the first batch", iter(()))] == []

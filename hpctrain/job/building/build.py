@@ -23,6 +23,7 @@ from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.faults.health import Health
+from hpctrain.faults.late_data import late_told
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.build_model import build_model, build_task
@@ -87,7 +88,8 @@ def build(
     precision = Precision(config.precision, device)
     data = DataBuilder(config, ranks, mesh, device, make)
     # Nodes may differ by hours here: shards are staged on one and are there on another.
-    with long_work("preparing the data"):
+    what = "preparing the data"
+    with long_work(what), late_told(what):
         loader, evaluation, others = _feeds(config, data)
     sizes = BatchSizes.of(config, mesh.degrees)
     effective = Effective.of(config, loader.steps_per_epoch, sizes, loader.steps_in)

@@ -44,7 +44,8 @@ def test_runs_of_0_1_0(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None
     for name in (TRAINED, MADE):
         run, content = RunDir.open(runs / name), (runs / name / "run.json").read_bytes()
         config = load(run.config_file)
-        assert dump(config) == run.config_file.read_text()
+        lines = iter(dump(config).splitlines())  # keys that are new since then stand between
+        assert [x for x in run.config_file.read_text().splitlines() if x not in lines] == []
         assert RunDir.of(config, run.read().data_digest).name == name
         run.update()
         assert (runs / name / "run.json").read_bytes() == content

@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from hpctrain.checkpoint.number_kinds import fits
+from hpctrain.disk import open_regular
 from hpctrain.distributed import objects
 from hpctrain.errors import StorageError
 
@@ -221,7 +222,7 @@ def _read_metadata(path: Path) -> classes.Metadata:
     before = {made: dict(vars(made)) for made in _DCP}
     try:
         try:
-            with path.open("rb") as file:
+            with open_regular(path, parts=0) as file:
                 found = _Unpickler(file).load()
         finally:
             touched = [name for made in _DCP for name in _restore(made, before[made])]

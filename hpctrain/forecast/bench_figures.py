@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
@@ -100,6 +100,8 @@ class Figures(Record, frozen=True):
         parts: The figures by part: `data`, `compute`, `communication`, `whole`.
         facts: What may differ.
     """
+
+    WHOLE: ClassVar[bool] = True
 
     setup: dict[str, Any]
     parts: dict[str, Part] = msgspec.field(default_factory=dict)

@@ -212,20 +212,6 @@ def is_own(path: Path) -> bool:
         return False
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a small JSON file, which may be a stranger's.
-
-    Raises:
-        OSError: It cannot be read (see `open_regular`).
-        ValueError: It is not JSON, too long, or nested too deeply.
-    """
-    with open_regular(path) as file:
-        content = file.read(LARGEST_JSON + 1)
-    if len(content) > LARGEST_JSON:
-        raise ValueError(f"it is longer than {LARGEST_JSON >> 20} MiB")
-    return parse_json(content)
-
-
 def parse_json(content: str | bytes) -> Any:
     """Return the value of a JSON text.
 

@@ -13,7 +13,8 @@
     read(Sale, run / "shop" / "sale.json", parts=2)    a Sale
     read(dict[str, Sale], run / "sales.json")          any type that msgspec knows
 
-An unknown key, which a newer version may have written, is skipped. A key of an older version is
+An unknown key, which a newer version may have written, is skipped; a class that has every key of
+its file (`Record.WHOLE`) says so once. A key of an older version is
 translated by `Record.upgraded`. Files of before have NaN and Infinity, which are no JSON: they are
 read where any `float` may stand, and are errors where `Finite` or a type made of it stands.
 """
@@ -72,6 +73,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     LARGEST: ClassVar[int] = 16 << 20  # bytes of such a file
+    WHOLE: ClassVar[bool] = False  # it has all keys that such a file has
 
     @classmethod
     def upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +105,25 @@ def read_owned(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> t
     """
     largest = largest or getattr(kind, "LARGEST", Record.LARGEST)
     content, owner = read_bytes(path, parts, largest)
-    return decode(kind, content, path), owner
+    found = decode(kind, content, path)
+    if getattr(kind, "WHOLE", False):
+        _say_unknown(kind, content, path)
+    return found, owner
+
+
+def _say_unknown(kind: Any, content: bytes, file: object) -> None:
+    """Log which keys of a file that was decoded are left out, once for the same keys."""
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        if unknown := _keys.decode(content).keys() - set(kind.__struct_fields__):
+            said = (kind, frozenset(unknown))
+            if said not in _said:
+                _said.add(said)
+                names = ", ".join(sorted(unknown)[:12])
+                log.warning("%s: a newer hpctrain wrote it; left out: %s", file, names[:200])
+
+
+_keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_said: set[tuple[Any, frozenset[str]]] = set()
 
 
 def read_bytes(path: Path, parts: int, largest: int) -> tuple[bytes, int]:

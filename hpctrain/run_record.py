@@ -5,15 +5,28 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from hpctrain.disk import is_own
 from hpctrain.errors import DamageError
-from hpctrain.record import Count, Finite, JobId, Record, Seconds, Time, matching, read
+from hpctrain.record import (
+    Count,
+    Finite,
+    JobId,
+    Record,
+    Seconds,
+    Time,
+    convert,
+    matching,
+    read,
+)
+
+log = logging.getLogger(__name__)
 
 # Such a text becomes a part of a path, or an argument of squeue.
 _Code = Annotated[str, matching("([0-9a-f]{16})?", "16 hexadecimal digits")]
@@ -85,6 +98,8 @@ class Note(Record, frozen=True):
 
 class RunRecord(Record, frozen=True):
     """The content of run.json."""
+
+    WHOLE: ClassVar[bool] = True
 
     uid: str = ""
     signature: str = ""
@@ -161,6 +176,22 @@ class ListedRun(Record, frozen=True):
     job: JobId = ""
     swept: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, sweep: Path) -> list[ListedRun]:
+        """Return the runs of a sweep; the log tells which of them are damaged and left out.
+
+        Raises:
+            FileNotFoundError: The sweep has no list yet.
+            DamageError: sweep.json is no list, or cannot be read.
+        """
+        file, found = sweep / "sweep.json", []
+        for number, content in enumerate(read(tuple[Any, ...], file)):
+            try:
+                found.append(convert(cls, content, f"{file} $[{number}]"))
+            except DamageError as error:
+                log.warning("%s: this run of the sweep is left out", error)
+        return found
+
 
 def is_own_run(run: Path) -> bool:
     """Return whether this user owns a run directory, and the files that say what it runs."""
@@ -169,6 +200,8 @@ def is_own_run(run: Path) -> bool:
 
 class Progress(Record, frozen=True):
     """The content of progress.json, which rank 0 writes every few seconds."""
+
+    WHOLE: ClassVar[bool] = True
 
     step: Count | None = None
     max_steps: Count | None = None

@@ -24,7 +24,8 @@ from typing import Any
 CPU_S = 10.0  # far above the second that a command may take, since it may import torch first
 WALL_S = 120.0  # for what waits without working; test machines are busy
 
-_READ = re.compile(r"(\.json|\.jsonl|\.yaml|\.gz|lock)$")
+_READ = re.compile(r"(\.json|\.jsonl|\.yaml|\.gz|lock|stop|failed|\.h5|\.distcp|\.metadata)$")
+_NUMBERS = (0, -1, 10**30, 1e30, 1e300, float("nan"), float("-inf"))
 # What JSON writes for each of these is what stands in a damaged file.
 VALUES: tuple[Any, ...] = (
     None,
@@ -88,6 +89,35 @@ def change_line(text: bytes, rng: random.Random) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
+def change_numbers(text: bytes, rng: random.Random) -> bytes:
+    """Return JSON or JSON lines in which every number is the same other one."""
+    new = rng.choice(_NUMBERS)
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: changed(child) for key, child in value.items()}
+        if isinstance(value, list):
+            return [changed(child) for child in value]
+        return new if type(value) in (int, float) else value
+
+    try:
+        return json.dumps(changed(json.loads(text))).encode()
+    except ValueError:
+        lines = (json.loads(line) for line in text.splitlines())
+        return b"".join(json.dumps(changed(line)).encode() + b"\n" for line in lines)
+
+
+def _large(text: bytes, rng: random.Random) -> bytes:
+    """Return 5 MB of gzip that unpack to 5 GB, and begin as the text does if that is gzip."""
+    part = gzip.compress(bytes(2**26), 9)
+    begin = gzip.decompress(text)[:-1] if text[:2] == b"\x1f\x8b" else b"["
+    return gzip.compress(begin, 1) + part * 80
+
+
+def _text(text: bytes, rng: random.Random) -> bytes:
+    return rng.choice((b"import os\n", b"version https://git-lfs.github.com/spec/v1\n", b"{}"))
+
+
 def _cut(text: bytes, rng: random.Random) -> bytes:
     return text[: rng.randrange(len(text) + 1)]
 
@@ -113,7 +143,8 @@ def _bomb(text: bytes, rng: random.Random) -> bytes:
 def damaged(path: Path, rng: random.Random) -> str:
     """Damage one file in a random way, and return the name of that way."""
     content = path.read_bytes()
-    way = rng.choice(("value", "value", "value", "value", "cut", "bytes", "deep", "bomb", "kind"))
+    ways = ("value", "value", "value", "value", "cut", "bytes", "deep", "bomb", "kind")
+    way = rng.choice((*ways, "text", "numbers", "large" if path.suffix == ".gz" else "numbers"))
     if way == "kind":
         path.unlink()
         kind = rng.choice(("fifo", "folder", "link", "loop", "empty"))
@@ -128,24 +159,26 @@ def damaged(path: Path, rng: random.Random) -> str:
         else:
             path.touch()
         return kind
-    if way == "value":
+    if way in ("value", "numbers"):
         name = path.name
+        change = change_json if way == "value" else change_numbers
         if name.endswith((".json.gz",)):
-            path.write_bytes(gzip.compress(change_json(gzip.decompress(content), rng), 1))
-        elif name.endswith(".json") and content.strip():
-            path.write_bytes(change_json(content, rng))
+            path.write_bytes(gzip.compress(change(gzip.decompress(content), rng), 1))
+        elif (name.endswith(".json") or name in ("stop", "failed")) and content.strip():
+            path.write_bytes(change(content, rng))
         elif name.endswith(".jsonl") and content.strip():
-            path.write_bytes(change_line(content, rng))
+            change = change_line if way == "value" else change_numbers
+            path.write_bytes(change(content, rng))
         elif name.endswith(".yaml"):
             import yaml
 
             value = json.dumps(yaml.safe_load(content)).encode()
-            path.write_bytes(change_json(value, rng))
+            path.write_bytes(change(value, rng))
         else:
             path.write_bytes(_bytes(content, rng))
         return way
-    ways = {"cut": _cut, "bytes": _bytes, "deep": _deep, "bomb": _bomb}
-    path.write_bytes(ways[way](content, rng))
+    made = {"cut": _cut, "bytes": _bytes, "deep": _deep, "bomb": _bomb}
+    path.write_bytes((made | {"text": _text, "large": _large})[way](content, rng))
     return way
 
 
@@ -207,10 +240,24 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     runs, data = str(house / "runs"), str(house / "digits")
     if part == "digits":
         tools = [["data_prep", tool, data] for tool in ("verify", "stats", "head")]
-        return [*tools, ["plan", "experiment=digits", f"data.path={data}", f"output_dir={runs}"]]
+        where = [f"data.path={data}", f"output_dir={runs}"]
+        few = [*where, "parallel.device=cpu", "train.max_steps=2", "tracking.enabled=false"]
+        predict = ["predict", str(house / "runs" / "other"), data, str(house / "new")]
+        bench = ["bench", "experiment=digits", *few[:3], "--data-only", "--steps", "5"]
+        return [*tools, ["data_prep", "inspect", data], ["plan", "experiment=digits", *where],
+                predict, bench]  # fmt: skip
     if part == "bench.json":
         few = ["--data-only", "--steps", "5", "--warm-up", "1", "--against", str(damaged_file)]
         return [["bench", "experiment=digits", f"data.path={data}", "parallel.device=cpu", *few]]
+    digits = ["plan", "experiment=digits", f"data.path={house / 'digits'}", f"output_dir={runs}"]
+    if part == "hardware.yaml":
+        return [[*digits, f"hardware={damaged_file}"]]
+    if part == "conf":
+        own = [f"hydra.searchpath=[{house / 'conf'}]", "hardware=own"]
+        return [[*digits, *own]]
+    if part == "predicted":
+        one = str(next(path for path in (house / "runs").glob("digits-*")))
+        return [["predict", one, data, str(house / "predicted"), "--shard-samples", "100"]]
     if part == "accelerate.yaml":
         return [["from-accelerate", str(damaged_file)]]
     if part == "deepspeed.json":

@@ -31,6 +31,17 @@ HISTORY = (
     '{"time": 1767225600.0, "host": "node3", "by": "doctor", "verdict": "fail", "findings": '
     '[{"check": "GPU 0: ECC", "verdict": "fail", "found": "2"}], "figures": {"read_mb_s": 1.0}}\n'
 )
+FAILURE = (
+    '{"error": "OSError: gone", "time": 1767225600.0, "host": "node3", "job_id": "17", '
+    '"restart_count": 0}'
+)
+NOTIFY = '{"variable": "SLACK", "kind": "slack", "on": ["failed"], "stalled_s": 600.0}'
+RECORDED = '{"step": 20, "time": 1767225600.0, "metrics": {"val/loss": 0.5}, "checkpoint": ""}'
+ASKED = '{"step": 40, "tries": 1, "job_id": "17", "given_up": false}'
+PREDICTED = (
+    '{"count": 100, "bytes": 4096, "digest": "xxh3_128:0", "fields": '
+    '{"prediction": ["float32", [10]]}}'
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +63,22 @@ def house(
     listed = {"run": str(runs / trained.name), "name": trained.name, "swept": ["seed=0"]}
     state = {"job": "17_0", "state": "finished", "overrides": ["experiment=digits", "seed=0"]}
     (runs / "sweeps" / "one" / "sweep.json").write_text(json.dumps([listed | state]))
+    for run in (runs / trained.name, runs / "other"):
+        (run / "stop").write_text('{"by": "ada", "time": 1767225600.0}')
+        (run / "failed").write_text(FAILURE)
+        (run / "journal" / "notify.json").write_text(NOTIFY)
+        (run / "journal" / "notified.json").write_text('{"stalled": 1767225600.0}')
+        (run / "evaluations" / "recorded").mkdir()
+        (run / "evaluations" / "recorded" / "step-00000020.json").write_text(RECORDED)
+        (run / "evaluations" / "step-00000040").mkdir()
+        (run / "evaluations" / "step-00000040" / "asked.json").write_text(ASKED)
+    (folder / "conf" / "hardware").mkdir(parents=True)
+    cpu = Path("conf/hardware/cpu.yaml").read_text()
+    (folder / "conf" / "hardware" / "own.yaml").write_text(cpu)
+    (folder / "hardware.yaml").write_text(cpu)
+    (folder / "predicted").mkdir()
+    (folder / "predicted" / "prediction.json").write_text('{"shard_samples": 128}')
+    (folder / "predicted" / ".val-00000.h5.json").write_text(PREDICTED)
     (folder / "deepspeed.json").write_text(json.dumps(DEEPSPEED))
     (folder / "accelerate.yaml").write_text(ACCELERATE)
     few = ["--data-only", "--steps", "5", "--warm-up", "1", "--save", str(folder / "bench.json")]

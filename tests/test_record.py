@@ -1,5 +1,6 @@
 """Damaged files of every kind: one clean error that names the file, the place and the cure."""
 
+import json
 import math
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from hpctrain.errors import DamageError
 from hpctrain.record import Count, Finite, JobId, Pid, Record, Seconds, Time, decode, read
+from hpctrain.run_record import ListedRun, RunRecord
 
 
 class Part(Record, frozen=True):
@@ -109,3 +111,28 @@ def test_what_is_no_file_of_ours_is_damage_and_what_is_missing_is_missing(tmp_pa
     for name in ("none", "file/inside"):
         with pytest.raises(FileNotFoundError):
             read(Whole, tmp_path / name)
+
+
+def test_keys_of_a_newer_version_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text('{"uid": "x", "quantum": 1, "flavour": [{}]}')
+        assert RunRecord.of(tmp_path / name).uid == "x"
+    said = f"{tmp_path}/a/run.json: a newer hpctrain wrote it; left out: flavour, quantum"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_a_damaged_run_of_a_sweep_does_not_hide_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed = [{"run": "/a"}, {"run": "/b", "job": "--state=RUNNING"}, 7, {"run": "/c"}]
+    (tmp_path / "sweep.json").write_text(json.dumps(listed))
+    assert [each.run for each in ListedRun.of(tmp_path)] == ["/a", "/c"]
+    first, second = (record.getMessage() for record in caplog.records)
+    assert '$[1] is damaged: $.job is "--state=RUNNING"' in first
+    assert "$[2] is damaged" in second
+    (tmp_path / "sweep.json").write_text("7")
+    with pytest.raises(DamageError):
+        ListedRun.of(tmp_path)

@@ -279,7 +279,7 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
         return None
     problem = _damage(index, out)
     if not problem and index.provenance.get("fingerprint") == plan.fingerprint:
-        skipped = index.provenance.get("left_out", {}).get("unusable", 0)
+        skipped = index.told("left_out").get("unusable", 0)
         if not skipped or options.on_error == "skip":
             if not options.quiet:
                 print(f"{out} already holds this data set: {index.digest}")
@@ -318,7 +318,7 @@ def _damage(index: Index, out: Path) -> str:
         index.check(out)
     except DataError as error:
         return str(error)
-    for name, digest in index.provenance.get(BESIDE, {}).items():
+    for name, digest in index.told(BESIDE).items():
         try:
             same = digest_file(out / name) == digest
         except OSError:

@@ -142,7 +142,7 @@ def summary(index: Index, groups: bool = True) -> str:
     asked = _asked(index)
     if asked is not None and (empty := left_empty(asked, index.splits, count)):
         lines.append(empty)
-    left_out = index.provenance.get("left_out", {})
+    left_out = index.told("left_out")
     if left_out.get("unusable"):
         records = _counted(left_out["unusable"], "record")
         lines.append(f"{records} could not be used: see {REPORT}")
@@ -162,7 +162,7 @@ def summary(index: Index, groups: bool = True) -> str:
 
 def _of_groups(index: Index, counts: Mapping[str, int]) -> Iterator[str]:
     """Yield a line on the fractions that splits of whole groups have reached."""
-    options = index.provenance.get("options") or {}
+    options = index.told("options")
     if not (group := options.get("group") or index.group):
         return
     asked = _asked(index)
@@ -178,7 +178,7 @@ def _of_groups(index: Index, counts: Mapping[str, int]) -> Iterator[str]:
 
 def _asked(index: Index) -> Split | None:
     """Return the rule that made the splits; None if data_prep did not convert the data set."""
-    options = index.provenance.get("options") or {}
+    options = index.told("options")
     try:
         return parse_split(str(options.get("split", "")))
     except ConfigError:

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from hpctrain.checkpoint.number_kinds import fits
+from hpctrain.disk import open_regular
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import StorageError
@@ -202,7 +203,7 @@ def _read_metadata(path: Path) -> classes.Metadata:
     before = {made: dict(vars(made)) for made in _DCP}
     try:
         try:
-            with path.open("rb") as file:
+            with open_regular(path, parts=0) as file:
                 found = _Unpickler(file).load()
         finally:
             touched = [name for made in _DCP for name in _restore(made, before[made])]

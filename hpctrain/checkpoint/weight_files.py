@@ -22,8 +22,9 @@ import xxhash
 
 from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.manifest import Manifest
-from hpctrain.disk import parse_json
+from hpctrain.disk import LARGEST_JSON, open_regular, parse_json
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.record import read_bytes
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LONGEST_HEADER = 100_000_000  # the limit of the safetensors library
@@ -163,7 +164,7 @@ def _headers(files: Sequence[Path]) -> dict[str, Stored]:
 def _header(path: Path) -> dict[str, Stored]:
     """Return the tensors that the header of a safetensors file lists."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, parts=0) as file:
             size = int.from_bytes(file.read(8), "little")
             if not 1 < size <= _LONGEST_HEADER:
                 raise ValueError("it does not begin with the size of a header")
@@ -187,8 +188,8 @@ def _header(path: Path) -> dict[str, Stored]:
 
 def _json(path: Path) -> Any:
     try:
-        return parse_json(path.read_bytes())
-    except OSError as error:
+        return parse_json(read_bytes(path, 0, LARGEST_JSON)[0])
+    except FileNotFoundError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise StorageError(f"{path}: damaged ({error})") from error

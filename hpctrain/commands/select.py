@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from hpctrain.disk import LARGEST_JSON
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.record import read
+from hpctrain.record import read_bytes
 from hpctrain.run_record import ListedRun
 from hpctrain.terminal import few
 
@@ -120,11 +121,12 @@ def _all_sweeps(folder: Path) -> list[Path]:
 def runs_of(sweep: Path) -> list[Path]:
     """Return the run directories of a sweep, in its order, whether they still exist or not."""
     try:
-        return [Path(each.run) for each in read(tuple[ListedRun, ...], sweep / "sweep.json")]
+        return [Path(each.run) for each in ListedRun.of(sweep)]
     except FileNotFoundError:
         # The submission was interrupted or is in progress; the lists are written before the file.
         lists = sorted(sweep.glob("array-*/tasks"))
-        listed = (os.fsdecode(line) for path in lists for line in path.read_bytes().split(b"\n"))
+        texts = (read_bytes(path, 2, LARGEST_JSON)[0] for path in lists)
+        listed = (os.fsdecode(line) for text in texts for line in text.split(b"\n"))
         return [*map(Path, filter(None, listed))]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
@@ -78,6 +78,8 @@ class Facts(Record, frozen=True):
 
 class Figures(Record, frozen=True):
     """A benchmark."""
+
+    WHOLE: ClassVar[bool] = True
 
     setup: dict[str, Any]  # what must be the same for a comparison
     # `data`, `compute`, `communication`, `whole`.

@@ -17,9 +17,10 @@ from typing import Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hpctrain.console import Cell, Console
-from hpctrain.disk import read_json
+from hpctrain.errors import DamageError
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.output import NoteColumn, say
+from hpctrain.run_record import Progress as Reached
 from hpctrain.runs.swept import label
 
 
@@ -87,10 +88,11 @@ def reached(run: Path) -> str:
     It is "" before the first step.
     """
     try:
-        progress = read_json(run / "progress.json")
-        text = f": step {progress['step']}/{progress['max_steps']}"
-        metric = progress["metric"]
-        value = progress["metrics"].get(metric)
-    except (OSError, ValueError, KeyError):
+        found = Reached.of(run)
+    except DamageError:
         return ""
-    return text if value is None else f"{text}, {metric} {value:.4g}"
+    if found.step is None:
+        return ""
+    value = found.metrics.get(found.metric)
+    text = f": step {found.step}/{found.max_steps}"
+    return text if value is None else f"{text}, {found.metric} {value:.4g}"

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.disk import read_json, write_atomically
+from hpctrain.disk import LARGEST_JSON, parse_json, write_atomically
 from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.record import Record, read
+from hpctrain.record import Record, read, read_bytes
 
 _TYPES = "None, bool, int, float, str, and lists, tuples and dicts of these, and paths"
 
@@ -87,9 +87,11 @@ class Call:
         """Read the call of a folder; a missing or damaged file is a StorageError."""
         file = folder / "call.json"
         try:
-            content = read_json(file)
+            content = _content(file)
             args, kwargs = decode(content["args"]), decode(content["kwargs"])
             return cls(content["module"], content["function"], args, kwargs)
+        except DamageError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{file}: cannot be read as a call ({error})") from error
 
@@ -147,9 +149,14 @@ def read_results(folder: Path, ranks: int) -> list[tuple[int, dict[str, Any]]]:
     """Return the results that exist, by rank."""
     found = []
     for rank in range(ranks):
-        with suppress(OSError, ValueError):
-            found.append((rank, read_json(result_file(folder, rank))))
+        with suppress(OSError, ValueError, DamageError):
+            found.append((rank, _content(result_file(folder, rank))))
     return found
+
+
+def _content(file: Path) -> Any:
+    """Return what a call is made of, or its result: values of a user, which may have any text."""
+    return parse_json(read_bytes(file, 1, LARGEST_JSON)[0])
 
 
 def result_file(folder: Path, rank: int) -> Path:  # noqa: D103

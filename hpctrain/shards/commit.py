@@ -38,8 +38,7 @@ def check_ours(folder: Path) -> None:
         index = Index.load(folder)
     except DataError:
         return  # there is no data set, or its files are not known
-    source = index.provenance.get("source")
-    adopted = isinstance(source, Mapping) and source.get("name") == "index"
+    adopted = index.told("source").get("name") == "index"
     adopted = adopted or any(spec.elsewhere for spec in index.fields.values())
     for shard in index.shards:
         ours = re.fullmatch(rf"{re.escape(shard.split)}-\d{{5,}}\.h5", shard.path)
@@ -215,5 +214,5 @@ def _listed(folder: Path) -> set[str]:
         index = Index.load(folder)
     except DataError:
         return set()
-    beside = {name for name in index.provenance.get("beside", {}) if "/" not in name}
+    beside = {name for name in index.told("beside") if "/" not in name}
     return {shard.path for shard in index.shards} | beside

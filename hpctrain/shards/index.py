@@ -68,14 +68,15 @@ from typing import Any, Self
 
 import xxhash
 
-from hpctrain.disk import open_new, open_regular, temporary
+from hpctrain.disk import open_new, temporary
 from hpctrain.errors import DamageError, DataError
-from hpctrain.record import Count, Finite, Record, decode
+from hpctrain.record import Count, Finite, Record, decode, read_bytes
 from hpctrain.shards.field import Field
 
 FILE = "index.json"
 FORMAT = "hpctrain-shards"
 VERSION = 1
+_LARGEST = 1 << 30  # bytes; 100,000 shards take 20 MB
 _NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
 
 
@@ -179,6 +180,14 @@ class Index:
         content = json.dumps([FORMAT, VERSION, schema, shards, *named], sort_keys=True)
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 
+    def told(self, key: str) -> Mapping[str, Any]:
+        """Return keys and values in the provenance; none if there is something else.
+
+        Anything may stand there: whoever writes shards fills it.
+        """
+        found = self.provenance.get(key)
+        return found if isinstance(found, Mapping) else {}
+
     @property
     def splits(self) -> tuple[str, ...]:
         """The names of the splits, in the order of their first shard."""
@@ -201,19 +210,18 @@ class Index:
         """Read `folder/index.json`; the shards are not read (see `check`)."""
         path = Path(folder) / FILE
         try:
-            with open_regular(path) as file:
-                content = file.read()
+            content, _ = read_bytes(path, 1, _LARGEST)
         except FileNotFoundError:
+            if path.parent.is_file():
+                raise DataError(f"{path.parent} is a file; a data set is a folder") from None
             if not path.parent.exists():
                 raise DataError(f"the data folder {path.parent} does not exist") from None
             raise DataError(
                 f"{path.parent} has no {FILE}: it is not a finished data set. If data_prep was "
                 "interrupted here, run it again"
             ) from None
-        except NotADirectoryError:
-            raise DataError(f"{path.parent} is a file; a data set is a folder") from None
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        except DamageError as error:
+            raise DataError(str(error)) from None
         return cls.loads(content, str(path))
 
     @classmethod

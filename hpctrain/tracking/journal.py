@@ -285,6 +285,9 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Reco
         file = open_regular(path, parts=2)
     except FileNotFoundError:
         return [], position
+    except OSError as error:
+        _say(f"{path}: it cannot be read ({error.strerror}); it is left out")
+        return [], position
     lines, ends = [], [position]
     with file:
         file.seek(position)
@@ -375,8 +378,11 @@ def last_record(path: Path, key: str) -> dict[str, Any] | None:
     """Return the last valid record that has this key; None if none has."""
     try:
         with open_regular(path, parts=2) as file:
-            return _last(file.fileno(), path.stat().st_size, key)
+            return _last(file.fileno(), os.fstat(file.fileno()).st_size, key)
     except FileNotFoundError:
+        return None
+    except OSError as error:
+        _say(f"{path}: it cannot be read ({error.strerror}); it is left out")
         return None
 
 

@@ -61,7 +61,7 @@ def copy(source: Path, target: Path, step: int) -> None:
     """Copy the result of a checkpoint from one run directory to another one, as it is."""
     path = _path(target, step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    disk.write_atomically(path, _path(source, step).read_text())
+    disk.write_atomically(path, disk.text_of(_path(source, step), parts=3))
 
 
 def steps(run_dir: Path) -> set[int]:

@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from hpctrain.disk import open_regular
 from hpctrain.errors import TrackingError
 from hpctrain.terminal import printable
 from hpctrain.tracking import ending
 from hpctrain.tracking.alerts.alerts import Alerts
+from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.left import is_uploaded
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.store import check_uri, resolve_uri
@@ -105,6 +107,16 @@ def _watch(once: Callable[[], int], pause: float) -> int:
         return 0
 
 
+def _check_journal(path: Path) -> None:
+    """Check that a journal can be read, as it would look empty. TrackingError: it cannot."""
+    try:
+        open_regular(path, parts=2).close()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise TrackingError(f"{path}: {error.strerror}") from None
+
+
 def _find_runs(root: Path) -> list[Path]:
     """Return every run directory under `root` that has a journal, `root` itself too."""
     return sorted(path.parent.parent for path in root.glob("**/journal/meta.json"))
@@ -130,6 +142,7 @@ def sync(
     for run_dir in run_dirs:
         try:
             meta = Meta.read(run_dir)
+            _check_journal(journal_path(run_dir))
             if not uri:
                 check_known(meta, run_dir)
             elif uri != meta.uri:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from hpctrain.commands.translate import accelerate, deepspeed
-from hpctrain.commands.translate.translation import Translation
+from hpctrain.commands.translate.foreign_config import Source
+from hpctrain.commands.translate.translation import Translation, read
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
@@ -706,3 +707,22 @@ def test_the_command_line(tmp_path: Path) -> None:
     listed = run_module("hpctrain", "--help").stdout
     assert "from-deepspeed FILE" in listed
     assert "from-accelerate FILE" in listed
+
+
+def test_a_list_or_section_in_place_of_a_choice_is_refused(tmp_path: Path) -> None:
+    source = Source("a.yaml", {"kind": [1], "other": [{}]}, {})
+    for name in ("kind", "other"):
+        with pytest.raises(ConfigError, match="allowed are a, b"):
+            source.choice(name, {"a": 1, "b": 2})
+
+
+def test_a_file_to_translate_is_a_regular_one_of_at_most_a_mebibyte(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read(tmp_path / "fifo")
+    (tmp_path / "long").write_text(" " * (2**20 + 1))
+    with pytest.raises(ConfigError, match="longer than"):
+        read(tmp_path / "long")
+    (tmp_path / "link").symlink_to("mine")  # the user has named it
+    (tmp_path / "mine").write_text("{}")
+    assert read(tmp_path / "link") == "{}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data_prep.cli import main
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field, check_name
 from hpctrain.shards.format import write_shards
@@ -233,3 +234,12 @@ def test_the_login_node_needs_neither_torch_nor_h5py():
 def test_a_hundred_thousand_shards_are_quick_to_look_up():
     shards = tuple(Shard(f"t-{i}.h5", "train", 10**5, 1, "xxh3_128:0") for i in range(100_000))
     assert Index({"x": Field("uint8")}, shards).split("train").count == 10**10
+
+
+@pytest.mark.parametrize("wrong", [1e30, [], "x"])
+def test_any_provenance_of_a_writer_is_read(tmp_path, wrong):
+    batches = [("train", {"x": np.arange(6)})]
+    provenance = dict.fromkeys(("options", "left_out", "beside", "source"), wrong)
+    write_shards(tmp_path / "set", batches, provenance=provenance)
+    assert main(["verify", str(tmp_path / "set")]) == 0
+    assert not Index.load(tmp_path / "set").told("options")

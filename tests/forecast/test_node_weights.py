@@ -10,7 +10,6 @@ import pytest
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config
-from hpctrain.disk import read_json
 from hpctrain.errors import ConfigError
 from hpctrain.forecast import like_runs, node_weights
 from hpctrain.forecast.measured_run import measured_run
@@ -40,7 +39,7 @@ def measured(reference: Callable[..., Path], tmp_path: Path) -> Path:
     """A run as if two nodes with two ranks each had trained it, the second half as fast."""
     run = tmp_path / "runs" / "measured"
     shutil.copytree(reference(*WORDS), run)
-    record = read_json(run / "run.json")
+    record = json.loads((run / "run.json").read_text())
     record["attempts"][-1] |= {"world_size": 4, "nodes": 2, "hosts": ["node1", "node2"]}
     record["rank_s"] = [0.9e-3, 1e-3, 2.1e-3, 2.2e-3]
     (run / "run.json").write_text(json.dumps(record))
@@ -115,7 +114,7 @@ def test_refused(
 def test_a_run_that_has_not_measured_its_ranks(
     measured: Path, config_of: Callable[..., Config]
 ) -> None:
-    record = read_json(measured / "run.json")
+    record = json.loads((measured / "run.json").read_text())
     del record["rank_s"]
     (measured / "run.json").write_text(json.dumps(record))
     for form in ("auto", f"auto:{measured}"):

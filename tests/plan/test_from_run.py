@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from hpctrain.disk import read_json
 from hpctrain.errors import ConfigError
 from hpctrain.forecast.measured_run import measured_run
 from hpctrain.plan.plan_command import main
@@ -115,4 +114,4 @@ def test_two_sizes_predict_a_third(capsys: pytest.CaptureFixture[str], tmp_path:
     measured = measured_run(runs["between"]).step_s
     print(f"predicted {found['step_s']:.4f} s, measured {measured:.4f} s")
     assert found["step_s"] == pytest.approx(measured, rel=0.15)
-    assert read_json(runs["between"] / "run.json")["state"] == "finished"
+    assert json.loads((runs["between"] / "run.json").read_text())["state"] == "finished"

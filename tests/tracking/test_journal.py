@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.errors import StorageError
+from hpctrain.errors import StorageError, TrackingError
 from hpctrain.tracking import columns
 from hpctrain.tracking import sync as sync_module
 from hpctrain.tracking.ending import is_open
@@ -253,3 +253,23 @@ def test_metrics_as_columns(tmp_path: Path) -> None:
         (4, "b/loss", "41.0"),
     ]
     assert [len(column) for column in columns.read(tmp_path / "absent")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_a_trap_in_place_of_a_journal_has_no_records(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "journal" / "events.jsonl"
+    path.parent.mkdir()
+    if kind == "link":
+        path.symlink_to("/etc/passwd")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    assert [*read_all(path)] == []
+    assert last_record(path, "step") is None
+    with pytest.raises(TrackingError, match="it is"):
+        sync_module._check_journal(path)
+    (said,) = {record.getMessage() for record in caplog.records}
+    assert said.startswith(f"{path}: it cannot be read (it is ")

@@ -59,7 +59,7 @@ class Source:
         """Return what `allowed` has for the value of a key; texts are compared in lower case."""
         given = self.take(name, default)
         value = given.lower() if isinstance(given, str) else given
-        if value is not None and value not in allowed:
+        if isinstance(value, dict | list) or (value is not None and value not in allowed):
             listed = ", ".join(str(one) for one in allowed)
             listed = listed.upper() if shown(given).isupper() else listed
             raise ConfigError(f"{self.file}: {name}={shown(given)}: allowed are {listed}")

@@ -14,8 +14,10 @@ from typing import Any
 
 import yaml
 
+from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError
 from hpctrain.terminal import printable
+from hpctrain.yaml_file import LONGEST
 
 
 @dataclass
@@ -97,10 +99,14 @@ def parser(command: str, program: str) -> argparse.ArgumentParser:
 def read(file: Path) -> str:
     """Return the text of a file; one that cannot be read is a ConfigError."""
     try:
-        return file.read_text()
+        with open_regular(file, parts=0) as opened:
+            content = opened.read(LONGEST + 1)
+        if len(content) <= LONGEST:
+            return content.decode("utf-8-sig")
+        reason = f"it is longer than {LONGEST:,} bytes"
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not a text"
-        raise ConfigError(f"{file}: cannot be read ({reason})") from error
+    raise ConfigError(f"{file}: cannot be read ({reason})")
 
 
 def show(translation: Translation, options: argparse.Namespace, program: str) -> None:

@@ -18,16 +18,20 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+from msgspec import Meta
 
-from hpctrain.disk import read_json, write_atomically
+from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.distributed.rendezvous.port import listen
 from hpctrain.doctor.finding import Finding, good
+from hpctrain.errors import DamageError
+from hpctrain.record import read
 
 Lost = dict[str, dict[str, str]]
+_Place = tuple[str, str | None, Annotated[int, Meta(ge=0, le=65535)]]  # name, address, port
 _CONNECT_S = 5.0  # the kernel tries again after 1 and 3 seconds
 _TOLD = "lost.json"
 
@@ -43,7 +47,7 @@ def lost(
     """
     if ranks.local_rank == 0:
         _try_all(ranks, folder, os.environ.get("GLOO_SOCKET_IFNAME") or interface or "", start_s)
-    told: Lost | None = _read(folder, [_TOLD], 2 * start_s).get(0)
+    told: Lost | None = _read(Lost | None, folder, [_TOLD], 2 * start_s).get(0)
     return told
 
 
@@ -61,15 +65,16 @@ def _try_all(ranks: RankInfo, folder: Path, interface: str, start_s: float) -> N
         known = psutil.net_if_addrs().get(interface, [])
         address = next((each.address for each in known if each.family == socket.AF_INET), None)
         tell(folder, [name, address, listening.getsockname()[1]], f"listens-{own}.json")
-        places = _read(folder, [f"listens-{node}.json" for node in others], start_s)
+        places = _read(_Place, folder, [f"listens-{node}.json" for node in others], start_s)
         with ThreadPoolExecutor(32) as pool:
             tried = pool.map(lambda i: _tried(ranks, others[i], places.get(i)), range(len(others)))
             found = {name: {host: why for host, why in tried if why}}
         if own:
             tell(folder, found, f"lost-{own}.json")
-            _read(folder, [_TOLD], start_s)  # the others may still connect
+            _read(Lost | None, folder, [_TOLD], start_s)  # the others may still connect
             return
-        for told in _read(folder, [f"lost-{node}.json" for node in others], start_s).values():
+        lost = [f"lost-{node}.json" for node in others]
+        for told in _read(Lost, folder, lost, start_s).values():
             found |= told
     tell(folder, found)  # the port is free again
 
@@ -88,7 +93,7 @@ def _tried(ranks: RankInfo, node: int, place: Any) -> tuple[str, str]:
     return name, ""
 
 
-def _read(folder: Path, names: list[str], seconds: float) -> dict[int, Any]:
+def _read(kind: Any, folder: Path, names: list[str], seconds: float) -> dict[int, Any]:
     """Wait for files, until all is told; return the content of those that have come, by number."""
     found: dict[int, Any] = {}
     end, nap, told = time.monotonic() + seconds, 0.01, False
@@ -99,8 +104,8 @@ def _read(folder: Path, names: list[str], seconds: float) -> dict[int, Any]:
         told = _TOLD in os.listdir(folder)
         for number, name in enumerate(names):
             if number not in found:
-                with suppress(OSError, ValueError):
-                    found[number] = read_json(folder / name)
+                with suppress(FileNotFoundError, DamageError):
+                    found[number] = read(kind, folder / name)
     return found
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.job.afterwards.restored import Restored, restored
 from hpctrain.progress_bar import Progress
-from hpctrain.record import Count, Record, read
+from hpctrain.record import Count, Record, convert, read
 from hpctrain.secrets import referenced
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import FILE, Index, Shard
@@ -95,6 +95,10 @@ def _whole(outputs: Any) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+class _Begun(Record, frozen=True):
+    shard_samples: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+
+
 class _Note(Record, frozen=True):
     """A shard that is written: its samples, bytes and digest, and the dtype and shape by field."""
 
@@ -154,7 +158,7 @@ class _Prediction:
                             "another folder"
                         )
                     else:
-                        self._size = max(1, int(known["shard_samples"]))
+                        self._size = convert(_Begun, known, note).shard_samples
                 elif self._out.exists() and any(self._out.iterdir()):
                     problem = f"{self._out} has other files: give a folder that is new or empty"
                 else:

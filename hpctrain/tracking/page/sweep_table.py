@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import DamageError
-from hpctrain.record import Finite, decode, read
+from hpctrain.record import Finite, decode
 from hpctrain.run_record import ListedRun, Progress, RunRecord
 from hpctrain.secrets import mask
 
@@ -104,7 +104,7 @@ def waiting(run_dir: Path, begun: Sequence[Row]) -> list[Row]:
     """Return the rows of the runs of the sweep that have not begun, in the order of the sweep."""
     folder = (_known(run_dir).sweep or {}).get("folder")
     try:
-        listed = read(tuple[ListedRun, ...], Path(folder) / FILE) if folder else ()
+        listed = ListedRun.of(Path(folder)) if folder else ()
     except (FileNotFoundError, DamageError):
         return []
     known, found = {row.name for row in begun}, []

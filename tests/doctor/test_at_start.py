@@ -73,7 +73,7 @@ def planted(fault: str, rank: int) -> Any:
         wrong = SimpleNamespace(time=lambda: time.time() - 90)
         return patch.object(node_job, "time", wrong)
     if fault == "package":
-        return patch.object(installed, "_version", lambda name: "0.0.1")
+        return patch.object(installed, "installed_version", lambda name: "0.0.1")
     nvml = Nvml()
     nvml.used = 0
     nvml.ecc = (0, 7) if fault == "ecc" else (0, 0)

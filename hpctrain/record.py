@@ -60,7 +60,6 @@ Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # below 0 where two clocks 
 Time = Annotated[float, Meta(ge=-1e11, le=2e11)]  # since the epoch; datetime ends in the year 9999
 Number = float | Literal["nan", "inf", "-inf"]  # a metric: JSON has no word for these
 JobId = Annotated[str, matching("([0-9]+(_[0-9]+)?)?", "a job id such as 123_4, or empty")]
-Pid = Annotated[int, Meta(ge=2, le=2**31 - 1)]  # kill() of 1, 0 or less is for many processes
 
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _EXPECTED = re.compile(r"(?P<what>.*?)(?:, got (?P<got>.*?))?(?: - at `(?P<at>.*)`)?", re.DOTALL)

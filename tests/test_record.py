@@ -4,14 +4,16 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 
 from hpctrain.errors import DamageError
-from hpctrain.record import Count, Finite, JobId, Pid, Record, Seconds, Time, decode, read
+from hpctrain.record import Count, Finite, JobId, Record, Seconds, Time, decode, read
 from hpctrain.run_record import ListedRun, RunRecord
+
+Pid = Annotated[int, msgspec.Meta(ge=2)]
 
 
 class Part(Record, frozen=True):

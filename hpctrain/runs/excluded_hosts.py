@@ -14,10 +14,10 @@ import msgspec
 
 from hpctrain.disk import write_atomically
 from hpctrain.lock import file_lock, patience
-from hpctrain.record import Record, Time, read_known
+from hpctrain.record import Record, Time, matching, read_known
 
 # They are written into batch scripts, so nothing else than a name may stand there.
-Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
+Host = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "the name of a host")]
 _NAME, _LOCK_S = "excluded.json", 10.0
 
 

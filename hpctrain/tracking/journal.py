@@ -69,7 +69,7 @@ class _Kind(_Event, frozen=True):
 
 class _Metrics(_Event, frozen=True, tag_field="kind", tag="metrics"):
     step: Count
-    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
+    metrics: dict[str, door.Number]
 
 
 class _Time(_Event, frozen=True, tag_field="kind", tag="time"):

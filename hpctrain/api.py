@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpctrain.job.afterwards.loaded import LoadedRun
     from hpctrain.launch.function import FunctionJob
     from hpctrain.launch.jobs import LocalRunJob, RunJob
+    from hpctrain.trained.loaded import LoadedRun
 
 Folder = str | os.PathLike[str]
 
@@ -116,7 +116,7 @@ def load_run(path: Folder) -> LoadedRun:
     """
     from pathlib import Path
 
-    from hpctrain.job.afterwards.loaded import LoadedRun
+    from hpctrain.trained.loaded import LoadedRun
 
     return LoadedRun(Path(path))
 

@@ -89,24 +89,24 @@ COMMANDS = {
     "logs": "hpctrain.commands.logs",
     "cancel": "hpctrain.commands.cancel",
     "resume": "hpctrain.commands.resume",
-    "branch": "hpctrain.trained.branch",
-    "evaluate": "hpctrain.trained.evaluate",
-    "predict": "hpctrain.trained.predict",
-    "export": "hpctrain.trained.export",
+    "branch": "hpctrain.trained.commands.branch",
+    "evaluate": "hpctrain.trained.commands.evaluate",
+    "predict": "hpctrain.trained.commands.predict",
+    "export": "hpctrain.trained.commands.export",
     "checkpoints": "hpctrain.commands.checkpoints",
     "gc": "hpctrain.commands.gc",
     "report": "hpctrain.report.report_command",
     "compare": "hpctrain.report.compare_command",
-    "generate": "hpctrain.commands.generate",
+    "generate": "hpctrain.trained.commands.generate",
     "bench": "hpctrain.bench.bench",
     "doctor": "hpctrain.doctor.command",
     "plan": "hpctrain.plan.plan_command",
-    "top": "hpctrain.top.live",
+    "top": "hpctrain.report.live.live",
     "keys": "hpctrain.config.keys",
-    "plot": "hpctrain.plot.plot_command",
+    "plot": "hpctrain.report.plot_command",
     "metrics": "hpctrain.config.metric_command",
-    "from-deepspeed": "hpctrain.commands.translate.deepspeed",
-    "from-accelerate": "hpctrain.commands.translate.accelerate",
+    "from-deepspeed": "hpctrain.config.translate.deepspeed",
+    "from-accelerate": "hpctrain.config.translate.accelerate",
 }
 
 
@@ -218,7 +218,7 @@ def _env(argv: list[str]) -> int:
 
 
 def _sync(argv: list[str]) -> int:
-    from hpctrain.commands.state import ended_for_good
+    from hpctrain.runs.state.state import ended_for_good
     from hpctrain.tracking.sync import main as sync
 
     return sync(argv, ended_for_good)
@@ -248,8 +248,8 @@ def _run(argv: list[str]) -> int:
 
     signals.note()
     from hpctrain.job.here import train_frozen
-    from hpctrain.launch.slurm.job_environment import take_kept_gpus
     from hpctrain.runs import trust
+    from hpctrain.slurm.job_environment import take_kept_gpus
 
     take_kept_gpus()
 
@@ -263,7 +263,7 @@ def _run(argv: list[str]) -> int:
 
 def _call(argv: list[str]) -> int:
     from hpctrain.job.call import main as call
-    from hpctrain.launch.slurm.job_environment import take_kept_gpus
+    from hpctrain.slurm.job_environment import take_kept_gpus
 
     take_kept_gpus()
     return call(argv)

@@ -102,6 +102,22 @@ class TrackingError(HpctrainError):
     exit_code = 7
 
 
+class RefusedError(TrackingError):
+    """The store answers, and refuses: a wrong password or token, a deleted experiment."""
+
+
+class OfflineError(TrackingError):
+    """The store does not answer now."""
+
+
+def deleted_experiment(uri: str, experiment: str, number: str) -> RefusedError:
+    """Return the error for an experiment that was deleted, with the command that restores it."""
+    return RefusedError(
+        f"tracking.experiment={experiment} was deleted in {uri}: choose another name, or restore "
+        f"it: `MLFLOW_TRACKING_URI={uri} mlflow experiments restore --experiment-id {number}`"
+    )
+
+
 class HealthError(HpctrainError):
     """The training has produced numbers that are not finite, and may not go on."""
 

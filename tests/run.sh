@@ -62,7 +62,7 @@ else
     # The cluster tests mostly wait. mypy and the other tests run at the same time, in two processes,
     # and when the cluster tests have ended, a third process runs the tests of `later`. Their output
     # is shown afterwards.
-    later=(tests/config tests/data tests/data_prep)
+    later=(tests/config tests/data tests/data_prep tests/shards)
     said=$(mktemp -d)
     mkdir "$said/shared"
     export HPCTRAIN_TESTS_SHARED=$said/shared # tests/conftest.py

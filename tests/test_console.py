@@ -122,7 +122,7 @@ COMMANDS = {
     "report": ("hpctrain.report.report_command", []),
     "report of one": ("hpctrain.report.report_command", ["digits-00000002"]),
     "compare": ("hpctrain.report.compare_command", ["digits-00000001", LONG]),
-    "top": ("hpctrain.top.live", ["--once", "digits-00000002"]),
+    "top": ("hpctrain.report.live.live", ["--once", "digits-00000002"]),
     "logs": ("hpctrain.commands.logs", [LONG]),
     "keys": ("hpctrain.config.keys", None),
     "a key": ("hpctrain.config.keys", ["data", "checkpoint"]),

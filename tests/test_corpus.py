@@ -13,13 +13,13 @@ import pytest
 
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.commands import status
-from hpctrain.commands.observations import Facts
 from hpctrain.config.frozen import dump, load
 from hpctrain.report.account.history import History
 from hpctrain.run_record import Attempt, BestValue, Followed, RunRecord, Submission
-from hpctrain.runs.asked_evaluations import asked
 from hpctrain.runs.chosen_checkpoint import best_of
+from hpctrain.runs.evaluation_requests import asked
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.facts import Facts
 from hpctrain.shards.index import Index
 from hpctrain.tracking import recorded, samples
 from hpctrain.tracking.journal import journal_path, read_all

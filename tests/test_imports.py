@@ -33,14 +33,15 @@ ALLOWED = {
         "config distributed.objects distributed.tensors models.attention models.dry_run "
         "models.lora models.plan models.ties shards.types tasks"
     ),
-    "forecast": "config hardware tracking.journal",
+    "slurm": "config distributed.ranks",
+    "estimates": "config hardware tracking.journal",
     "runs": (
         "checkpoint.manifest checkpoint.weight_files config data.places.origin "
-        "data.samplers.subset forecast shards.index tracking.journal tracking.page.links "
+        "data.samplers.subset estimates shards.index slurm tracking.journal tracking.page.links "
         "tracking.recorded tracking.samples tracking.store"
     ),
     "monitor": (
-        "config.schema distributed.ranks runs.stop_request tracking.samples "
+        "config.schema distributed.ranks runs.state.stop_request tracking.samples "
         "tracking.uploader_process"
     ),
     "training": (
@@ -48,40 +49,35 @@ ALLOWED = {
         "distributed.tensors faults models.dry_run parallel shards tasks tracking"
     ),
     "launch": (
-        "config forecast runs tracking.left tracking.meta tracking.page.links tracking.refusal "
+        "config estimates runs slurm tracking.pending_upload tracking.meta tracking.page.links "
         "tracking.store tracking.uploader_process"
     ),
     "doctor": (
-        "config data distributed hardware launch monitor runs shards.ragged tracking.server "
+        "config data distributed hardware launch monitor runs shards.ragged slurm tracking.server "
         "tracking.store"
     ),
     "job": (
-        "checkpoint config data distributed doctor faults hardware launch.slurm.container "
-        "launch.slurm.queue launch.slurm.sbatch launch.slurm.sbatch_options "
-        "launch.slurm.script models.dry_run models.experts models.lora models.quantized monitor "
-        "parallel runs shards tasks trackers tracking training"
+        "checkpoint config data distributed doctor faults hardware launch.function_call "
+        "models.dry_run models.experts models.lora models.quantized monitor "
+        "parallel runs shards slurm tasks trackers tracking training"
     ),
     "commands": (
-        "checkpoint.manifest config job.afterwards.text_generation launch runs tracking.left "
+        "checkpoint.manifest config launch runs slurm tracking.pending_upload "
         "tracking.meta tracking.recorded tracking.samples"
     ),
-    "top": "commands.select config.frozen runs tracking.samples",
     "report": (
-        "commands.observations commands.select commands.state config hardware "
-        "launch.slurm.queue runs tracking.columns tracking.journal tracking.recorded "
-        "tracking.samples"
+        "config hardware job.summary runs slurm.queue tracking.columns tracking.journal "
+        "tracking.recorded tracking.samples"
     ),
-    "plot": "commands.select report tracking.columns tracking.journal",
     "trained": (
-        "checkpoint commands.select config data distributed job models parallel "
-        "plot.table_file runs shards tasks tracking training"
+        "checkpoint config data distributed job models parallel runs shards tasks tracking training"
     ),
     "plan": (
-        "config data doctor.history forecast hardware job.building launch models.dry_run "
-        "models.experts models.lora models.plan models.ties parallel runs shards tasks"
+        "config data doctor.history estimates hardware job.building launch models.dry_run "
+        "models.experts models.lora models.plan models.ties parallel runs shards slurm tasks"
     ),
     "bench": (
-        "config data distributed doctor.measures faults.stop forecast hardware job "
+        "config data distributed doctor.measures estimates faults.stop hardware job "
         "plan.inspecting plan.plan_command runs shards.sample_schema shards.format shards.types "
         "tracking.tracker training"
     ),
@@ -114,11 +110,11 @@ NO_TORCH = (
     "distributed.leaving distributed.ranks distributed.rendezvous.hostlist "
     "distributed.rendezvous.port distributed.rendezvous.run_secret distributed.report "
     "distributed.variables doctor.against_hardware doctor.checks doctor.command "
-    "doctor.comparison doctor.finding doctor.history doctor.login doctor.look doctor.nodes "
-    "doctor.table errors faults.early_signals forecast forks hardware "
-    "job.compile_cache job.here job.requeue job.verdict launch lock monitor plan.memory plot "
+    "doctor.comparison doctor.finding doctor.history doctor.login doctor.probe doctor.nodes "
+    "doctor.table errors faults.early_signals estimates forks hardware "
+    "job.compile_cache job.here job.verdict launch lock monitor plan.memory "
     "progress_bar record report run_record runs secret_text secrets shards.format shards.index "
-    "step_names terminal top tracking trained.branch units yaml_file"
+    "slurm step_names terminal tracking trained.commands.branch units yaml_file"
 )
 NO_HYDRA = (
     "checkpoint data distributed faults job.fit models parallel runs shards tasks tracking training"
@@ -131,7 +127,7 @@ FORMAT = (
 )
 WITH_MLFLOW = (
     "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish "
-    "job.afterwards.mlflow_model"
+    "trained.mlflow_model"
 )
 
 

@@ -28,8 +28,8 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
-from hpctrain.launch.slurm.script import sbatch_script
 from hpctrain.report.views import html_view
+from hpctrain.slurm.script import sbatch_script
 from hpctrain.tracking.meta import Meta
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs

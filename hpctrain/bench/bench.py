@@ -22,7 +22,7 @@ from hpctrain.config.advice import cures
 from hpctrain.console import Cell, Console, Table
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, NodeError
-from hpctrain.forecast.bench_figures import Facts, Figures
+from hpctrain.estimates.bench_figures import Facts, Figures
 from hpctrain.secrets import referenced
 
 if TYPE_CHECKING:

@@ -24,16 +24,16 @@ from hpctrain.bench import step_times
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed import objects
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DataError
+from hpctrain.estimates.bench_figures import Part, quantile
 from hpctrain.faults.stop import Stop
-from hpctrain.forecast.bench_figures import Part, quantile
 from hpctrain.hardware import Hardware
 from hpctrain.job.building.build import build
 from hpctrain.job.building.flops import flops_of_training
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
@@ -96,7 +96,7 @@ class Bench:
         run = RunDir(self.folder)
         return build(self.config, run, self.ranks, self.device, NullTracker(), stop, account)
 
-    def _batches(self, loader: Feed) -> Batches:
+    def _batches(self, loader: DevicePrefetcher) -> Batches:
         """Yield batches for ever; a loader that ends begins anew."""
         while True:
             count = 0
@@ -188,7 +188,7 @@ class Bench:
     def _passes(self, trainer: Trainer, batch: Batch) -> list[float]:
         """Return the seconds of forward and backward passes of a model that no wrapper knows."""
         task, precision = trainer.train_step.task, trainer.train_step.model.precision
-        model: torch.nn.Module = make("model", self.config.model)
+        model: torch.nn.Module = instantiate("model", self.config.model)
         model.to(self.device, precision.params).train()
         wanted = [each for each in model.parameters() if each.requires_grad]
 
@@ -208,7 +208,7 @@ class Bench:
         one = None if self.hardware is None else self.hardware.peak(compute)
         flops = None
         if one is not None:
-            model = partial(make, "model", self.config.model)
+            model = partial(instantiate, "model", self.config.model)
             flops = flops_of_training(model, trainer.train_step.task, batch)
         return Part.of(
             seconds,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hpctrain.config.schema import Config, DataConfig
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.plan.inspecting.activations import activations_of
 from hpctrain.plan.inspecting.model_facts import build_of
 from hpctrain.plan.inspecting.sample_shape import of_shape, parse_shape
@@ -27,7 +27,7 @@ def read_from(config: Config, shape: str, folder: Path) -> None:
     Raises:
         ConfigError: The model does not take such a sample.
     """
-    task = make("task", config.task)
+    task = instantiate("task", config.task)
     sample = of_shape(config, task, parse_shape(shape))
     activations_of(build_of(config), task, sample, None, config.train)  # which says what is wrong
     kept = {name: getattr(config.data, name) for name in ("batch_transforms", "threads", "tail")}
@@ -36,7 +36,7 @@ def read_from(config: Config, shape: str, folder: Path) -> None:
 
 def write(config: Config, shape: str, folder: Path) -> None:
     """Write the data set: floats of a normal distribution, and 0 and 1 as labels and tokens."""
-    fields = of_shape(config, make("task", config.task), parse_shape(shape))
+    fields = of_shape(config, instantiate("task", config.task), parse_shape(shape))
     numbers = np.random.default_rng(config.seed)
 
     def values(field: torch.Tensor, rows: int) -> Array:

@@ -18,17 +18,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_arguments, are_folders, select
-from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.slurm import queue
-from hpctrain.launch.slurm.queue import me
 from hpctrain.lock import is_held_by
 from hpctrain.run_record import is_own_run
-from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.select import add_arguments, are_folders, select
+from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.slurm import queue
+from hpctrain.slurm.queue import me
 from hpctrain.terminal import printable
 
 _SAVE_S = 60.0  # how long to wait for the runs to save

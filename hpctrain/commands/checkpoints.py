@@ -15,13 +15,13 @@ from typing import Any
 from rich.filesize import decimal
 
 from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage
-from hpctrain.commands.observations import Facts
-from hpctrain.commands.select import add_arguments, select
-from hpctrain.commands.state import metric
 from hpctrain.console import Cell, Console, Table, print_json
 from hpctrain.errors import StorageError
 from hpctrain.run_record import Progress
 from hpctrain.runs.chosen_checkpoint import best_step
+from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state.select import add_arguments, select
+from hpctrain.runs.state.state import metric
 from hpctrain.step_names import step_name, step_of
 from hpctrain.terminal import printable
 

@@ -34,15 +34,15 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from hpctrain.checkpoint.manifest import Manifest, is_healthy
-from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_dir, all_runs, is_archived, runs_of
-from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.runs.asked_evaluations import without_result
+from hpctrain.launch.function_call import code_of, is_check
 from hpctrain.runs.chosen_checkpoint import best_step
-from hpctrain.runs.function_call import code_of, is_check
+from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.select import add_dir, all_runs, is_archived, runs_of
+from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.step_names import is_step_name, step_name
 from hpctrain.terminal import printable
 

@@ -14,14 +14,14 @@ from typing import TextIO
 
 from rich.text import Text
 
-from hpctrain.commands.first_error import Fault, find_fault, tail
-from hpctrain.commands.log_files import batch_log, rank_logs
-from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_arguments, select_one
-from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.console import Cell, Console, Table
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.first_error import Fault, find_fault, tail
+from hpctrain.runs.state.log_files import batch_log, rank_logs
+from hpctrain.runs.state.select import add_arguments, select_one
+from hpctrain.runs.state.state import UNDER_WAY, State, judge
 from hpctrain.terminal import bytes_writer, harmless, printable
 
 _BLOCK = 1 << 16  # bytes read at a time

@@ -10,22 +10,22 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_arguments, are_folders, select
-from hpctrain.commands.state import State, judge
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable, signature
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.select import add_arguments, are_folders, select
+from hpctrain.runs.state.state import State, judge
+from hpctrain.slurm import sbatch
 from hpctrain.terminal import printable
-from hpctrain.tracking.left import left_behind
+from hpctrain.tracking.pending_upload import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
 _BY_NAME = (*_BY_DEFAULT, "cancelled", "created")

@@ -15,9 +15,11 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import add_arguments, select
-from hpctrain.commands.state import (
+from hpctrain.console import Cell, Console, Table, shortened
+from hpctrain.runs.code import trained_code
+from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.select import add_arguments, select
+from hpctrain.runs.state.state import (
     STATES,
     UNDER_WAY,
     State,
@@ -28,12 +30,10 @@ from hpctrain.commands.state import (
     metric,
     step,
 )
-from hpctrain.console import Cell, Console, Table, shortened
-from hpctrain.runs.code import trained_code
-from hpctrain.runs.swept import label
+from hpctrain.runs.sweep_overrides import label
 from hpctrain.terminal import printable
-from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Uploaded
+from hpctrain.tracking.pending_upload import left_behind
 
 _ROWS = 40
 _PROBLEMS = 3  # lines about uploads and the like

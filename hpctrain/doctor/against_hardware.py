@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from hpctrain.doctor.finding import Finding, bounded
-from hpctrain.doctor.look import Look
+from hpctrain.doctor.probe import Probe
 from hpctrain.hardware import Hardware, of_device
 
 _of_device = functools.cache(of_device)  # it reads all files
@@ -32,7 +32,7 @@ _NVLINK = (
 )
 
 
-def compared(looks: Sequence[Look]) -> Iterator[tuple[str, Finding]]:
+def compared(looks: Sequence[Probe]) -> Iterator[tuple[str, Finding]]:
     """Yield what is far below the figures of the hardware, with the host."""
     nodes = len({each.host for each in looks})
     for each in looks:
@@ -42,7 +42,7 @@ def compared(looks: Sequence[Look]) -> Iterator[tuple[str, Finding]]:
                 yield each.host, finding
 
 
-def _of_rank(each: Look, hardware: Hardware, nodes: int) -> Iterator[Finding]:
+def _of_rank(each: Probe, hardware: Hardware, nodes: int) -> Iterator[Finding]:
     figures, gpu, rank, title = each.figures, each.gpus[0], f"rank {each.rank}: ", hardware.title
     pairs = [value / 1e3 for name, value in figures.items() if name.startswith("pair_")]
     shared = figures.get(_IN_NODE if nodes > 1 else _ALL_REDUCE) if each.local_rank == 0 else None

@@ -11,7 +11,7 @@ from hpctrain.doctor import against_hardware
 from hpctrain.doctor.checks import clocks, reach
 from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
-from hpctrain.doctor.look import Look
+from hpctrain.doctor.probe import Probe
 
 Places = dict[str, list[Finding]]
 _SAME = {
@@ -40,12 +40,12 @@ _LOSES = {
 }
 
 
-def compared(looks: Sequence[Look], *, mixed: bool = False) -> Places:
+def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
     """Return the findings of each host: its own, and what differs from the other hosts.
 
     Where nodes may differ (`Asked.mixed`), only GPUs of one kind are compared.
     """
-    alike: dict[str, list[Look]] = {}
+    alike: dict[str, list[Probe]] = {}
     for each in looks:
         kind = each.gpus[0].name if each.gpus else each.host
         alike.setdefault(kind if mixed else "", []).append(each)
@@ -72,7 +72,7 @@ def compared(looks: Sequence[Look], *, mixed: bool = False) -> Places:
     return places
 
 
-def _versions(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
+def _versions(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
     by_host = {each.host: each.versions for each in looks if each.versions}
     usual = {
         name: Counter(each.get(name, "missing") for each in by_host.values()).most_common(1)[0][0]
@@ -90,9 +90,9 @@ def _versions(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
             yield host, good("same versions", shown)
 
 
-def _number_of_gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
+def _number_of_gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
     """Count the GPUs of each node over its ranks, which may see all of them or one each."""
-    by_host: dict[str, list[Look]] = {}
+    by_host: dict[str, list[Probe]] = {}
     for each in looks:
         by_host.setdefault(each.host, []).append(each)
     for host, ranks in by_host.items():
@@ -101,7 +101,7 @@ def _number_of_gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
             yield host, _number(given, ranks)
 
 
-def _number(given: int, ranks: Sequence[Look]) -> Finding:
+def _number(given: int, ranks: Sequence[Probe]) -> Finding:
     check = "number of GPUs"
     seen = {uuid for each in ranks for uuid in each.uuids}
     if len(seen) >= given:
@@ -124,7 +124,7 @@ def _number(given: int, ranks: Sequence[Look]) -> Finding:
     return Finding(check, "fail", found, f"{given}", cure)
 
 
-def _gpus(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
+def _gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
     all_gpus = [gpu for each in looks for gpu in each.gpus]
     if not all_gpus:
         return
@@ -151,7 +151,7 @@ def _differs(name: str, value: object, usual: object) -> Finding:
     return Finding(f"same GPUs: {name}", verdict, f"{value}", f"{usual}, as other GPUs", cure)
 
 
-def _figures(looks: Sequence[Look]) -> Iterable[tuple[str, Finding]]:
+def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
     for name, loss in _LOSES.items():
         judged = [
             (each, each.figures[name])
@@ -198,7 +198,7 @@ def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:
     return found
 
 
-def _pairs(looks: Sequence[Look]) -> dict[tuple[str, str], float]:
+def _pairs(looks: Sequence[Probe]) -> dict[tuple[str, str], float]:
     """Return the speed of each pair of hosts: the slower of what both have measured."""
     hosts = list(dict.fromkeys(each.host for each in sorted(looks, key=lambda one: one.rank)))
     speeds: dict[tuple[str, str], float] = {}
@@ -210,7 +210,7 @@ def _pairs(looks: Sequence[Look]) -> dict[tuple[str, str], float]:
     return speeds
 
 
-def figures(looks: Sequence[Look]) -> dict[str, dict[str, float]]:
+def figures(looks: Sequence[Probe]) -> dict[str, dict[str, float]]:
     """Return the median of each figure over the ranks of a host."""
     values: dict[str, dict[str, list[float]]] = {}
     for each in looks:

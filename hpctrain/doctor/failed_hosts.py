@@ -10,7 +10,7 @@ from collections import Counter
 
 from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.finding import Finding, worst
-from hpctrain.runs import excluded_hosts
+from hpctrain.slurm import excluded_hosts
 
 # The beginnings of checks that are not about the host.
 _NOT_OF_HOST = ("communication", "port of rank 0", "output_dir", "data.path", "interface ")

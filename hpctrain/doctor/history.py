@@ -20,7 +20,7 @@ from hpctrain.disk import LARGEST_JSON, open_below
 from hpctrain.doctor.finding import Finding, Verdict, worst
 from hpctrain.errors import DamageError, StorageError
 from hpctrain.record import Finite, Record, Time, decode, read_bytes
-from hpctrain.runs.excluded_hosts import Host, folder_of
+from hpctrain.slurm.excluded_hosts import Host, folder_of
 
 _NAME, _PARTS = "history.jsonl", 2
 

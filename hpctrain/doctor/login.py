@@ -11,7 +11,7 @@ from hpctrain.config.schema import Config
 from hpctrain.doctor.checks import file_systems, installed, scheduler
 from hpctrain.doctor.finding import Finding, good, unknown
 from hpctrain.errors import TrackingError
-from hpctrain.runs import excluded_hosts
+from hpctrain.slurm import excluded_hosts
 from hpctrain.tracking import store
 
 _LOCKED_S = 2.0

@@ -1,6 +1,6 @@
 """What each rank of a check does: look, meet the others, measure.
 
-`look` needs no other rank, so that its findings are there even if the ranks cannot meet.
+`probe` needs no other rank, so that its findings are there even if the ranks cannot meet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import infiniband, interfaces, reach
 from hpctrain.doctor.finding import Finding, unknown
-from hpctrain.doctor.look import Asked, Look, look
+from hpctrain.doctor.probe import Expectation, Probe, probe
 from hpctrain.errors import HpctrainError
 
 _TIMEOUT_S = 60
@@ -27,14 +27,14 @@ _OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Return what this rank of `doctor --nodes` has seen and measured, as JSON.
 
-    `asked` is an `Asked` as JSON. In the folder, which exists, the ranks tell each other something.
+    `asked` is an `Expectation` as JSON. The ranks tell each other something in the folder.
     """
-    given = Asked(**asked)
+    given = Expectation(**asked)
     ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
     import torch
 
     uuids = visible_gpus(given)
-    seen = look(given, ranks, uuids, disks=True)
+    seen = probe(given, ranks, uuids, disks=True)
     if ranks.local_rank == 0:
         seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
         if torch.cuda.is_available():
@@ -55,7 +55,7 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     return _measured(given, ranks, Path(folder), seen).to_json()
 
 
-def visible_gpus(asked: Asked) -> list[str]:
+def visible_gpus(asked: Expectation) -> list[str]:
     """Return the UUIDs of the GPUs that torch sees; none if the job uses CPUs."""
     import torch
 
@@ -64,7 +64,7 @@ def visible_gpus(asked: Asked) -> list[str]:
     return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
 
 
-def _measured(asked: Asked, ranks: RankInfo, folder: Path, seen: Look) -> Look:
+def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) -> Probe:
     from hpctrain.distributed.group import process_group
 
     parallel = ParallelConfig(device=asked.device, backend=asked.backend, timeout_s=_TIMEOUT_S)
@@ -83,7 +83,7 @@ def _measured(asked: Asked, ranks: RankInfo, folder: Path, seen: Look) -> Look:
         return seen
 
 
-def measured(asked: Asked, ranks: RankInfo, device: Any, seen: Look) -> Look:
+def measured(asked: Expectation, ranks: RankInfo, device: Any, seen: Probe) -> Probe:
     """Measure with all ranks of the process group, and return the look with the figures."""
     import torch.distributed as dist
 
@@ -109,7 +109,7 @@ def measured(asked: Asked, ranks: RankInfo, device: Any, seen: Look) -> Look:
     return meet(seen)
 
 
-def meet(seen: Look) -> Look:
+def meet(seen: Probe) -> Probe:
     """Return the look with the time at which all ranks have met."""
     import torch.distributed as dist
 

@@ -12,11 +12,11 @@ from hpctrain.distributed.rendezvous.hostlist import expand_hostlist
 from hpctrain.doctor import comparison, failed_hosts, history, node_job
 from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.finding import Finding
-from hpctrain.doctor.look import Asked, Look
+from hpctrain.doctor.probe import Expectation, Probe
 from hpctrain.errors import LaunchError
 from hpctrain.launch import function
-from hpctrain.launch.slurm import queue
-from hpctrain.runs.excluded_hosts import folder_of
+from hpctrain.slurm import queue
+from hpctrain.slurm.excluded_hosts import folder_of
 
 _TIME_MIN = 10
 
@@ -28,7 +28,7 @@ def checked(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, flo
     avoid. The ranks are started on this machine if `here`. A refused job, or one that has ended
     without any answer, is a LaunchError.
     """
-    time_min, asked = config.launch.time_min, Asked.of(config)
+    time_min, asked = config.launch.time_min, Expectation.of(config)
     config.launch.time_min = min(time_min, _TIME_MIN) if isinstance(time_min, int) else _TIME_MIN
     if config.name == Config().name:
         config.name = "doctor"
@@ -41,7 +41,7 @@ def checked(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, flo
         # Standard output may be JSON.
         print(f"job {job.job_id} checks the nodes; its logs: {job.paths.folder}", file=sys.stderr)
         answers = job.answers()
-    looks = [Look.of_json(facts) for facts in answers.values()]
+    looks = [Probe.of_json(facts) for facts in answers.values()]
     ranks = config.asked_world_sizes[0]
     if not looks:
         raise LaunchError(f"job {job.job_id}: no rank has answered; see {job.paths.folder}")

@@ -30,13 +30,14 @@ from hpctrain.errors import (
     StorageError,
 )
 from hpctrain.job import run_page
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.job.environment import changes, environment
-from hpctrain.job.requeue import may_requeue, requeue_for_a_port, requeue_from_rank
-from hpctrain.runs import failure, lost_checkpoints, stop_request
+from hpctrain.runs import missing_checkpoints
 from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.swept import titled
+from hpctrain.runs.state import failure, stop_request
+from hpctrain.runs.sweep_overrides import titled
+from hpctrain.slurm.requeue import may_requeue, requeue_for_a_port, requeue_from_rank
 from hpctrain.terminal import few
 from hpctrain.trackers import OtherTracker
 from hpctrain.trackers.several import SeveralTrackers
@@ -97,7 +98,7 @@ class Attempt(NoAttempt):
                 **({"code_changed": code} if code else {}),
             )
             stack.push(self._failed)  # called for every exception from here on
-            lost_checkpoints.refuse(self._config, self._run)
+            missing_checkpoints.refuse(self._config, self._run)
             # Before the tracker starts: its end would wait for MLflow.
             devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
             if recorded := self._run.read().provenance:
@@ -266,7 +267,7 @@ class Attempt(NoAttempt):
 
 def _other_trackers(nodes: Sequence[Mapping[str, Any]]) -> list[OtherTracker]:
     """Return the trackers."""
-    made = [make(f"tracking.also[{i}]", node) for i, node in enumerate(nodes)]
+    made = [instantiate(f"tracking.also[{i}]", node) for i, node in enumerate(nodes)]
     for i, tracker in enumerate(made):
         if not isinstance(tracker, OtherTracker):
             raise ConfigError(

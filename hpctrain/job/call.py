@@ -13,7 +13,7 @@ from pathlib import Path
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.job import compile_cache
-from hpctrain.runs.function_call import Call, encode, read_results, result_file, write_result
+from hpctrain.launch.function_call import Call, encode, read_results, result_file, write_result
 from hpctrain.secrets import mask
 
 _LONGEST_WAIT_S = 600.0  # until rank 0 has started

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from hpctrain import __version__
-from hpctrain.launch.slurm.queue import call, version
+from hpctrain.slurm.queue import call, version
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 

@@ -32,16 +32,16 @@ from hpctrain.job.attempt import Attempt, NoAttempt
 from hpctrain.job.beginning import attempt_began
 from hpctrain.job.building.build import build
 from hpctrain.job.preflight import preflight
-from hpctrain.job.requeue import requeue_from_rank
 from hpctrain.job.shapes import shape_problem
 from hpctrain.job.unread import unread_problem
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.code import modules, trained_code
-from hpctrain.runs.failure import recorded
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.stop_request import stop_file
+from hpctrain.runs.state.failure import recorded
+from hpctrain.runs.state.stop_request import stop_file
 from hpctrain.runs.terminal_log import kept
+from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.tracking.journal import journal_path, last_record
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.deterministic import deterministic, refusal

@@ -52,7 +52,7 @@ def train_frozen(path: Path) -> int:
     from hpctrain.config.evaluation_job import check_sbatch
     from hpctrain.config.frozen import load
     from hpctrain.config.validate import validate
-    from hpctrain.runs.failure import recorded
+    from hpctrain.runs.state.failure import recorded
 
     run = RunDir.open(path)
     _log_to_stderr()
@@ -86,8 +86,8 @@ def _train_to_the_end(
 ) -> int:
     if not again and run.read().state == "finished":
         if ranks.is_main:
+            from hpctrain.job.summary import show
             from hpctrain.runs.code import trained_code
-            from hpctrain.runs.summary import show
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
             if changed := trained_code.changes(config, run):
@@ -107,10 +107,10 @@ def _train_to_the_end(
     with kept(*where) if ranks.is_main else nullcontext(), told(run.path):
         code = _train_attempt(config, run, ranks)
     if code == 0 and ranks.is_main:
-        from hpctrain.runs.summary import show
+        from hpctrain.job.summary import show
 
         if config.train.sample_prompt:
-            from hpctrain.job.afterwards.text_generation import print_sample
+            from hpctrain.job.text_generation import print_sample
 
             print_sample(run.path, config.train.sample_prompt)
         show(config, run, argv)
@@ -119,7 +119,7 @@ def _train_to_the_end(
 
 def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
     """Upload what the uploader of a finished run has left, if it was killed."""
-    from hpctrain.tracking.left import left_behind
+    from hpctrain.tracking.pending_upload import left_behind
 
     if not (tracking.enabled and tracking.upload and left_behind(run.path)):
         return
@@ -190,7 +190,7 @@ def _check_queue(run: RunDir, ranks: RankInfo) -> None:
         return
     if ranks.launcher not in ("single", "torchrun"):  # the job of the run, or a sweep, which asked
         return
-    from hpctrain.launch.slurm import queue
+    from hpctrain.slurm import queue
 
     try:
         job = queue.queue_of([record]).job_of(record)

@@ -23,12 +23,12 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor import comparison, failed_hosts, history, node_job
 from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.finding import worst
-from hpctrain.doctor.look import Asked, Look, look
+from hpctrain.doctor.probe import Expectation, Probe, probe
 from hpctrain.errors import NodeError, StorageError
-from hpctrain.job.requeue import requeue_from_rank
-from hpctrain.launch.slurm.sbatch_options import joined_hosts
-from hpctrain.runs import excluded_hosts
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.slurm import excluded_hosts
+from hpctrain.slurm.requeue import requeue_from_rank
+from hpctrain.slurm.sbatch_options import joined_hosts
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
     begin = time.monotonic()
-    places, figures = checked(Asked.of(config), ranks, device, full=mode == "full")
+    places, figures = checked(Expectation.of(config), ranks, device, full=mode == "full")
     requeued = _remember(config, run, ranks, places, figures) if ranks.is_main else False
     if ranks.is_main:
         seconds = time.monotonic() - begin
@@ -64,12 +64,12 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
 
 
 def checked(
-    asked: Asked, ranks: RankInfo, device: torch.device, *, full: bool
+    asked: Expectation, ranks: RankInfo, device: torch.device, *, full: bool
 ) -> tuple[Places, dict[str, dict[str, float]]]:
     """Return what is found on each host, and, if `full`, what was measured; all ranks call it."""
-    seen = look(asked, ranks, node_job.visible_gpus(asked), disks=full)
+    seen = probe(asked, ranks, node_job.visible_gpus(asked), disks=full)
     seen = node_job.measured(asked, ranks, device, seen) if full else node_job.meet(seen)
-    looks = [Look.of_json(each) for each in objects.all_gather(seen.to_json())]
+    looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
     return comparison.compared(looks, mixed=asked.mixed), comparison.figures(looks)
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import hpctrain
 from hpctrain.config.schema import Config
-from hpctrain.runs.failure import is_of_another_rank
+from hpctrain.runs.state.failure import is_of_another_rank
 
 _OF_SHAPES = re.compile(
     r"\bshapes?\b|\bsizes?\b|dimension|channels|out of (range|bounds)|\d-?D .*input|broadcast",

@@ -29,10 +29,10 @@ from hpctrain.disk import opener
 from hpctrain.distributed import flight_recorder
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
-from hpctrain.job.requeue import may_requeue
-from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import ending
+from hpctrain.runs.state import failure, stop_request
+from hpctrain.slurm.requeue import may_requeue
+from hpctrain.tracking import final_status
 from hpctrain.tracking.uploader_process import python_module
 
 log = logging.getLogger(__name__)
@@ -113,9 +113,9 @@ def close_tracking(run: RunDir, code: int) -> None:
         attempt.error if failed else attempt.reason
     ) or f"the ranks ended with exit code {code}"
     status = "FAILED" if failed else "KILLED"
-    if ending.is_open(run.path):
-        ending.close(run.path, status, reason)
-    elif not failed or not ending.correct(run.path, status, reason):
+    if final_status.is_open(run.path):
+        final_status.close(run.path, status, reason)
+    elif not failed or not final_status.correct(run.path, status, reason):
         return
     if tracking.upload:
         command, env = python_module(

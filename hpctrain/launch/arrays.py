@@ -30,16 +30,15 @@ from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
 from hpctrain.launch.executor import Executor
 from hpctrain.launch.jobs import LocalRunJob, RunJob
-from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.queue import Task, me
-from hpctrain.launch.slurm.sbatch_options import check_folder
-from hpctrain.launch.slurm.script import sbatch_script
 from hpctrain.run_record import RunRecord
-from hpctrain.runs import excluded_hosts
 from hpctrain.runs.code import provenance
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import reference
+from hpctrain.slurm import excluded_hosts, sbatch
+from hpctrain.slurm.queue import Task, me
+from hpctrain.slurm.sbatch_options import check_folder
+from hpctrain.slurm.script import sbatch_script
 
 
 @dataclass

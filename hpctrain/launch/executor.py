@@ -21,10 +21,10 @@ import submitit
 
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.launch.jobs import LocalRunJob, RunJob
-from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.job_environment import keep_gpus
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.slurm import sbatch
+from hpctrain.slurm.job_environment import keep_gpus
 
 
 class Executor(submitit.SlurmExecutor):  # type: ignore[misc]

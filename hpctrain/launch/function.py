@@ -27,12 +27,12 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
 from hpctrain.launch.executor import Executor, LocalExecutor
+from hpctrain.launch.function_call import Call, decode, read_results
 from hpctrain.launch.jobs import FailedError, LoggedJob, RunJob, RunPaths
-from hpctrain.launch.slurm import queue, sbatch
-from hpctrain.launch.slurm.script import sbatch_script
 from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.runs.code import snapshot
-from hpctrain.runs.function_call import Call, decode, read_results
+from hpctrain.slurm import queue, sbatch
+from hpctrain.slurm.script import sbatch_script
 
 _SECTIONS = ("launch", "site", "network", "name", "output_dir")
 

@@ -3,7 +3,7 @@
     job.job_id   job.state   job.done()   job.wait()   job.cancel()   job.result()   job.stdout()
 
 submitit's own jobs ask `sacct`, call `scancel`, and read results from pickles. These ask
-`hpctrain.launch.slurm.queue`, and read results from the run directory.
+`hpctrain.slurm.queue`, and read results from the run directory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from submitit.core.utils import FailedJobError, JobPaths
 from submitit.slurm.slurm import read_job_id
 
 from hpctrain.errors import HpctrainError, LaunchError
-from hpctrain.launch.slurm import queue
-from hpctrain.runs import stop_request
-from hpctrain.runs.failure import one_line
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.failure import one_line
+from hpctrain.slurm import queue
 
 log = logging.getLogger(__name__)
 _POLL_S = 30  # the longest time between two calls of `squeue`; submitit begins with 2 s

@@ -21,7 +21,7 @@ from hpctrain.errors import DamageError
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.output import NoteColumn, say
 from hpctrain.run_record import Progress as Reached
-from hpctrain.runs.swept import label
+from hpctrain.runs.sweep_overrides import label
 
 
 class LocalProgress:

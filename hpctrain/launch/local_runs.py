@@ -14,9 +14,9 @@ from hpctrain.launch.arrays import Entry
 from hpctrain.launch.executor import LocalExecutor
 from hpctrain.launch.jobs import LocalRunJob
 from hpctrain.launch.local_progress import LocalProgress
-from hpctrain.launch.slurm import sbatch
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.slurm import sbatch
 
 _LOOK_S = 1.0
 

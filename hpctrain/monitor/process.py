@@ -32,7 +32,7 @@ from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.sensors import Sensors
 from hpctrain.run_record import Progress
-from hpctrain.runs import stop_request
+from hpctrain.runs.state import stop_request
 from hpctrain.secrets import mask_logging
 from hpctrain.tracking import samples
 from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS

@@ -15,9 +15,9 @@ from torch import nn
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
-from hpctrain.forecast.measured_run import MeasuredRun
+from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.hardware import Hardware, of_section
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan import printing
@@ -47,7 +47,7 @@ from hpctrain.units import GIB
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """What the command line asks for."""
 
     config: Config
@@ -143,7 +143,7 @@ class _Answer:
             console.print(f"  {name}: {text}")
 
 
-def answer(asked: Asked, others: list[Hardware]) -> _Answer:
+def answer(asked: Query, others: list[Hardware]) -> _Answer:
     """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
     config, hardware = asked.config, asked.hardware
     if asked.runs:
@@ -152,7 +152,7 @@ def answer(asked: Asked, others: list[Hardware]) -> _Answer:
     named_nodes = config.launch.node_numbers.start
     if asked.named:
         of_command_line(config, named_nodes)  # errors of the config come before any work
-    task = make("task", config.task)
+    task = instantiate("task", config.task)
     sample = of_shape(config, task, shape) if shape else of_data(config)
     estimator, facts, model = _estimator(config, task, sample, Efficiencies())
     samples = None if shape else samples_of_epoch(config)
@@ -206,7 +206,7 @@ def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration
     """Return what measured runs say, beside what is predicted for them."""
     times, memory = [], []
     for run in runs:
-        task, layout = make("task", run.config.task), layout_of(run)
+        task, layout = instantiate("task", run.config.task), layout_of(run)
         estimator, *_ = _estimator(run.config, task, of_data(run.config), Efficiencies())
         estimate = estimator.of(layout, hardware)
         if estimate.time is None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
-from hpctrain.forecast.optimizer_states import optimizer_states
+from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.units import GIB
 

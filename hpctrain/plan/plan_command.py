@@ -18,13 +18,13 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.forecast import node_weights, time_limit
-from hpctrain.forecast.cautions import cautions
-from hpctrain.forecast.measured_run import MeasuredRun, measured_run
+from hpctrain.estimates import node_weights, time_limit
+from hpctrain.estimates.cautions import cautions
+from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
-from hpctrain.launch.slurm import sbatch
 from hpctrain.plan.budget import Limits
 from hpctrain.secrets import referenced
+from hpctrain.slurm import sbatch
 
 _DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
 
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     runs = [_measured(run) for run in given.from_run]
 
     gc.disable()  # importing torch makes many objects and drops few
-    from hpctrain.plan.answer import Asked, answer
+    from hpctrain.plan.answer import Query, answer
     from hpctrain.plan.measured.comparison import Comparison
     from hpctrain.plan.measured.measurement import measure
     from hpctrain.plan.simulating.simulation import simulate
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     gc.freeze()
     gc.enable()
 
-    asked = Asked(
+    asked = Query(
         config,
         hardware,
         nodes,

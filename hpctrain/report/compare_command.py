@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hpctrain.commands.select import add_dir, select
 from hpctrain.console import Cell, Console, Table, print_json
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount, read
 from hpctrain.report.differences import Differences, differences
+from hpctrain.runs.state.select import add_dir, select
 
 
 def main(argv: Sequence[str]) -> int:

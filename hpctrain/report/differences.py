@@ -13,7 +13,7 @@ from hpctrain.disk import text_of
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.runs.code import provenance
 from hpctrain.runs.code.git import Tree
-from hpctrain.runs.swept import flat
+from hpctrain.runs.sweep_overrides import flat
 
 # Keys that say where a run is and how it is called, not what it does.
 _PLACES = ("output_dir", "name")

@@ -11,12 +11,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.commands import select
 from hpctrain.console import Cell, Console, print_json
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.facts_json import as_json
 from hpctrain.report.account.run_account import RunAccount, read
 from hpctrain.report.views import output, terminal_view
+from hpctrain.runs.state import select
 
 
 def main(argv: Sequence[str]) -> int:

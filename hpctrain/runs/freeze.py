@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from hpctrain.config import evaluation_job
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
-from hpctrain.forecast import node_weights, time_limit
-from hpctrain.runs import lost_checkpoints, trust, weights_digest
+from hpctrain.estimates import node_weights, time_limit
+from hpctrain.runs import missing_checkpoints, trust, weights_digest
 from hpctrain.runs.code import provenance
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir
@@ -52,7 +52,7 @@ def freeze(config: Config, run: RunDir, overrides: Iterable[str] = ()) -> None:
         return
     trust.check(run.path, config)
     run.check_unlocked()
-    if finished or lost_checkpoints.may_start_again(config, run):
+    if finished or missing_checkpoints.may_start_again(config, run):
         run.archive()
     run.freeze(config, provenance=None, overrides=[*map(reference, overrides)])
     with told(run.path):

@@ -5,9 +5,9 @@
         run.json       signature, state, submission, attempts, result
         provenance/    commit, changes and package versions (see `hpctrain.runs.code.provenance`)
         modules.json   the user's code (see `hpctrain.runs.code.trained_code`)
-        failed         why a rank has failed under Slurm (see `hpctrain.runs.failure`)
+        failed         why a rank has failed under Slurm (see `hpctrain.runs.state.failure`)
         progress.json  the last step and its metrics, while the run trains
-        stop           a stop request (see `hpctrain.runs.stop_request`)
+        stop           a stop request (see `hpctrain.runs.state.stop_request`)
         logs/          output of the ranks under Slurm, one file per rank
         checkpoints/   step-00000200/ …
         secret         with which ranks know each other (`hpctrain.distributed.rendezvous`)

@@ -19,8 +19,8 @@ from typing import Any
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.slurm.job_environment import TRUST
 
-VARIABLE = "HPCTRAIN_TRUST"
 _MOST = 12  # names of functions in a sentence
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 def accept(owner: str) -> None:
     """Trust a user in this process, and in the jobs and processes that it starts."""
-    os.environ[VARIABLE] = ",".join(filter(None, (os.environ.get(VARIABLE), owner)))
+    os.environ[TRUST] = ",".join(filter(None, (os.environ.get(TRUST), owner)))
 
 
 def check(run: Path, config: Config, code: Path | None = None) -> None:
@@ -56,7 +56,7 @@ def check(run: Path, config: Config, code: Path | None = None) -> None:
     names = {uid: _name(uid) for uid in sorted(uids - {0, os.geteuid()})}
     if not names:
         return
-    known = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}
+    known = {word.strip() for word in os.environ.get(TRUST, "").split(",")}
     strangers = {uid: name for uid, name in names.items() if not {str(uid), name} & known}
     targets = list(dict.fromkeys(_targets(plain(config))))
     more = f" and {len(targets) - _MOST} more" if len(targets) > _MOST else ""
@@ -68,7 +68,7 @@ def check(run: Path, config: Config, code: Path | None = None) -> None:
     text = f"{run} belongs to {owners}, and this runs with your rights: {'; '.join(runs)}"
     if strangers:
         word = ",".join(strangers.values())
-        raise ConfigError(f"{text}. If you trust them: --trust {word} or {VARIABLE}={word}")
+        raise ConfigError(f"{text}. If you trust them: --trust {word} or {TRUST}={word}")
     log.warning("%s", text)
 
 

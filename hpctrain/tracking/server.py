@@ -10,8 +10,8 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
+from hpctrain.errors import RefusedError, deleted_experiment
 from hpctrain.secrets import without_credentials
-from hpctrain.tracking.refusal import RefusedError, deleted
 
 _TIMEOUT = 3.0
 
@@ -31,7 +31,9 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     status, body = _rest(uri, f"experiments/get-by-name?{query}")
     if status == 200:
         if body["experiment"].get("lifecycle_stage", "active") != "active":
-            raise deleted(uri, experiment, str(body["experiment"].get("experiment_id", "")))
+            raise deleted_experiment(
+                uri, experiment, str(body["experiment"].get("experiment_id", ""))
+            )
         return str(body["experiment"].get("experiment_id", ""))
     if body.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
         return None

@@ -22,10 +22,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from hpctrain.errors import TrackingError
+from hpctrain.errors import OfflineError, RefusedError, TrackingError, deleted_experiment
 from hpctrain.lock import file_lock, patience
 from hpctrain.secrets import mask
-from hpctrain.tracking.refusal import OfflineError, RefusedError, deleted
 from hpctrain.tracking.uploader_process import run_python_module
 
 log = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     if row is None:
         return None
     if row[1] != "active":
-        raise deleted(uri, experiment, str(row[0]))
+        raise deleted_experiment(uri, experiment, str(row[0]))
     return str(row[0])
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from hpctrain.disk import open_regular
 from hpctrain.errors import TrackingError
 from hpctrain.terminal import printable
-from hpctrain.tracking import ending
+from hpctrain.tracking import final_status
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.journal import journal_path
-from hpctrain.tracking.left import is_uploaded
 from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.pending_upload import is_uploaded
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploading.client import explain
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, check_known, upload_lock
@@ -75,9 +75,9 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
         run_dirs = [*named] if options.run_dir else _find_runs(Path("runs"))
         if not run_dirs:
             raise TrackingError("no run directory named, and none under runs/")
-        if ended and (unclear := [path for path in run_dirs if ending.is_open(path)]):
+        if ended and (unclear := [path for path in run_dirs if final_status.is_open(path)]):
             for path, (status, reason) in ended(unclear).items():
-                ending.close(path, status, reason)
+                final_status.close(path, status, reason)
         quiet = options.watch is not None
         return sync(
             run_dirs, check=options.check, from_start=options.from_start, uri=uri, quiet=quiet
@@ -151,7 +151,7 @@ def sync(
                     meta.write(run_dir)
                 except OSError as error:
                     raise TrackingError(f"the run cannot be written: {error}") from error
-            asked = check or from_start or ending.has_died_here(run_dir)
+            asked = check or from_start or final_status.has_died_here(run_dir)
             done = not asked and is_uploaded(run_dir, meta)
             outcome = _DONE if done else _upload(run_dir, meta, from_start, uri)
             if not (quiet and outcome in _NOTHING):
@@ -193,7 +193,7 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool, uri: str | None) -> str
                 upload.fill_in()
             note = ""
             if upload.writer_died:
-                ending.close(run_dir, "KILLED", ending.UNRECORDED)
+                final_status.close(run_dir, "KILLED", final_status.UNRECORDED)
                 alerts.look()
                 upload.drain()
                 note = "; its process is gone, so it is KILLED"

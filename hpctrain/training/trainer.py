@@ -26,8 +26,8 @@ from hpctrain.config.metric_registry import (
     LR,
     SKIPPED_STEPS,
 )
-from hpctrain.config.rules.metrics import Asked
-from hpctrain.data.feed import Feed
+from hpctrain.config.rules.metrics import RequestedMetric
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed.long_work import first_in_long_work
 from hpctrain.faults.late_data import told_if_late
@@ -87,8 +87,8 @@ class Trainer:
 
     train_step: TrainStep
     schedule: Schedule
-    loader: Feed
-    evaluation: Feed | None
+    loader: DevicePrefetcher
+    evaluation: DevicePrefetcher | None
     checkpointer: Checkpointer
     tracker: Tracker
     display: Display
@@ -97,8 +97,8 @@ class Trainer:
     max_steps: int
     every: Every
     meter: NoMeter = field(default_factory=NoMeter)
-    other_evaluations: Mapping[str, Feed] = field(default_factory=dict)
-    asked: Sequence[Asked] = ()
+    other_evaluations: Mapping[str, DevicePrefetcher] = field(default_factory=dict)
+    asked: Sequence[RequestedMetric] = ()
     hooks: Hooks = field(default_factory=Hooks)
     patience: Improvement = field(default_factory=Improvement)
     best: Best = field(default_factory=Best)
@@ -253,7 +253,7 @@ class Trainer:
         return True
 
     @property
-    def _evaluations(self) -> dict[str, Feed]:
+    def _evaluations(self) -> dict[str, DevicePrefetcher]:
         """The feeds of the evaluation, by what the names of their metrics begin with."""
         main = {} if self.evaluation is None else {"val": self.evaluation}
         return main | {f"val/{name}": feed for name, feed in self.other_evaluations.items()}
@@ -268,7 +268,7 @@ class Trainer:
             values |= {f"{prefix}/{name}": value for name, value in means.items()}
         return values
 
-    def _evaluate(self, evaluation: Feed) -> dict[str, float] | None:
+    def _evaluate(self, evaluation: DevicePrefetcher) -> dict[str, float] | None:
         """Return the means over the split, each sample once; None when the ranks agree to stop."""
         model, task = self.train_step.model, self.train_step.task
         measured = Measured(task, model.mesh)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from hpctrain.bench import step_times
 from hpctrain.bench.bench import main
 from hpctrain.errors import ConfigError
-from hpctrain.forecast.bench_figures import Facts, Figures, Part, quantile
+from hpctrain.estimates.bench_figures import Facts, Figures, Part, quantile
 from tests.conftest import ROOT
 
 

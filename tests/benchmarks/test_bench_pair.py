@@ -24,7 +24,7 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_steps_beside_a_loop_by_hand(
     assert config is not None
     ranks = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
     rows = config.train.global_batch_size
-    model = make("model", config.model)
+    model = instantiate("model", config.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     image, label = torch.randn(rows, 1, 8, 8), torch.randint(0, 10, (rows,))
 

@@ -14,7 +14,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import nn
 
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.transforms import Normalise, bind
@@ -43,12 +43,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make(folder: Path, threads: int) -> Feed:
+def make(folder: Path, threads: int) -> DevicePrefetcher:
     loader = Loader(
         Reader(folder, "train"), global_batch_size=BATCH, threads=threads, pin_memory=True
     )
     statistics = Index.load(folder).statistics["train"]
-    return Feed(loader, torch.device("cuda"), bind(Normalise(), statistics))
+    return DevicePrefetcher(loader, torch.device("cuda"), bind(Normalise(), statistics))
 
 
 def rate(feed: Iterator[object], batches: int) -> float:

@@ -117,15 +117,15 @@ def ours(data: Path, turns: Turns) -> None:
 
 def ours_from_memory(data: Path, turns: Turns) -> None:
     """The same, with the batches of the others instead of the loader."""
-    from hpctrain.data.feed import Feed
+    from hpctrain.data.device_prefetcher import DevicePrefetcher
 
-    cached, read = batches(data), Feed.__iter__
+    cached, read = batches(data), DevicePrefetcher.__iter__
 
-    def given(feed: Feed) -> Iterator[Batch]:
+    def given(feed: DevicePrefetcher) -> Iterator[Batch]:
         yield next(read(feed))  # so that the feed knows the step of the last batch
         yield from itertools.cycle(cached)
 
-    Feed.__iter__ = given  # type: ignore[method-assign]
+    DevicePrefetcher.__iter__ = given  # type: ignore[method-assign]
     ours(data, turns)
 
 

@@ -19,7 +19,7 @@ from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
-from hpctrain.trained.branch import branch
+from hpctrain.trained.commands.branch import branch
 from tests.checkpoint.test_starting_weights import LAYOUTS, MORE
 from tests.conftest import Completed, run_module, runs
 from tests.parallel.parity import MODELS, Cell, build, whole

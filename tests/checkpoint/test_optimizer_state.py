@@ -16,7 +16,7 @@ from tests.parallel.parity import Cell, build, whole
 from tests.parallel.test_checkpoints import checkpointer as checkpointer_of
 from tests.ranks import run_ranks
 from tests.steps import ALONE, alone, batch, make, weights
-from tests.train.optimizers import (
+from tests.training.optimizers import (
     Counted,
     Early,
     Lion,
@@ -80,7 +80,7 @@ def test_parts_of_a_state_are_resumed_on_two_ranks(name: str, tmp_path: Path) ->
 def resumed_parts(name: str, folder: Path) -> float:
     """Return how much a resumed training on divided parameters differs."""
     keys = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.zero": 1}
-    cell = Cell("conv", 2, tuple(keys.items()), optimizer=f"tests.train.optimizers.{name}")
+    cell = Cell("conv", 2, tuple(keys.items()), optimizer=f"tests.training.optimizers.{name}")
     ends = []
     for resumed in (False, True):
         training = build(cell)
@@ -196,6 +196,7 @@ def differing(folder: Path) -> str:
 def test_a_number_that_differs_between_ranks_is_named(tmp_path: Path) -> None:
     for said in run_ranks(differing, 2, tmp_path):
         assert (
-            "param_groups[...]['own'] of tests.train.optimizers.RankNumber is 0.0 on rank" in said
+            "param_groups[...]['own'] of tests.training.optimizers.RankNumber is 0.0 on rank"
+            in said
         )
         assert said.endswith("['step-00000001']")

@@ -24,30 +24,30 @@ import pytest
 from hpctrain.checkpoint.manifest import Manifest, digest
 from hpctrain.commands import cancel, checkpoints, gc, resume
 from hpctrain.commands import logs as logs_module
-from hpctrain.commands import state as state_module
 from hpctrain.commands import status as status_module
-from hpctrain.commands.first_error import find_fault, tail
-from hpctrain.commands.log_files import rank_logs
 from hpctrain.commands.logs import _start
-from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.select import are_folders, select, select_one
-from hpctrain.commands.state import State, duration, ended_for_good, eta_s, judge
 from hpctrain.commands.status import Row, _table
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.faults.stop import Stop
-from hpctrain.launch.slurm.queue import Ended, Job, jobs_of
 from hpctrain.lock import file_lock
 from hpctrain.record import convert
 from hpctrain.report.account.run_account import read
 from hpctrain.run_record import Progress, RunRecord
-from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.stop_request import StopRequest
+from hpctrain.runs.state import state as state_module
+from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.first_error import find_fault, tail
+from hpctrain.runs.state.log_files import rank_logs
+from hpctrain.runs.state.select import are_folders, select, select_one
+from hpctrain.runs.state.state import State, duration, ended_for_good, eta_s, judge
+from hpctrain.runs.state.stop_request import StopRequest
 from hpctrain.runs.terminal_log import kept
+from hpctrain.slurm.queue import Ended, Job, jobs_of
 from hpctrain.tracking import samples
-from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.pending_upload import left_behind
 from hpctrain.training.display import Display
 from hpctrain.training.progress_file import ProgressFile
 from tests import forkserver

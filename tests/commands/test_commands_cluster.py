@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.runs import stop_request
+from hpctrain.runs.state import stop_request
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import Completed, linked_python, run_json, run_module, runs

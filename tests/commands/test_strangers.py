@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from hpctrain.commands import cancel, checkpoints, gc, state, status
-from hpctrain.commands.observations import Facts
+from hpctrain.commands import cancel, checkpoints, gc, status
 from hpctrain.errors import StorageError
 from hpctrain.report import report_command
-from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import state, stop_request
+from hpctrain.runs.state.facts import Facts
 from tests.commands.test_commands import NOW, make_checkpoint, make_run, no_slurm
 
 __all__ = ["no_slurm"]

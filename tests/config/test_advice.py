@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.commands.translate import accelerate, deepspeed_keys
-from hpctrain.commands.translate.foreign_config import ALWAYS
 from hpctrain.config.advice import _CURES, _overrides, changed, cures
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.keys import select
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
+from hpctrain.config.translate import accelerate, deepspeed_keys
+from hpctrain.config.translate.foreign_config import ALWAYS
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import Hardware, load
 from hpctrain.plan.answer import _estimator

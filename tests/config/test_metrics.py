@@ -3,7 +3,7 @@
 import pytest
 
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.rules.metrics import Asked, better, problems
+from hpctrain.config.rules.metrics import RequestedMetric, better, problems
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
@@ -32,7 +32,7 @@ def test_what_is_left_for_the_run_to_show(
 ) -> None:
     made = config(composer, *overrides)
     assert list(problems(made)) == []
-    assert Asked.of(made) == ([Asked(asked)] if asked else [])
+    assert RequestedMetric.of(made) == ([RequestedMetric(asked)] if asked else [])
 
 
 def test_the_speed_has_the_same_names_with_every_task(composer: Composer) -> None:
@@ -41,21 +41,21 @@ def test_the_speed_has_the_same_names_with_every_task(composer: Composer) -> Non
 
 
 def test_a_name_that_training_lacks_is_worth_an_evaluation_at_once() -> None:
-    assert Asked("val/f1").is_doubtful(LOGGED)
-    assert not Asked("val/mse").is_doubtful(LOGGED)
-    assert not Asked("val/f1").is_doubtful([])  # nothing is known yet
-    assert not Asked("val/f1").is_doubtful([*LOGGED, "val/f1"])
-    assert not Asked("train/f1").is_doubtful(LOGGED)
-    assert not Asked().is_doubtful(LOGGED)
+    assert RequestedMetric("val/f1").is_doubtful(LOGGED)
+    assert not RequestedMetric("val/mse").is_doubtful(LOGGED)
+    assert not RequestedMetric("val/f1").is_doubtful([])  # nothing is known yet
+    assert not RequestedMetric("val/f1").is_doubtful([*LOGGED, "val/f1"])
+    assert not RequestedMetric("train/f1").is_doubtful(LOGGED)
+    assert not RequestedMetric().is_doubtful(LOGGED)
 
 
 def test_a_wrong_name_is_refused_once_those_of_its_group_are_known() -> None:
     for fine in ("val/nope", "train/mse", ""):
-        Asked(fine).check(LOGGED)
+        RequestedMetric(fine).check(LOGGED)
     with pytest.raises(ConfigError, match=r"metric=train/ms: did you mean train/mse[?] this run"):
-        Asked("train/ms").check(LOGGED)
+        RequestedMetric("train/ms").check(LOGGED)
     with pytest.raises(ConfigError, match=r"this run produces perf/.* val/loss, val/mse$"):
-        Asked("val/nope").check([*LOGGED, "val/loss", "val/mse"])
+        RequestedMetric("val/nope").check([*LOGGED, "val/loss", "val/mse"])
 
 
 def test_the_name_of_a_metric_tells_which_values_are_better() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.transforms import Compose
 from tests.data.test_loader import Numbers
@@ -27,7 +27,7 @@ def drawn(batches):
 
 def make(rank=0, ranks=1, **options):
     loader = Loader(Numbers(100), global_batch_size=20, dp_rank=rank, dp_size=ranks, max_epochs=2)
-    return Feed(loader, CPU, Compose([draw]), seed=5, **options)
+    return DevicePrefetcher(loader, CPU, Compose([draw]), seed=5, **options)
 
 
 def test_random_choices_depend_on_the_sample_and_the_epoch_alone():
@@ -62,7 +62,7 @@ def test_the_samples_are_those_of_this_rank_without_the_filling():
         for rank in range(2)
     ]
     seen = []
-    for feed in [Feed(loader, CPU) for loader in loaders]:
+    for feed in [DevicePrefetcher(loader, CPU) for loader in loaders]:
         with pytest.raises(RuntimeError, match="has not been given a batch"):
             feed.samples()
         for batch in feed:
@@ -90,7 +90,7 @@ class SlowNumbers(Numbers):
 
 def test_the_wait_is_that_of_the_loader():
     loader = Loader(SlowNumbers(40), global_batch_size=40, threads=0, max_epochs=2)
-    feed = Feed(loader, CPU)
+    feed = DevicePrefetcher(loader, CPU)
     start = time.perf_counter()
     list(feed)
     assert 0.1 <= feed.wait_s <= time.perf_counter() - start
@@ -102,7 +102,7 @@ def test_batches_on_a_gpu_are_those_of_the_cpu():
         pytest.skip("no CUDA")
     device = torch.device("cuda")
     loader = Loader(Numbers(100), global_batch_size=20, max_epochs=2, pin_memory=True)
-    feed = Feed(loader, device, Compose([draw]), seed=5, ahead_bytes=400)
+    feed = DevicePrefetcher(loader, device, Compose([draw]), seed=5, ahead_bytes=400)
     there = []
     for step, batch in enumerate(feed, start=1):
         assert batch["x"].is_cuda
@@ -130,7 +130,7 @@ def test_copies_are_over_when_the_iterator_has_been_left():
         torch.cuda._sleep(500_000_000)  # cycles; the next batch is copied after them
         return batch
 
-    batches = iter(Feed(loader, torch.device("cuda"), slow))
+    batches = iter(DevicePrefetcher(loader, torch.device("cuda"), slow))
     next(batches)
     batches.close()
     assert streams[0].query()

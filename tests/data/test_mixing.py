@@ -14,7 +14,7 @@ from hpctrain.data.transforms import CenterCrop
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification
 from tests.conftest import Completed, journal_metrics, run_json, runs
-from tests.train.test_improvement import KILL
+from tests.training.test_improvement import KILL
 
 CLASSES, ROWS = 5, 64
 

@@ -25,7 +25,7 @@ from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.shard import digest_file
 from hpctrain.shards.storage import file as storage_file
 from tests import forkserver
-from tests.data.planted import KINDS, planted
+from tests.shards.planted import KINDS, planted
 
 COUNT = 50
 IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 3, 2), dtype=np.uint8)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.sources.reader import Reader
@@ -43,7 +43,7 @@ def test_memory_and_descriptors_stay_as_they_are(tmp_path, layout, steps):
     reader = Reader(write(tmp_path, layout), "train", fields=["image", "token"])
     sampler = BlockOrder(len(reader), 0, block_size=64, window=8)
     loader = Loader(reader, global_batch_size=16, sampler=sampler, threads=2)
-    feed = Feed(loader, torch.device("cpu"))
+    feed = DevicePrefetcher(loader, torch.device("cpu"))
     before = None
     for step, batch in enumerate(feed, start=1):
         assert batch["image"].shape == (16, 3, 16, 16)

@@ -17,7 +17,7 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.shard import digest_file
-from tests.data.planted import KINDS, planted
+from tests.shards.planted import KINDS, planted
 
 COUNT = 300
 IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 5, 4), dtype=np.uint8)

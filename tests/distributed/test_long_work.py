@@ -24,7 +24,7 @@ START = """
     from hpctrain.distributed.ranks import RankInfo
     from hpctrain.config.rules.degrees import Degrees
     from hpctrain.job.building.build_data import DataBuilder
-    from hpctrain.job.building.make import make
+    from hpctrain.job.building.instantiate import instantiate
     from hpctrain.parallel.mesh import Mesh
 
     rank, port, folder, timeout_s = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), 4
@@ -78,7 +78,7 @@ def test_sbcast_may_take_longer_than_a_collective(digits: Path, tmp_path: Path) 
                       "data.stage_dir={staged}", "output_dir={tmp_path}/runs", "tracking=off"])
     with group() as device:
         mesh = Mesh(Degrees(2), ranks.rank, device)
-        feed = DataBuilder(config, ranks, mesh, device, make).training()
+        feed = DataBuilder(config, ranks, mesh, device, instantiate).training()
         print(len(next(iter(feed))["label"]))
         feed.close()
     """

@@ -17,14 +17,14 @@ import torch.distributed as dist
 
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor import look, node_job
+from hpctrain.doctor import node_job
 from hpctrain.doctor.checks import installed
 from hpctrain.doctor.checks.gpus import gpu_health
-from hpctrain.doctor.look import Asked
+from hpctrain.doctor.probe import Expectation
 from hpctrain.errors import NodeError
 from hpctrain.job.preflight import checked, preflight
-from hpctrain.runs import excluded_hosts
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.slurm import excluded_hosts
 from tests.monitor.nvml import Nvml
 from tests.ranks import run_ranks
 
@@ -52,11 +52,11 @@ def checks(output: str, fault: str, count: int, full: bool) -> list[dict[str, di
     ill = fault if rank == 1 else ""
     found: list[dict[str, dict[str, str]]] = []
     with (
-        patch.object(look, "socket", SimpleNamespace(gethostname=lambda: f"node{rank}")),
+        patch("hpctrain.doctor.probe.socket", SimpleNamespace(gethostname=lambda: f"node{rank}")),
         nullcontext() if full else planted(ill, rank),
     ):
         for _ in range(count):
-            asked = Asked.of(config(output))
+            asked = Expectation.of(config(output))
             places, _ = checked(asked, node(rank), CPU, full=full)
             found.append(
                 {

@@ -18,7 +18,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import affinity, clocks, interfaces, limits
 from hpctrain.doctor.checks.gpus import gpu_health, links
 from hpctrain.doctor.finding import Finding, worst
-from hpctrain.doctor.look import Asked, look
+from hpctrain.doctor.probe import Expectation, probe
 from tests.monitor.nvml import Nvml
 
 GPU = "GPU-a"
@@ -134,17 +134,17 @@ def test_what_nvml_does_not_tell_is_said() -> None:
 def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Slurm's --gpus-per-task=1: the GPU is number 0 to its rank, and the fourth of the node."""
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    asked = Asked.of(Config(output_dir=str(tmp_path)))
+    asked = Expectation.of(Config(output_dir=str(tmp_path)))
     nvml = Nvml()
     nvml.ecc, nvml.used = (0, 1), 0
-    seen = look(
+    seen = probe(
         asked, RankInfo("slurm", 7, 3, 1, 8, 4, 2, "", 0, ()), [GPU], disks=False, nvml=nvml
     )
     assert bad(seen.findings) == {"GPU 3: ECC": "fail"}
     assert (seen.uuids, seen.gpus_given, seen.peers) == ([GPU], 4, 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")  # torch sees one of them
     ranks = RankInfo("slurm", 1, 1, 0, 2, 2, 1, "", 0, ())
-    assert look(asked, ranks, ["MIG-c"], disks=False, nvml=nvml).gpus_given == 0
+    assert probe(asked, ranks, ["MIG-c"], disks=False, nvml=nvml).gpus_given == 0
 
 
 def test_pcie_is_judged_by_its_bandwidth() -> None:
@@ -178,12 +178,12 @@ def test_locked_memory_matters_only_to_gpus_of_several_nodes(
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr(limits, "_INFINIBAND", tmp_path)
     monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (8 * 2**20, 8 * 2**20))
-    asked = Asked.of(Config(output_dir=str(tmp_path)))
+    asked = Expectation.of(Config(output_dir=str(tmp_path)))
     alone, several = ALONE, RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("localhost",) * 2)
     nvml = Nvml()
 
     def verdict(ranks: RankInfo, gpus: list[str]) -> str:
-        seen = look(asked, ranks, gpus, disks=False, nvml=nvml)
+        seen = probe(asked, ranks, gpus, disks=False, nvml=nvml)
         (found,) = (one for one in seen.findings if one.check == "locked memory (ulimit -l)")
         return found.verdict
 

@@ -9,23 +9,23 @@ from hpctrain.doctor import comparison, failed_hosts, history
 from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
 from hpctrain.doctor.command import settings
 from hpctrain.doctor.finding import Finding, good, worst
-from hpctrain.doctor.look import Asked, Look
 from hpctrain.doctor.measures import all_reduce, pairs
-from hpctrain.launch.slurm.script import sbatch_script
-from hpctrain.runs import excluded_hosts
+from hpctrain.doctor.probe import Expectation, Probe
+from hpctrain.slurm import excluded_hosts
+from hpctrain.slurm.script import sbatch_script
 
 GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
 H100 = replace(GPU, name="NVIDIA H100 80GB HBM3", power_w=350.0)
 VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}
 
 
-def look(node: int, **changes: object) -> Look:
+def look(node: int, **changes: object) -> Probe:
     figures = {"matmul_tflops": 700.0, "memory_gb_s": 3000.0}
-    seen = Look(f"node{node}", node, 0, VERSIONS, [GPU], [], 1000.0, figures)
+    seen = Probe(f"node{node}", node, 0, VERSIONS, [GPU], [], 1000.0, figures)
     return replace(seen, **changes)  # type: ignore[arg-type]
 
 
-def verdicts(looks: list[Look]) -> dict[str, list[tuple[str, str]]]:
+def verdicts(looks: list[Probe]) -> dict[str, list[tuple[str, str]]]:
     return {
         host: [(one.check, one.verdict) for one in findings if one.verdict != "pass"]
         for host, findings in comparison.compared(looks).items()
@@ -119,7 +119,11 @@ def test_nodes_that_are_meant_to_differ() -> None:
     ]
     plain, weighted, several = Config(), Config(), Config()
     weighted.parallel.weights, several.site.partition = [2, 1], "a100,h100"
-    assert [Asked.of(each).mixed for each in (plain, weighted, several)] == [False, True, True]
+    assert [Expectation.of(each).mixed for each in (plain, weighted, several)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_what_is_usual_among_equal_gpus() -> None:
@@ -168,7 +172,7 @@ def test_a_busy_cpu_is_not_a_slow_one() -> None:
 
 def test_a_look_comes_back_from_json() -> None:
     seen = look(1, findings=[good("x", "y")])
-    assert Look.of_json(seen.to_json()) == seen
+    assert Probe.of_json(seen.to_json()) == seen
 
 
 def test_every_pair_of_nodes_meets_once() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from hpctrain.distributed.rendezvous.port import master_port
 from hpctrain.doctor import history
-from hpctrain.runs import excluded_hosts
+from hpctrain.slurm import excluded_hosts
 from tests import cluster
 from tests.conftest import run_json, run_module, runs
 from tests.doctor.planted_gpus import PlantedGpus

@@ -14,7 +14,7 @@ from hpctrain.doctor.checks.scheduler import partition_findings
 from hpctrain.doctor.command import main, settings
 from hpctrain.doctor.finding import Finding, worst
 from hpctrain.errors import ConfigError
-from hpctrain.launch.slurm.partition_limit import minutes
+from hpctrain.slurm.partition_limit import minutes
 
 SINFO = """\
 batch*|up|2:00:00|3|idle

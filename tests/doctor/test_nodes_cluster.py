@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hpctrain.doctor.command import main
-from hpctrain.runs import excluded_hosts
+from hpctrain.slurm import excluded_hosts
 from tests import cluster
 from tests.conftest import run_json, run_module, runs
 

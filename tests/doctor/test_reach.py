@@ -17,7 +17,7 @@ from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor import comparison, failed_hosts
 from hpctrain.doctor.checks import reach
 from hpctrain.doctor.checks.reach import Lost
-from hpctrain.doctor.look import Look
+from hpctrain.doctor.probe import Probe
 from hpctrain.errors import PortTakenError
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -112,7 +112,7 @@ def test_a_node_that_is_not_reached(
 def test_of_a_pair_nobody_knows_which_one_is_to_blame() -> None:
     """The pair is named on both nodes, and none of them is excluded."""
     lost: Lost = {"a": {}, "b": {"c": "timed out"}, "c": {"b": "timed out"}, "d": {}}
-    looks = [Look(host, n, 0, {}, [], [], lost=lost) for n, host in enumerate(lost)]
+    looks = [Probe(host, n, 0, {}, [], [], lost=lost) for n, host in enumerate(lost)]
     places = comparison.compared(looks)
     bad = {host: [one for one in found if one.verdict == "fail"] for host, found in places.items()}
     assert not bad["a"]

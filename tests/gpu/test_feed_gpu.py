@@ -10,8 +10,8 @@ import h5py
 import pytest
 import torch
 
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.draws import Draws
-from hpctrain.data.feed import Feed
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.types import Batch
@@ -47,7 +47,7 @@ def test_the_values_of_a_step_are_those_of_the_file(
     loader = Loader(
         Reader(digits, "train"), global_batch_size=SIZE, max_epochs=EPOCHS, pin_memory=True
     )
-    feed = Feed(loader, DEVICE, transform, ahead_bytes=ahead_bytes)
+    feed = DevicePrefetcher(loader, DEVICE, transform, ahead_bytes=ahead_bytes)
     seen, wanted = [], []
     for batch in feed:
         if slow != "side stream":

@@ -1,6 +1,6 @@
 """Steps 3 to 10 never let the host wait for the GPU; torch itself tells.
 
-tests/train/test_no_waits.py shows the same without a GPU.
+tests/training/test_no_waits.py shows the same without a GPU.
 """
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 
 from hpctrain.errors import HealthError
 from tests.gpu.device import DEVICE, REHEARSAL, on_device
-from tests.train.test_no_waits import MODELS, make
+from tests.training.test_no_waits import MODELS, make
 
 pytestmark = [*on_device, pytest.mark.usefixtures("group_of_one")]
 

@@ -18,12 +18,12 @@ from PIL import Image
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.sources.reader import Reader
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.job.building.build_data import DataBuilder
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
@@ -50,12 +50,12 @@ def build(config: Callable[..., Config]) -> Build:
         check(made, world_size)
         ranks = RankInfo("test", rank, rank, 0, world_size, world_size, 1, "localhost", 1)
         mesh = Mesh(Degrees(world_size), rank, torch.device("cpu"))
-        return DataBuilder(made, ranks, mesh, torch.device("cpu"), make)
+        return DataBuilder(made, ranks, mesh, torch.device("cpu"), instantiate)
 
     return call
 
 
-def epoch(feed: Feed | None) -> list[dict[str, torch.Tensor]]:
+def epoch(feed: DevicePrefetcher | None) -> list[dict[str, torch.Tensor]]:
     assert feed is not None
     batches = []
     try:
@@ -217,7 +217,9 @@ def test_an_evaluation_is_without_ones_own_augmentation(
 
 def test_a_partial_function_is_called_at_once(augment: Callable[..., str]) -> None:
     """Hydra's own kind of partial looks through all modules at each call, which takes 1 ms."""
-    made = make("data.transforms[0]", {"_target_": "my_augment.flip", "_partial_": True, "x": 1})
+    made = instantiate(
+        "data.transforms[0]", {"_target_": "my_augment.flip", "_partial_": True, "x": 1}
+    )
     assert type(made) is functools.partial
     assert (made.func.__name__, made.args, made.keywords) == ("flip", (), {"x": 1})
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.runs.swept import label
+from hpctrain.runs.sweep_overrides import label
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import Completed, journal_metrics, run_json, runs

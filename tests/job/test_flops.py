@@ -18,7 +18,7 @@ from hpctrain.job.building.flops import (
     tokens_of,
 )
 from hpctrain.models import ConvNet, Transformer
-from hpctrain.parallel.preparing.alike import alike, measured_by_block
+from hpctrain.parallel.preparing.identical_blocks import alike, measured_by_block
 from hpctrain.tasks import Classification, LanguageModel
 
 small = partial(Transformer, vocab_size=64, dim=32, layers=6, heads=4)

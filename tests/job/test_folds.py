@@ -17,12 +17,12 @@ from hpctrain import load_run
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.sources.reader import Reader
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
 from hpctrain.job.building.build_data import DataBuilder
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
@@ -77,12 +77,12 @@ def build(config: Callable[..., Config]) -> Callable[..., DataBuilder]:
         check(made, size)
         mesh = Mesh(Degrees(size), rank, torch.device("cpu"))
         ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-        return DataBuilder(made, ranks, mesh, torch.device("cpu"), make)
+        return DataBuilder(made, ranks, mesh, torch.device("cpu"), instantiate)
 
     return call
 
 
-def read(feed: Feed | None, field: str = "sample") -> list[int]:
+def read(feed: DevicePrefetcher | None, field: str = "sample") -> list[int]:
     """Return a field of all samples of an epoch."""
     assert feed is not None
     found: list[int] = []

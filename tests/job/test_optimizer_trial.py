@@ -17,9 +17,9 @@ from hpctrain.job.building.trial.optimizer_trial import OptimizerTrial
 from tests.parallel.parity import Cell, build, difference, reference, results
 from tests.ranks import run_ranks
 from tests.steps import make
-from tests.train import optimizers
+from tests.training import optimizers
 
-OWN = "tests.train.optimizers."
+OWN = "tests.training.optimizers."
 SHARDED = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero1": (2, SHARDED | {"parallel.zero": 1}),

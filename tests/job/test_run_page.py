@@ -13,8 +13,8 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.environment import changes
 from hpctrain.job.run_page import plots, tags
-from hpctrain.runs import failure
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import failure
 from tests import forkserver
 from tests.conftest import Completed, run_json, runs
 

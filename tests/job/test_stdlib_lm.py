@@ -19,7 +19,7 @@ from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.job.afterwards.text_generation import Generator, print_sample
+from hpctrain.job.text_generation import Generator, print_sample
 from hpctrain.models import Transformer
 from tests.conftest import Completed, journal_metrics, run_json, run_module
 
@@ -199,7 +199,7 @@ def test_weights_alone_are_loaded(part: str, tmp_path: Path) -> None:
 def test_options_that_do_not_fit(
     trained: tuple[Path, Completed], arguments: list[str], said: str
 ) -> None:
-    from hpctrain.commands.generate import main
+    from hpctrain.trained.commands.generate import main
 
     with pytest.raises(ConfigError, match=said):
         main([str(trained[0]), *arguments])
@@ -208,7 +208,7 @@ def test_options_that_do_not_fit(
 def test_runs_that_cannot_generate(
     trained: tuple[Path, Completed], reference: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from hpctrain.commands.generate import main
+    from hpctrain.trained.commands.generate import main
 
     with pytest.raises(ConfigError, match=r"is no language model: .*Classification"):
         Generator.of(reference("train.max_steps=2", "tracking=off"))

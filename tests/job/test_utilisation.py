@@ -8,7 +8,7 @@ from torch import nn
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.job.building.build_utilisation import build_utilisation
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.shards.types import Batch
 from hpctrain.training.measuring.utilisation import NoUtilisation, Utilisation, Work
 from tests.steps import alone
@@ -26,7 +26,7 @@ def built(
     composer: Composer, *overrides: str, model: nn.Module | None = None, is_main: bool = True
 ) -> NoUtilisation:
     config = composer.typed([*PEAK, *overrides])
-    task = make("task", config.task)
+    task = instantiate("task", config.task)
     return build_utilisation(config, alone(model or nn.Linear(1, 1)), task, 4, is_main)
 
 
@@ -43,7 +43,7 @@ def at_thousand(composer: Composer, batch: Batch, *overrides: str) -> dict[str, 
 @pytest.mark.usefixtures("group_of_one")
 def test_an_mlp_needs_the_products_of_its_matrices(composer: Composer) -> None:
     found = at_thousand(composer, DIGITS, "experiment=digits")
-    model = make("model", composer.typed(["experiment=digits"]).model)
+    model = instantiate("model", composer.typed(["experiment=digits"]).model)
     sizes = [p.numel() for p in model.parameters() if p.dim() == 2]
     # Three products for each matrix, but no gradient of the images.
     flops = 6 * sum(sizes) - 2 * sizes[0]

@@ -10,9 +10,9 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed import flight_recorder
 from hpctrain.errors import DistributedError, HealthError, InUseError, LateRankError
 from hpctrain.job.verdict import close_tracking, verdict
-from hpctrain.runs import failure, stop_request
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import ending
+from hpctrain.runs.state import failure, stop_request
+from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 from hpctrain.tracking.uploader_process import Process
 from tests.conftest import run_json
@@ -255,8 +255,8 @@ def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: 
         journal.append("status", status="RUNNING", **Process("elsewhere", 7, 1)._asdict())
         journal.append("metrics", step=3, metrics={})
         journal.close()
-        assert ending.is_open(run.path)
-        assert not ending.has_died_here(run.path)
+        assert final_status.is_open(run.path)
+        assert not final_status.has_died_here(run.path)
 
     def recorded(run: RunDir) -> tuple[Any, ...]:
         found = last_record(journal_path(run.path), "status") or {}

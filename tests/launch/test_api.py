@@ -17,8 +17,8 @@ from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.jobs import LocalRunJob, RunJob
-from hpctrain.launch.slurm import sbatch
 from hpctrain.launch.sweeps.sweep import Sweep
+from hpctrain.slurm import sbatch
 from tests import forkserver
 from tests.conftest import journal_metrics, run_json, run_module
 

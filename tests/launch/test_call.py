@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.call import main
-from hpctrain.runs.function_call import Call, code_of, decode, encode, read_results
+from hpctrain.launch.function_call import Call, code_of, decode, encode, read_results
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(

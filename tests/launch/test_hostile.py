@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, SiteConfig
 from hpctrain.errors import ConfigError
-from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.slurm.script import sbatch_script
 
 
 def _is_printable(char: str) -> bool:

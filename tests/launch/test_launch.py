@@ -18,8 +18,8 @@ from hpctrain.errors import ConfigError
 from hpctrain.faults import early_signals
 from hpctrain.job import here
 from hpctrain.launch import local_runs
-from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.job_environment import keep_gpus, take_kept_gpus
+from hpctrain.slurm import sbatch
+from hpctrain.slurm.job_environment import keep_gpus, take_kept_gpus
 from tests import forkserver
 from tests.conftest import NET, Completed, ignoring_sigint, run_json, runs
 

@@ -14,9 +14,9 @@ import pytest
 
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
-from hpctrain.launch.slurm import partition_limit
-from hpctrain.launch.slurm.queue import call
-from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.slurm import partition_limit
+from hpctrain.slurm.queue import call
+from hpctrain.slurm.script import sbatch_script
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import ROOT, Completed, run_json, run_module, runs

@@ -18,7 +18,6 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from hpctrain.commands.select import runs_of
 from hpctrain.config.composing.choices import conf_dir
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
@@ -28,6 +27,7 @@ from hpctrain.launch.sweeps.resource_sweep import name_apart
 from hpctrain.runs.code import git, provenance, snapshot
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.select import runs_of
 from tests.conftest import Completed, run_json, run_module, runs
 
 Train = Callable[..., Completed]

@@ -7,8 +7,8 @@ import pytest
 from hpctrain.errors import LaunchError
 from hpctrain.launch.jobs import outcome
 from hpctrain.monitor.process import Idle
-from hpctrain.runs import stop_request
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
 from tests.report.accounts import write_run
 
 

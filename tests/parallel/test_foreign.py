@@ -12,7 +12,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
@@ -73,7 +73,7 @@ def train(name: str, parallel: ParallelConfig, accumulate: int = 1) -> Result:
     mesh = Mesh(Degrees.of(parallel, distributed.get_world_size()), distributed.get_rank(), cpu)
 
     def build() -> Any:
-        return make("model", MODELS[name][0])
+        return instantiate("model", MODELS[name][0])
 
     task = Classification() if name == "vit" else LanguageModel()
     precision = Precision(config.precision, cpu)
@@ -131,7 +131,7 @@ def test_a_pipeline_follows_the_plan_of_transformers() -> None:
 
 @pytest.mark.slow
 def test_documents_are_no_attention_mask() -> None:
-    model = make("model", LLAMA)
+    model = instantiate("model", LLAMA)
     names = [*inspect.signature(model.forward).parameters]
     with pytest.raises(ConfigError, match=r"forward\(input_ids, attention_mask, .* has att"):
         check_arguments(names, LanguageModel(documents=True).arguments)
@@ -160,6 +160,6 @@ def test_the_tensor_plan_of_transformers() -> None:
 def test_blocks_are_found(name: str) -> None:
     node, prefix = MODELS[name]
     with torch.device("meta"):
-        blocks = find_blocks(make("model", node), [])
+        blocks = find_blocks(instantiate("model", node), [])
     assert len(blocks) > 2
     assert [name for name, _ in blocks] == [f"{prefix}{i}" for i in range(len(blocks))]

@@ -16,7 +16,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
@@ -118,7 +118,7 @@ def one(library: str, layout: str, save: Path | None, load: Path | None) -> Resu
     config, cpu = Config(parallel=LAYOUTS[layout]), torch.device("cpu")
     rank, size = distributed.get_rank(), distributed.get_world_size()
     mesh = Mesh(Degrees.of(config.parallel if size > 1 else ParallelConfig(), size), rank, cpu)
-    build = functools.partial(make, "model", MODELS[library])
+    build = functools.partial(instantiate, "model", MODELS[library])
     model = parallelize(build, config, mesh, Precision(config.precision, cpu))
     optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
     step = TrainStep(model, MeanSquares(library), optimizer, clip_norm=0.5, stop=Stop())
@@ -169,9 +169,9 @@ def test_trains_saves_and_goes_on(library: str, tmp_path: Path) -> None:
             assert max(difference(result, rest)) < 3e-6
     # What `load_run(...).model()` does with a checkpoint.
     for folder in folders.values():
-        model: Any = make("model", MODELS[library])
+        model: Any = instantiate("model", MODELS[library])
         load_weights(model, folder / f"step-{SAVED:08d}")
-        again: Any = make("model", MODELS[library])
+        again: Any = instantiate("model", MODELS[library])
         load_weights(again, folders["ddp"] / f"step-{SAVED:08d}")
         for one_, other in zip(model.parameters(), again.parameters(), strict=True):
             assert torch.allclose(one_, other, atol=1e-6)

@@ -12,8 +12,8 @@ from torch import distributed, nn
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.faults.stop import Stop
-from hpctrain.forecast.optimizer_states import optimizer_states
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks

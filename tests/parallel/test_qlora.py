@@ -20,7 +20,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.models import MLP
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.quantized import FourBitLinear, quantize, rounded
-from hpctrain.trained.export import main as export
+from hpctrain.trained.commands.export import main as export
 from tests.conftest import Completed, run_json, runs
 from tests.parallel.parity import Cell, Result, build
 from tests.parallel.test_lora import LORA, journal_result

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.forecast.measured_run import measured_run
+from hpctrain.estimates.measured_run import measured_run
 from hpctrain.plan.plan_command import main
 from hpctrain.tracking.journal import journal_path
 from tests.conftest import run_module

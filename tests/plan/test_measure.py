@@ -14,10 +14,9 @@ from hpctrain.config.frozen import load
 from hpctrain.config.validate import validate
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.forecast.measured_run import MeasuredRun
+from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.launch import arrays
-from hpctrain.launch.slurm import sbatch
-from hpctrain.plan.answer import Asked, answer
+from hpctrain.plan.answer import Query, answer
 from hpctrain.plan.measured import measurement
 from hpctrain.plan.measured.comparison import Comparison
 from hpctrain.plan.measured.measurement import Measured
@@ -26,6 +25,7 @@ from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.timing import StepTime
 from hpctrain.runs.freeze import check
+from hpctrain.slurm import sbatch
 from tests import cluster
 
 # A hook of a user, which ends the second layout as a GPU without enough memory would.
@@ -51,7 +51,7 @@ def with_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
 def estimates(composer: Composer, digits: Path, output: Path, *words: str) -> list[Estimate]:
     where = [f"data.path={digits}", f"output_dir={output}", "train.max_steps=200"]
     config = composer.typed(["experiment=digits", *where, *words])
-    return answer(Asked(config, None, None, None, None, True, False, measure=True), []).layouts
+    return answer(Query(config, None, None, None, None, True, False, measure=True), []).layouts
 
 
 @pytest.mark.parametrize(

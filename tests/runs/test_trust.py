@@ -11,13 +11,14 @@ from hpctrain.commands import resume
 from hpctrain.config.frozen import load
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.job.afterwards.loaded import LoadedRun
-from hpctrain.job.afterwards.text_generation import Generator
 from hpctrain.job.here import train_frozen
+from hpctrain.job.text_generation import Generator
 from hpctrain.runs import trust
 from hpctrain.runs.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.trained.branch import branch
+from hpctrain.slurm.job_environment import TRUST
+from hpctrain.trained.commands.branch import branch
+from hpctrain.trained.loaded import LoadedRun
 from tests.conftest import run_module
 
 STRANGER = 65534
@@ -38,7 +39,7 @@ USES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setenv(trust.VARIABLE, "")
+    monkeypatch.setenv(TRUST, "")
     config = Config()
     config.output_dir = str(tmp_path)
     config.data.path, config.tracking.enabled = "/data", False
@@ -59,7 +60,7 @@ def test_the_code_of_a_stranger_waits_for_a_word(run: RunDir, use: str, given: s
     text = str(caught.value)
     assert f"{run.path} belongs to nobody (uid {STRANGER})" in text
     assert "_target_ theirs.Model, os.system" in text
-    assert text.endswith(f"--trust nobody or {trust.VARIABLE}=nobody")
+    assert text.endswith(f"--trust nobody or {TRUST}=nobody")
     assert (run.path / "run.json").read_bytes() == before
 
 

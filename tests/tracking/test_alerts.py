@@ -13,7 +13,7 @@ import pytest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.tracking import JournalTracker, ending, samples
+from hpctrain.tracking import JournalTracker, final_status, samples
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.alerts.settings import Settings, variable_of
 from hpctrain.tracking.alerts.webhook import kind_of, send
@@ -132,7 +132,7 @@ def test_only_the_end_that_counts_is_told(server: Server, tmp_path: Path) -> Non
     Alerts(tmp_path).look()
     assert told(server) == []
     cause = "a rank was killed (exit code 137), not requeued"
-    assert ending.correct(tmp_path, "FAILED", cause)
+    assert final_status.correct(tmp_path, "FAILED", cause)
     Alerts(tmp_path).look()
     assert (told(server), server.got[0][1]["reason"]) == (["failed"], cause)
     # A run that was stopped and saved goes on later; one that Slurm has killed does not.
@@ -140,7 +140,7 @@ def test_only_the_end_that_counts_is_told(server: Server, tmp_path: Path) -> Non
     Alerts(tmp_path).look()
     assert told(server) == ["failed"]
     attempt(tmp_path, on=("failed",))
-    ending.close(tmp_path, "KILLED", "TIMEOUT")
+    final_status.close(tmp_path, "KILLED", "TIMEOUT")
     Alerts(tmp_path).look()
     assert told(server) == ["failed", "failed"]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hpctrain.errors import StorageError, TrackingError
 from hpctrain.tracking import columns
 from hpctrain.tracking import sync as sync_module
-from hpctrain.tracking.ending import is_open
+from hpctrain.tracking.final_status import is_open
 from hpctrain.tracking.journal import (
     Journal,
     decode,

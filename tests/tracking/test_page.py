@@ -16,11 +16,11 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import JournalTracker, samples
-from hpctrain.tracking.ending import with_cause
-from hpctrain.tracking.left import is_uploaded
+from hpctrain.tracking.final_status import with_cause
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.page import links, nodes
 from hpctrain.tracking.page.images import save_image
+from hpctrain.tracking.pending_upload import is_uploaded
 from hpctrain.tracking.sync import main
 
 Rows = Callable[..., list[tuple[Any, ...]]]

@@ -9,8 +9,8 @@ from typing import Any
 
 from hpctrain.tracking import JournalTracker, columns, recorded
 from hpctrain.tracking.journal import journal_path
-from hpctrain.tracking.left import is_uploaded
 from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.pending_upload import is_uploaded
 
 Rows = Callable[..., list[tuple[Any, ...]]]
 

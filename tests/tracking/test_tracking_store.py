@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.errors import TrackingError
+from hpctrain.errors import OfflineError, RefusedError, TrackingError
 from hpctrain.tracking import check_uri, initialise, is_ready, resolve_uri, uploader_process
-from hpctrain.tracking.refusal import OfflineError, RefusedError
 from hpctrain.tracking.store import beside, file_system
 from hpctrain.tracking.uploading.client import explain
 from tests.tracking.token_proxy import TOKEN, TokenProxy

@@ -21,9 +21,9 @@ from hpctrain.config.schema import Config
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.building.build_model import trained_model
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import add_adapters, freeze_base
-from hpctrain.trained.exporter import Exporter
+from hpctrain.trained.exporting.exporter import Exporter
 from tests.parallel.parity import MODELS, TASKS, Cell, build
 from tests.ranks import run_ranks
 
@@ -156,7 +156,7 @@ def train(
     node: dict[str, Any], keys: tuple[tuple[str, Any], ...], folder: Path, base: Path, digest: str
 ) -> torch.Tensor | None:
     """Save a checkpoint after a step from the base; return what the trained model computes."""
-    MODELS["it"], TASKS["it"] = partial(make, "model", node), TASKS["gpt"]
+    MODELS["it"], TASKS["it"] = partial(instantiate, "model", node), TASKS["gpt"]
     rank, size = distributed.get_rank(), distributed.get_world_size()
     cell = Cell("it", size, keys)
     training = build(cell)
@@ -198,7 +198,7 @@ def check(
     node = family.tied if tied else family.untied
     match, also = lora_of(family, what)
     torch.manual_seed(1)
-    start = make("model", node)
+    start = instantiate("model", node)
     with torch.no_grad():
         for parameter in start.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -309,7 +309,7 @@ def adapted(
     """
     config = Config(model=node)
     config.train.lora = LoRAConfig(match=match, rank=2, also=also)
-    base, trained = make("model", node), make("model", node)
+    base, trained = instantiate("model", node), instantiate("model", node)
     kept = {n: v.clone() for n, v in base.state_dict().items()}
     trained.load_state_dict(kept)
     save_file(kept, folder / "base.safetensors")

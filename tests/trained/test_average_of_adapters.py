@@ -18,7 +18,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.models import MLP
 from hpctrain.models.lora import is_adapter
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.trained.export import main as export
+from hpctrain.trained.commands.export import main as export
 from tests import forkserver
 from tests.conftest import Completed, run_module, runs
 from tests.trained.test_evaluate import loss_of, predictions

@@ -17,9 +17,9 @@ from hpctrain import load_run, progress_bar
 from hpctrain.config.rules.fitting_layout import fit_layout
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.job.afterwards import predictor, restored
-from hpctrain.job.afterwards.loaded import LoadedRun
 from hpctrain.tracking import recorded
+from hpctrain.trained import predictor, restored
+from hpctrain.trained.loaded import LoadedRun
 from tests import forkserver
 from tests.conftest import Completed, run_json, run_module, runs
 

@@ -15,18 +15,18 @@ import pytest
 
 from hpctrain import load_run
 from hpctrain.checkpoint.manifest import Manifest
-from hpctrain.commands import state
 from hpctrain.commands.checkpoints import look
 from hpctrain.commands.gc import _checkpoints
-from hpctrain.commands.observations import Facts
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
-from hpctrain.launch.slurm.queue import Job
-from hpctrain.runs.asked_evaluations import without_result
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
+from hpctrain.runs.evaluation_requests import without_result
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import state
+from hpctrain.runs.state.facts import Facts
+from hpctrain.slurm.queue import Job
 from hpctrain.tracking import recorded
 from tests import cluster
 from tests.cluster import Paced

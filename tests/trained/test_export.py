@@ -26,9 +26,9 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.build_model import trained_model
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import Adapted
-from hpctrain.trained.exporter import Exported, Exporter
+from hpctrain.trained.exporting.exporter import Exported, Exporter
 from tests.conftest import Completed, run_module, runs
 from tests.parallel.parity import MODELS, TASKS, Cell, Values, build
 from tests.ranks import run_ranks
@@ -53,7 +53,7 @@ Train = Callable[..., Completed]
 def save(node: dict[str, Any], keys: tuple[tuple[str, Any], ...], folder: Path, base: str) -> None:
     """Save a checkpoint after one step; with `base` one of adapters."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    MODELS["it"], TASKS["it"] = partial(make, "model", node), TASKS["gpt"]
+    MODELS["it"], TASKS["it"] = partial(instantiate, "model", node), TASKS["gpt"]
     rank, size = distributed.get_rank(), distributed.get_world_size()
     cell = Cell("it", size, keys)
     training = build(cell)
@@ -78,7 +78,7 @@ MEASURED = """
 import json, pathlib, sys
 from hpctrain.config.schema import Config
 from hpctrain.models.lora import Adapted
-from hpctrain.trained.exporter import Exporter
+from hpctrain.trained.exporting.exporter import Exporter
 
 def memory(name):
     status = pathlib.Path("/proc/self/status").read_text()
@@ -164,7 +164,7 @@ def _lora(tmp_path: Path, *, freeze: list[str] | None = None) -> tuple[Config, P
     config.train.lora.match = ["*.query", "*.value", "*.down"]
     config.train.lora.rank = 4
     torch.manual_seed(1)
-    base = make("model", LLAMA)
+    base = instantiate("model", LLAMA)
     save_file(base.state_dict(), tmp_path / "base.safetensors")
     config.checkpoint.init_from = str(tmp_path / "base.safetensors")
     config.checkpoint.init_digest = find_weights(tmp_path / "base.safetensors").digest()
@@ -182,7 +182,7 @@ def test_merged_adapters_are_those_of_peft(tmp_path: Path) -> None:
     export(config, checkpoint, tmp_path / "adapters")
     merged = export(config, checkpoint, tmp_path / "merged", merge=True)
     assert merged.kind == "Llama of Hugging Face"
-    base = make("model", LLAMA)
+    base = instantiate("model", LLAMA)
     base.load_state_dict(load_file(tmp_path / "base.safetensors"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

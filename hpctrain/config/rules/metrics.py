@@ -1,7 +1,7 @@
 """The names of the metrics that a run produces: what the config tells, and what the run shows.
 
 Those of a task of ours are known before the run (`problems`). Those of a user's task are learned
-from the first log line and the first evaluation (`Asked`).
+from the first log line and the first evaluation (`RequestedMetric`).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def lower_is_better(metric: str, mode: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedMetric:
     """The metric that was asked for with a task of a user, whose names the run has to show.
 
     All ranks have the same names, so they decide alike.
@@ -174,7 +174,7 @@ class Asked:
     key: str = "metric"  # the config key that names it
 
     @classmethod
-    def of(cls, config: Config) -> list[Asked]:
+    def of(cls, config: Config) -> list[RequestedMetric]:
         """Return what is left to check of a config without `problems`."""
         asked = [] if config.metric == Config().metric else [cls(config.metric)]
         asked += [cls(metric, key) for key, metric, _ in _deciding(config)]

@@ -9,10 +9,10 @@ from pathlib import Path
 from hpctrain.config.schema import Config
 from hpctrain.doctor.finding import Finding, bounded, good, unknown
 from hpctrain.errors import HpctrainError, LaunchError
-from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.partition_limit import minutes, not_requeued
-from hpctrain.launch.slurm.queue import UnreachableError, ask, me, rows, version
-from hpctrain.launch.slurm.script import sbatch_script
+from hpctrain.slurm import sbatch
+from hpctrain.slurm.partition_limit import minutes, not_requeued
+from hpctrain.slurm.queue import UnreachableError, ask, me, rows, version
+from hpctrain.slurm.script import sbatch_script
 
 _SLOW_S = 5.0
 _USABLE = ("idle", "mixed", "allocated", "completing", "reserved", "planned", "mix", "alloc")

@@ -14,9 +14,9 @@ import torch
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.metrics import Asked
+from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.config.schema import CheckpointConfig, Config, EarlyStoppingConfig, TrainConfig
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
@@ -34,7 +34,7 @@ from hpctrain.job.building.build_watch import build_watch
 from hpctrain.job.building.effective import Effective
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
 from hpctrain.job.building.initial_weights import adapted_base, load_initial
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.job.building.trial.optimizer_trial import OptimizerTrial
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
@@ -86,7 +86,7 @@ def build(
     _check_hosts(config, ranks)
     mesh = Mesh(Degrees.of(config.parallel, ranks.world_size), ranks.rank, device, weights)
     precision = Precision(config.precision, device)
-    data = DataBuilder(config, ranks, mesh, device, make)
+    data = DataBuilder(config, ranks, mesh, device, instantiate)
     # Nodes may differ by hours here: shards are staged on one and are there on another.
     what = "preparing the data"
     with long_work(what), late_told(what):
@@ -165,7 +165,7 @@ def build(
             counts_tokens=getattr(task, "counts", "samples") == "tokens",
             utilisation=build_utilisation(config, model, whole, ranks.world_size, ranks.is_main),
         ),
-        asked=Asked.of(config),
+        asked=RequestedMetric.of(config),
         patience=_patience(config.train.early_stopping),
         best=_best(config.checkpoint, run, ranks, checkpointer),
         notes=notes,
@@ -230,7 +230,9 @@ def _histograms(every: int | None, run: RunDir, tracker: Tracker) -> NoHistogram
     return NoHistograms() if every is None else Histograms(every, run.path, tracker)
 
 
-def _feeds(config: Config, data: DataBuilder) -> tuple[Feed, Feed | None, dict[str, Feed]]:
+def _feeds(
+    config: Config, data: DataBuilder
+) -> tuple[DevicePrefetcher, DevicePrefetcher | None, dict[str, DevicePrefetcher]]:
     """Return the feeds of the training, of its evaluation, and of those of more splits by name."""
     if config.evaluation.job:
         return data.training(), None, {}
@@ -246,7 +248,7 @@ def _patience(stopping: EarlyStoppingConfig) -> Improvement:
 
 
 def _hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
-    made = [make(f"hooks[{i}]", node) for i, node in enumerate(config.hooks)]
+    made = [instantiate(f"hooks[{i}]", node) for i, node in enumerate(config.hooks)]
     for i, hook in enumerate(made):
         if not isinstance(hook, Hook):
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Builds the feeds of a trainer from the `data` section of the config.
 
 path ── place (staged? verified?) ── Reader ── windows? decoded? ──┐
-mixture: NAME ── …                                                 ├── Loader ── Feed
+mixture: NAME ── …                                                 ├── Loader ── DevicePrefetcher
 shuffle, subset, fold, balance, weights, buckets … ── sampler ─────┘
 """
 
@@ -19,7 +19,7 @@ import xxhash
 
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.schema import Config
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
 from hpctrain.data.places.broadcast import broadcast
@@ -76,7 +76,7 @@ class DataBuilder:
             self.config.data, self._made, self.device, shown=self.ranks.is_main
         )
 
-    def training(self) -> Feed:
+    def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""
         data = self.config.data
         if data.mixture:
@@ -97,7 +97,9 @@ class DataBuilder:
             batch_transforms=self._made("data.batch_transforms", data.batch_transforms),
         )
 
-    def evaluation(self, split: str | None = None, path: str | None = None) -> Feed | None:
+    def evaluation(
+        self, split: str | None = None, path: str | None = None
+    ) -> DevicePrefetcher | None:
         """Return the feed of the validation split, with each sample once; None without a split.
 
         Without `split` it is `data.val_split`, or the fold of `data.fold`. Transforms on the device
@@ -118,7 +120,7 @@ class DataBuilder:
             **self._of_evaluation.of(source, self._statistics()),
         )
 
-    def in_order(self, rows: int) -> Feed:
+    def in_order(self, rows: int) -> DevicePrefetcher:
         """Return a feed of all samples of the validation split, in order, whole on every rank.
 
         A batch has so many rows, and `samples` is the number of samples afterwards.
@@ -259,7 +261,7 @@ class DataBuilder:
         batch_transforms: list[Any],
         max_epochs: int | None = None,
         ramp: Sequence[tuple[int, int]] = (),
-    ) -> Feed:
+    ) -> DevicePrefetcher:
         data, seed = self.config.data, self.config.seed
         workers = Workers(source, OneByOne(transforms), data.workers) if transforms else None
         if workers is not None:
@@ -285,7 +287,7 @@ class DataBuilder:
             bind(Compose(batch_transforms), self._statistics()) if batch_transforms else None
         )
         closes, self._closes = self._closes, []
-        return Feed(loader, self.device, transform, seed=seed, closes=closes)
+        return DevicePrefetcher(loader, self.device, transform, seed=seed, closes=closes)
 
     def _statistics(self) -> Mapping[str, Statistics]:
         data = self.config.data

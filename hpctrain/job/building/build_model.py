@@ -14,7 +14,7 @@ from hpctrain.checkpoint.starting_point import load_weights, start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.config.schema import Config
 from hpctrain.errors import StorageError
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.quantized import quantize
 from hpctrain.parallel.mesh import Mesh
@@ -28,7 +28,7 @@ from hpctrain.tasks import Task, bind
 
 def build_task(config: Config) -> Task:
     """Return the task for whole sequences."""
-    return bind(make("task", config.task), config.data.path)
+    return bind(instantiate("task", config.task), config.data.path)
 
 
 def build_model(
@@ -39,7 +39,7 @@ def build_model(
     With `divided_loss`, tensor parallel may leave the logits divided.
     """
     return parallelize(
-        partial(make, "model", config.model),
+        partial(instantiate, "model", config.model),
         config,
         mesh,
         precision,
@@ -54,7 +54,7 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
     A run with adapters (LoRA) has checkpoints of these only; the other weights come from
     `checkpoint.init_from`. With `ema` it has the moving average of the parameters (`train.ema`).
     """
-    model: nn.Module = make("model", config.model)
+    model: nn.Module = instantiate("model", config.model)
     lora = config.train.lora
     if lora.patterns:
         check_base(config, checkpoint)

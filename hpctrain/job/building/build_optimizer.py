@@ -12,7 +12,7 @@ import torch
 from hpctrain.config.rules.parameter_rules import NAMED, weight_decay_of
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.errors import ConfigError
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.preparing.parameter_settings import Setting
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
@@ -29,7 +29,7 @@ def optimizer_of(
     settings: Mapping[str, Setting],
 ) -> torch.optim.Optimizer:
     """Return an optimizer of these parameters, which have these names in the plain model."""
-    optimizer: torch.optim.Optimizer = make(
+    optimizer: torch.optim.Optimizer = instantiate(
         "optimizer",
         {
             "_target_": config._target_,
@@ -88,7 +88,7 @@ def _given(
 @functools.lru_cache(maxsize=16)
 def takes_names(target: str) -> bool:
     """Return whether an optimizer gets pairs of a name and a parameter."""
-    called = make("optimizer", {"_target_": target, "_partial_": True}).func
+    called = instantiate("optimizer", {"_target_": target, "_partial_": True}).func
     try:
         parameters = inspect.signature(called).parameters
     except (TypeError, ValueError):  # some compiled functions have no signature

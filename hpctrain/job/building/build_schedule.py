@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hpctrain.config.schema import SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.effective import Effective
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.training.schedule import Schedule
 
 
@@ -25,7 +25,7 @@ def build_schedule(config: SchedulerConfig, effective: Effective) -> Schedule:
 
 
 def _own(config: SchedulerConfig, target: str, max_steps: int) -> Callable[[int], float]:
-    made: Callable[..., Any] = make(
+    made: Callable[..., Any] = instantiate(
         "scheduler", {"_target_": target, "_partial_": True, **config.options}
     )
     try:

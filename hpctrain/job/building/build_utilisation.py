@@ -12,7 +12,7 @@ from hpctrain import hardware
 from hpctrain.config.schema import Config
 from hpctrain.hardware import Hardware
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.dry_run import dry_run
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.blocks import find_blocks
@@ -72,7 +72,7 @@ def _count(config: Config, task: Task, batch: Batch) -> Work | None:
 
 
 def _flops(config: Config, task: Task, batch: Batch, mode: str) -> Flops | None:
-    model = skeleton(partial(make, "model", config.model), config.seed)
+    model = skeleton(partial(instantiate, "model", config.model), config.seed)
     if model is None:
         return None
     if mode != "none":

@@ -23,14 +23,14 @@ from hpctrain.config.evaluation_job import job_config
 from hpctrain.config.rules.metrics import lower_is_better
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.queue import me, queued
-from hpctrain.launch.slurm.script import sbatch_script
 from hpctrain.run_record import Followed
-from hpctrain.runs.asked_evaluations import Asked, asked, without_result
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.code.snapshot import Snapshot
+from hpctrain.runs.evaluation_requests import EvaluationRequest, asked, without_result
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.slurm import sbatch
+from hpctrain.slurm.queue import me, queued
+from hpctrain.slurm.script import sbatch_script
 from hpctrain.step_names import step_name, step_of
 from hpctrain.tracking import recorded
 
@@ -114,7 +114,7 @@ class EvaluationJobs(Readers):
             if step in done or not is_healthy(path):
                 continue
             if room > 0 or (last and path == paths[0]):
-                Asked.of(self._run.path, step).write()
+                EvaluationRequest.of(self._run.path, step).write()
                 room -= 1
             elif path == paths[0]:
                 log.warning(
@@ -166,7 +166,7 @@ class EvaluationJobs(Readers):
             self._submit(one)
         return ending
 
-    def _submit(self, one: Asked) -> None:
+    def _submit(self, one: EvaluationRequest) -> None:
         one = dataclasses.replace(one, tries=one.tries + 1, job_id=None).write()
         code = self._run.read().code
         kept = Snapshot.load(self._run.path.parent / "code" / code) if code else None
@@ -184,7 +184,7 @@ class EvaluationJobs(Readers):
         dataclasses.replace(one, job_id=job_id).write()
         log.info("job %s evaluates the checkpoint of step %d", job_id, one.step)
 
-    def _checkpoint(self, one: Asked) -> Path:
+    def _checkpoint(self, one: EvaluationRequest) -> Path:
         return self._run.checkpoints / step_name(one.step)
 
     def _cure(self, step: int | None = None) -> str:

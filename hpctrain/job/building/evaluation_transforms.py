@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hpctrain.config.schema import DataConfig
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.randomness import ROWS, SAMPLES, Verdict, marked, of_batches, of_samples
 from hpctrain.data.source import Source
@@ -112,7 +112,7 @@ class EvaluationTransforms:
             collate="pack" if self._data.collate == "pack" else "pad",
             workers=Workers(source, OneByOne(samples), 0) if samples else None,
         )
-        feed = Feed(loader, self._device, bind(Compose(before), statistics))
+        feed = DevicePrefetcher(loader, self._device, bind(Compose(before), statistics))
         batches = [
             {name: value.clone() for name, value in batch.items()}
             for batch in itertools.islice(feed, SAMPLES)

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.models.dry_run import dry_run
 from hpctrain.models.experts import used_evenly
-from hpctrain.parallel.preparing.alike import measured_by_block
+from hpctrain.parallel.preparing.identical_blocks import measured_by_block
 from hpctrain.parallel.preparing.initial import Build, skeleton
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Task

@@ -25,7 +25,7 @@ from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import HpctrainError
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import add_adapters, check_trained
 from hpctrain.parallel.preparing.parameter_settings import settings
 
@@ -41,7 +41,7 @@ def answer(question: dict[str, Any]) -> dict[str, str]:
     lora = LoRAConfig(**question["lora"])
     try:
         with torch.device("meta"):
-            model: nn.Module = make("model", question["model"])
+            model: nn.Module = instantiate("model", question["model"])
             names = [*model.named_parameters()]
     except Exception as error:  # the constructor of a user may raise anything
         return {"problem": "", "unknown": next(iter(str(error).splitlines()), repr(error))}

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpctrain.forecast import cautions, node_weights, time_limit
+from hpctrain.estimates import cautions, node_weights, time_limit
 from hpctrain.launch import arrays
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.output import runs, say
-from hpctrain.launch.slurm import node_range, sbatch
-from hpctrain.launch.slurm.partition_limit import beyond_partition, not_requeued
-from hpctrain.launch.slurm.queue import UnreachableError
 from hpctrain.runs.code import trained_code
+from hpctrain.slurm import node_range, sbatch
+from hpctrain.slurm.partition_limit import beyond_partition, not_requeued
+from hpctrain.slurm.queue import UnreachableError
 from hpctrain.terminal import few
 
 _AUTO = f"launch.time_min={time_limit.AUTO}"

@@ -7,8 +7,8 @@ import os
 from msgspec.structs import replace
 
 from hpctrain.launch.arrays import Entry
-from hpctrain.launch.slurm import queue
-from hpctrain.launch.slurm.queue import Queue, queue_of
+from hpctrain.slurm import queue
+from hpctrain.slurm.queue import Queue, queue_of
 
 
 def set_states(entries: list[Entry], jobs: Queue) -> None:

@@ -21,13 +21,18 @@ from hpctrain import secrets
 from hpctrain.config.network_variables import variables
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError, StorageError, TrackingError
+from hpctrain.errors import (
+    ConfigError,
+    HpctrainError,
+    LaunchError,
+    OfflineError,
+    StorageError,
+    TrackingError,
+)
 from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
-from hpctrain.launch.slurm import sbatch
-from hpctrain.launch.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.launch.sweeps import wait
 from hpctrain.launch.sweeps.before_queueing import Room, imported_from, notes, say_changed_code
 from hpctrain.launch.sweeps.code_copies import Copies
@@ -38,13 +43,14 @@ from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.launch.sweeps.unmatched import unmatched
 from hpctrain.run_record import RunRecord
-from hpctrain.runs import swept, trust
+from hpctrain.runs import sweep_overrides, trust
 from hpctrain.runs.freeze import check, freeze
-from hpctrain.runs.lost_checkpoints import may_start_again
+from hpctrain.runs.missing_checkpoints import may_start_again
+from hpctrain.slurm import sbatch
+from hpctrain.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.tracking import store
-from hpctrain.tracking.left import left_behind
 from hpctrain.tracking.page.links import experiment_page
-from hpctrain.tracking.refusal import OfflineError
+from hpctrain.tracking.pending_upload import left_behind
 
 _WHERE = {
     True: "sbatch is on the PATH, submitting to Slurm",
@@ -160,7 +166,7 @@ class Sweep:
         """Uid, name, number of runs and folder of the parent run in MLflow; None for one run."""
         if self.parent or len(self.entries) < 2:
             return self.parent
-        values = swept.span(entry.swept for entry in self.entries)
+        values = sweep_overrides.span(entry.swept for entry in self.entries)
         name = f"sweep {self.folder.name} {values}".strip()
         # A run that an earlier sweep has begun stays there, and tells this parent nothing.
         ours = {
@@ -175,7 +181,7 @@ class Sweep:
     def _note_swept_values(self) -> None:
         overrides = [entry.overrides for entry in self.entries]
         for entry, values in zip(
-            self.entries, swept.values_of(overrides, self._searched), strict=True
+            self.entries, sweep_overrides.values_of(overrides, self._searched), strict=True
         ):
             entry.swept = values
 
@@ -388,7 +394,7 @@ class Sweep:
         content = [
             {
                 "run": str(e.run.path),
-                "name": swept.titled(e.run.name, e.swept),
+                "name": sweep_overrides.titled(e.run.name, e.swept),
                 "swept": e.swept,
                 "job": e.job,
                 "state": e.state,

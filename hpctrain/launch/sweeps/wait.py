@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hpctrain.console import Console
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.output import NoteColumn, say
-from hpctrain.launch.slurm.queue import Job, UnreachableError, queue_of
+from hpctrain.slurm.queue import Job, UnreachableError, queue_of
 
 _POLL_S = (2.0, 30.0)
 """Seconds between two calls of `squeue`: at first, and at most."""

@@ -34,8 +34,8 @@ from hpctrain.config.schema import TrainConfig
 from hpctrain.job.building.flops import tokens_of
 from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
-from hpctrain.parallel.preparing.alike import measured_by_block
 from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.identical_blocks import measured_by_block
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.plan.inspecting.model_facts import explained
 from hpctrain.shards.types import Batch

@@ -16,7 +16,7 @@ import hpctrain
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.dry_run import dry_run
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.ties import ties
@@ -69,7 +69,7 @@ def build_of(config: Config) -> Build:
     """Return a function that makes the model as it is trained, with adapters and what is frozen."""
 
     def build() -> nn.Module:
-        model: nn.Module = make("model", config.model)
+        model: nn.Module = instantiate("model", config.model)
         if not isinstance(model, nn.Module):
             raise ConfigError(
                 f"model._target_={config.model.get('_target_')}: it makes a "

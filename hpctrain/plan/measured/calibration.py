@@ -17,7 +17,7 @@ import numpy as np
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.forecast.measured_run import MeasuredRun
+from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.hardware import Hardware, Link, of_device
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.rank_memory import RankMemory

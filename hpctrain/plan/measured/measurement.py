@@ -19,19 +19,19 @@ from typing import Any
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.forecast.measured_run import MeasuredRun, measured_run
+from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.launch.arrays import Entry
 from hpctrain.launch.jobs import RunJob
 from hpctrain.launch.output import say
-from hpctrain.launch.slurm import queue
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.plan.measured.short_run import chosen, minutes, short_run
 from hpctrain.plan.measured.waiting import Followed, wait
 from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.run_record import RunRecord
-from hpctrain.runs import stop_request
-from hpctrain.runs.failure import one_line
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.failure import one_line
+from hpctrain.slurm import queue
 
 
 @dataclass(frozen=True)

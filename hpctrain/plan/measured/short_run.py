@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.config.schema import Config
-from hpctrain.forecast.measured_run import ENOUGH_STEPS
+from hpctrain.estimates.measured_run import ENOUGH_STEPS
 from hpctrain.plan.predicting.estimate import Estimate
 
 MOST = 3  # layouts that are measured on each number of ranks

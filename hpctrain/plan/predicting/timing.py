@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config
-from hpctrain.forecast.optimizer_states import optimizer_states
+from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts

@@ -26,7 +26,7 @@ from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.job.building.make import make
+from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.reducing.lockstep import Lockstep
 from hpctrain.parallel.wrappers import parallel_model
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
@@ -111,9 +111,9 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
     degrees = layout.degrees
     enter(rank, world)
     try:
-        task = make("task", config.task)
+        task = instantiate("task", config.task)
         divided = getattr(task, "loss_parallel", False)
-        build = partial(make, "model", config.model)
+        build = partial(instantiate, "model", config.model)
         part, model = part_of(build, config, loss_parallel=divided)
         sample = of_shape(config, task, parse_shape(shape)) if shape else of_data(config)
         counter, why = CollectiveCounter(degrees), ""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from hpctrain.launch.slurm.queue import ask, rows
+from hpctrain.slurm.queue import ask, rows
 
 _FIELDS = ("JobID", "Submit", "Start", "End", "State", "NNodes")
 _AT_ONCE = 500  # job ids of one call of sacct

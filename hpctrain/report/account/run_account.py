@@ -18,8 +18,6 @@ from typing import Any
 from msgspec.structs import asdict
 
 from hpctrain import hardware
-from hpctrain.commands.observations import Facts, gather
-from hpctrain.commands.state import UNDER_WAY, State, judge
 from hpctrain.config.frozen import values_of
 from hpctrain.config.rules.batch_sizes import Ramp
 from hpctrain.config.rules.metrics import better
@@ -30,7 +28,9 @@ from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, di
 from hpctrain.report.account.trace import traces
 from hpctrain.report.account.usage import Usage
 from hpctrain.runs.chosen_checkpoint import best_of
-from hpctrain.runs.swept import distinguishing
+from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.units import GIB
 
 _POINT = 0.01  # "a point" of a metric

@@ -15,14 +15,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.commands.state import duration, eta_s
 from hpctrain.console import shortened
 from hpctrain.disk import open_regular
+from hpctrain.job.summary import pages_of
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.time_parts import Span
 from hpctrain.runs.code import provenance
-from hpctrain.runs.failure import one_line
-from hpctrain.runs.summary import pages_of
+from hpctrain.runs.state.failure import one_line
+from hpctrain.runs.state.state import duration, eta_s
 from hpctrain.secrets import mask
 
 _STANDS = {  # of the states that do not go on "is"

@@ -18,7 +18,7 @@ from hpctrain.config.rules.metrics import better
 from hpctrain.console import shortened
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.runs import swept
+from hpctrain.runs import sweep_overrides
 
 _LEAST_RUNS = 3  # fewer say nothing about importance
 _LONGEST = 120  # characters of a cause
@@ -90,7 +90,7 @@ class Sweep:
 
 def label(values: Mapping[str, str]) -> str:
     """Return values as a short text, as `status` and MLflow show them: `lr=0.001 seed=0`."""
-    return swept.label(f"{key}={value}" for key, value in values.items())
+    return sweep_overrides.label(f"{key}={value}" for key, value in values.items())
 
 
 def check_metrics(accounts: Sequence[RunAccount], metrics: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.runs.swept import flat
+from hpctrain.runs.sweep_overrides import flat
 
 _GOOD, _ACCEPTABLE = 0.95, 0.81
 _LEAST_REPORTS = 3  # the first one has the warm-up

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from hpctrain.commands.state import duration
+from hpctrain.job.summary import pages_of
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.standing import Fact, command, date, facts, verdict, why
@@ -19,7 +19,7 @@ from hpctrain.report.sweeps.seeds import Setting, ranking
 from hpctrain.report.views.charts import Chart, svg
 from hpctrain.report.views.sweep_view import shared_notes
 from hpctrain.report.views.terminal_view import TITLES, figures
-from hpctrain.runs.summary import pages_of
+from hpctrain.runs.state.state import duration
 from hpctrain.secrets import mask
 from hpctrain.terminal import harmless
 

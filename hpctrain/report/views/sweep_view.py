@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hpctrain.commands.state import duration
 from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import Sweep, cause
 from hpctrain.report.sweeps.seeds import Setting
 from hpctrain.report.views.terminal_view import bullets
+from hpctrain.runs.state.state import duration
 
 _BEST, _FAILED, _NOTES = 10, 20, 8
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hpctrain.commands.state import duration
 from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.standing import why
 from hpctrain.report.account.time_parts import PARTS
+from hpctrain.runs.state.state import duration
 from hpctrain.terminal import few
 
 _BAR = 20  # characters; a line fits into 60

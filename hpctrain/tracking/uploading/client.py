@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain import disk
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, deleted_experiment
 from hpctrain.tracking import store
-from hpctrain.tracking.refusal import deleted
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
                 raise
             experiment = client.get_experiment_by_name(name)
     if experiment.lifecycle_stage != "active":
-        raise deleted(uri, name, str(experiment.experiment_id))
+        raise deleted_experiment(uri, name, str(experiment.experiment_id))
     return str(experiment.experiment_id)
 
 

@@ -132,7 +132,7 @@ def _model(run: MlflowRun, run_dir: Path) -> None:
         raise _HopelessError("the run is another user's, whose code is not run here")
     with TemporaryDirectory() as folder:
         out = Path(folder, "model")
-        given = "hpctrain.job.afterwards.mlflow_model", str(run_dir), str(out)
+        given = "hpctrain.trained.mlflow_model", str(run_dir), str(out)
         try:
             code, said = run_python_module(*given, cwd=Path(folder), timeout=_MODEL_S)
         except subprocess.TimeoutExpired as error:

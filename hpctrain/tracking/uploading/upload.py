@@ -20,7 +20,7 @@ from typing import Any
 from hpctrain.errors import TrackingError
 from hpctrain.lock import file_lock
 from hpctrain.secrets import mask
-from hpctrain.tracking.ending import UNRECORDED, with_cause
+from hpctrain.tracking.final_status import UNRECORDED, with_cause
 from hpctrain.tracking.journal import Record, decode, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, files_left
 from hpctrain.tracking.page.nodes import Nodes

@@ -20,7 +20,7 @@ from pathlib import Path
 from hpctrain.errors import TrackingError
 from hpctrain.secrets import mask_logging
 from hpctrain.tracking.alerts.alerts import Alerts
-from hpctrain.tracking.ending import UNRECORDED
+from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
 from hpctrain.tracking.uploading.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock

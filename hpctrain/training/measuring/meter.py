@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hpctrain.config import metric_registry as names
-from hpctrain.data.feed import Feed
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.reading_plan import Step
 from hpctrain.parallel.precision import Precision
 from hpctrain.shards.types import Batch
@@ -96,7 +96,7 @@ class Meter(NoMeter):
 
     def __init__(
         self,
-        loader: Feed,
+        loader: DevicePrefetcher,
         account: Account,
         slow_ranks: SlowRanks,
         precision: Precision,

@@ -1,0 +1,163 @@
+"""What one rank sees of its node: facts, which are compared over the ranks, and findings.
+
+every rank          its GPU, its cores, its versions
+one rank of a node  limits, host names, interfaces, disks
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from hpctrain.config.schema import Config
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.doctor.checks import (
+    affinity,
+    file_systems,
+    infiniband,
+    installed,
+    interfaces,
+    kernel_log,
+    limits,
+)
+from hpctrain.doctor.checks.gpus import dcgm, gpu_health
+from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
+from hpctrain.doctor.finding import Finding, unknown
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a job asks for by keys of these names, and where it reads and writes, as JSON."""
+
+    gpus_per_node: int
+    cpus_per_task: int
+    device: str
+    backend: str
+    interface: str | None
+    output_dir: str
+    scratch: str  # `data.stage_dir`, or the folder for temporary files
+    data: str  # "" if none is read
+    split: str
+    # Whether its nodes may differ: `parallel.weights`, or a choice of partitions, GPUs or features.
+    mixed: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return what a config asks for."""
+        launch, parallel, data, site = config.launch, config.parallel, config.data, config.site
+        chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
+        return cls(
+            launch.gpus_per_node,
+            launch.cpus_per_task,
+            parallel.device,
+            parallel.backend,
+            config.network.interface,
+            config.output_dir,
+            data.stage_dir or "",
+            data.path,
+            data.train_split,
+            parallel.weights is not None or "," in chosen or "|" in chosen,
+        )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one rank has seen."""
+
+    host: str
+    rank: int
+    local_rank: int
+    versions: dict[str, str]  # only the first rank of a node looks
+    gpus: list[GpuFacts]
+    findings: list[Finding]
+    time: float = 0.0  # of its clock after all ranks had met; 0 if they have not
+    figures: dict[str, float] = field(default_factory=dict)  # in the unit that the name says
+    # Of all GPUs that it sees, also of those that other ranks look at.
+    uuids: list[str] = field(default_factory=list)
+    gpus_given: int = 0  # that its node should have; 0 if not counted
+    peers: int = 1  # ranks on its node
+    # Which nodes each does not reach by TCP, and why; None if nobody tried.
+    lost: dict[str, dict[str, str]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the look as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, facts: dict[str, Any]) -> Self:
+        """Return the look that `to_json` has written."""
+        gpus = [GpuFacts(**each) for each in facts["gpus"]]
+        findings = [Finding(**each) for each in facts["findings"]]
+        return cls(**{**facts, "gpus": gpus, "findings": findings})
+
+
+def probe(
+    asked: Expectation, ranks: RankInfo, uuids: list[str], *, disks: bool, nvml: Any = None
+) -> Probe:
+    """Return what this rank sees; the GPUs are those that torch sees.
+
+    With `disks` probes are written, and DCGM's diagnostics run, which take a second or more. `nvml`
+    is the module `pynvml`, or one with the same functions.
+    """
+    own = _own(uuids, ranks)
+    alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
+    first = ranks.local_rank if alone else min(own, default=0)
+    gpus, findings = gpu_health.checked([uuids[each] for each in own], nvml, first)
+    findings.append(affinity.checked(asked.cpus_per_task))
+    if ranks.local_rank == 0:
+        findings += _of_node(asked, ranks, uuids, disks)
+    versions: dict[str, str] = {}
+    if ranks.local_rank == 0:
+        versions = installed.versions() | {"InfiniBand": infiniband.rates()}
+    return Probe(
+        socket.gethostname(),
+        ranks.rank,
+        ranks.local_rank,
+        versions,
+        gpus,
+        findings,
+        uuids=uuids,
+        gpus_given=0 if asked.device == "cpu" else _given(asked),
+        peers=ranks.local_world_size,
+    )
+
+
+def _given(asked: Expectation) -> int:
+    """Return how many GPUs the job has on this node; 0 if that cannot be told."""
+    if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        return 0  # CUDA shows a process one instance only, however many it has
+    try:
+        return int(os.environ["SLURM_GPUS_ON_NODE"])
+    except (KeyError, ValueError):
+        return asked.gpus_per_node
+
+
+def _own(uuids: list[str], ranks: RankInfo) -> list[int]:
+    """Return the numbers of the GPUs that this rank looks at: together the ranks see each once."""
+    if len(uuids) < ranks.local_world_size:  # each rank sees GPUs of its own
+        return list(range(len(uuids)))
+    return list(range(ranks.local_rank, len(uuids), ranks.local_world_size))
+
+
+def _of_node(
+    asked: Expectation, ranks: RankInfo, uuids: list[str], disks: bool
+) -> Iterator[Finding]:
+    yield from limits.checked(several=ranks.num_nodes > 1 and bool(uuids))
+    yield interfaces.host_name(ranks)
+    yield from interfaces.interface(asked.interface)
+    if asked.device == "cpu" and _given(asked):
+        yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
+    if uuids:
+        yield dcgm.checked(run=disks)
+    yield from infiniband.checked()
+    yield kernel_log.checked()
+    yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
+    scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+    yield from file_systems.checked("scratch", scratch, speed=disks)
+    if asked.data and "://" not in asked.data:
+        yield from file_systems.readable("data.path", Path(asked.data), speed=disks)

@@ -1,0 +1,265 @@
+"""What to think about before a run is queued: warnings from cheap formulas, once for a sweep.
+
+Nothing here stops a run. A formula whose figures are not known says nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
+from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.own_models import TRANSFORMER
+from hpctrain.config.schema import Config
+from hpctrain.errors import HpctrainError
+from hpctrain.estimates import time_limit
+from hpctrain.estimates.like_runs import runs_of_model
+from hpctrain.estimates.optimizer_states import optimizer_states
+from hpctrain.hardware import Hardware, of_section
+from hpctrain.units import GIB
+
+# The largest batch, as a multiple of the base, for which the papers of the rules show results.
+_STATED = {
+    "linear": (32, "Goyal et al. 2017: 256 to 8,192 images"),
+    "sqrt": (8, "Krizhevsky 2014: 128 to 1,024 images"),
+}
+_MLP = ("hpctrain.models.MLP", "hpctrain.models.mlp.MLP")
+
+
+def of_sweep(configs: Iterable[Config]) -> list[str]:
+    """Return the warnings of all runs, each once, with the number of runs if not all have it."""
+    kinds: dict[str, list[str]] = {}
+    found: Counter[str] = Counter()
+    count = 0
+    for config in configs:
+        count += 1
+        key = _what_decides(config)
+        if key not in kinds:
+            kinds[key] = list(cautions(config))
+        found.update(kinds[key])
+    return [f"{text} ({n} of {count} runs)" if n < count else text for text, n in found.items()]
+
+
+def cautions(config: Config) -> Iterator[str]:
+    """Yield the warnings of one run."""
+    try:
+        hardware = of_section(config.hardware) if config.hardware else None
+        degrees = Degrees.of(config.parallel, config.asked_world_sizes.start)
+        batch = BatchSizes.of(config, degrees)
+    except HpctrainError:  # a range of nodes may fit only with other numbers than its first
+        return
+    yield from _host(config)
+    yield from _across_nodes(config, degrees)
+    yield from _learning_rate(config)
+    if hardware is not None and config.parallel.device != "cpu":
+        yield from _states(config, degrees, hardware)
+        yield from _idle(config, degrees, batch, hardware)
+    yield from _time(config, degrees, hardware)
+
+
+def _what_decides(config: Config) -> str:
+    optimizer = config.optimizer
+    parts = (optimizer._target_, optimizer.options, optimizer.lr_scaling, optimizer.base_batch_size)
+    sections = (config.model, config.launch, config.train, config.parallel, config.precision)
+    return repr((*parts, bool(optimizer.groups), *sections, config.hardware, config.data))
+
+
+def _host(config: Config) -> Iterator[str]:
+    launch = config.launch
+    gpus = launch.gpus_per_node
+    if gpus and launch.cpus_per_task * launch.tasks_per_node < CORES_PER_GPU * gpus:
+        least = -(-CORES_PER_GPU * gpus // launch.tasks_per_node)
+        yield (
+            f"launch.cpus_per_task={launch.cpus_per_task}: fewer than {CORES_PER_GPU} cores per "
+            "GPU, so that loading data and starting kernels take turns; use "
+            f"launch.cpus_per_task={least} or more"
+        )
+    if gpus and launch.mem_gb is not None and launch.mem_gb < HOST_GB_PER_GPU * gpus:
+        yield (
+            f"launch.mem_gb={launch.mem_gb:g}: less than {HOST_GB_PER_GPU} GB of host memory per "
+            f"GPU, which torch, NCCL and the loader need; use {HOST_GB_PER_GPU * gpus} or more"
+        )
+
+
+def _across_nodes(config: Config, degrees: Degrees) -> Iterator[str]:
+    per_node = config.launch.tasks_per_node
+    if degrees.ranks <= per_node:
+        return
+    if degrees.tp > per_node:
+        yield (
+            f"parallel.tp={degrees.tp} spans several nodes of {per_node} ranks: every layer waits "
+            f"for the network; use parallel.tp={per_node} or less, and pp or dp_shard beyond"
+        )
+    if config.parallel.ep > per_node:
+        yield (
+            f"parallel.ep={config.parallel.ep} spans several nodes of {per_node} ranks: every "
+            "layer with experts exchanges its tokens over the network"
+        )
+
+
+def _learning_rate(config: Config) -> Iterator[str]:
+    optimizer, batch = config.optimizer, config.train.global_batch_size
+    base = optimizer.base_batch_size
+    if base is None:
+        return
+    if optimizer.lr_scaling == "none" and batch > base:
+        yield (
+            f"train.global_batch_size={batch} with optimizer.lr_scaling=none: the learning rate "
+            f"was chosen for optimizer.base_batch_size={base} and is not changed; linear or sqrt "
+            "scales it"
+        )
+    most, source = _STATED.get(optimizer.lr_scaling, (0, ""))
+    if most and batch > most * base:
+        yield (
+            f"train.global_batch_size={batch} is {batch / base:g} times "
+            f"optimizer.base_batch_size={base}: optimizer.lr_scaling={optimizer.lr_scaling} was "
+            f"stated for up to {most} times ({source}); find the learning rate for this batch"
+        )
+
+
+def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[str]:
+    """Yield a warning if parameters and optimizer state alone do not fit."""
+    parallel = config.parallel
+    if hardware.memory_bytes is None or parallel.fsdp.offload or parallel.ep > 1:
+        return
+    count = _parameters(config)
+    if count is None:
+        return
+    # Frozen parameters have no state, and how many they are is not known here.
+    partly = any(group.get("freeze") for group in config.optimizer.groups)
+    partly |= config.train.lora.match is not None
+    states = 0 if partly else optimizer_states(config.optimizer)
+    size = 2 if config.precision.params == "bf16" else 4
+    ranks = degrees.dp_shard * degrees.tp * degrees.pp
+    ranks *= degrees.cp if degrees.dp_shard > 1 else 1  # without dp_shard they are replicas
+    needed = count * size * (1 + states) / ranks
+    if needed > hardware.memory_bytes:
+        yield (
+            f"does not fit: {count:,} parameters and the state of "
+            f"{config.optimizer._target_.rpartition('.')[2]} alone take "
+            f"{needed / GIB:.1f} GiB on each rank (divided by {ranks}), and "
+            f"hardware={hardware.name} has {hardware.memory_bytes / GIB:.1f} GiB: "
+            f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
+            "`python -m hpctrain plan` shows layouts that fit"
+        )
+
+
+def _parameters(config: Config) -> int | None:
+    count = parameter_count(config.model)
+    if count is None:
+        count = next((run.parameters for run in runs_of_model(config) if run.parameters), None)
+    return count
+
+
+def _tokens(config: Config) -> int:
+    """Return the tokens of a sample; 0 if they are not known."""
+    windows = config.data.windows
+    return windows.length - 1 if windows.field is not None and windows.length else 0
+
+
+def _idle(config: Config, degrees: Degrees, batch: BatchSizes, hardware: Hardware) -> Iterator[str]:
+    """Yield a warning if matrix products have so few rows that they wait for the memory.
+
+    A product of m rows with a large matrix makes m operations for each byte of a 16-bit weight, or
+    m / 2 with 32 bits. A GPU is busy if that is more than its peak divided by its bandwidth
+    (Williams et al. 2009, "Roofline").
+    """
+    peak, tokens = hardware.peak(config.precision.compute), _tokens(config)
+    if not (peak and hardware.memory_bandwidth and tokens):
+        return
+    rows = batch.micro * tokens // degrees.cp
+    size = 4 if config.precision.compute in ("fp32", "tf32") else 2
+    needed = peak / hardware.memory_bandwidth * size / 2
+    if rows < needed:
+        yield (
+            f"a micro-batch of {batch.micro} x {tokens} tokens leaves the GPU idle: its matrix "
+            f"products have {rows} rows, and {hardware.title} needs {needed:.0f} to be busy "
+            "(its peak divided by its bandwidth); use a smaller train.accumulate, a larger "
+            "train.global_batch_size or fewer ranks"
+        )
+
+
+def _time(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iterator[str]:
+    limit = config.launch.time_min
+    if not isinstance(limit, int):
+        return
+    if (duration := time_limit.expected(config)) is not None:
+        if duration.seconds > 60 * limit:
+            yield (
+                f"launch.time_min={limit}: {duration.steps} steps take about "
+                f"{duration.seconds / 60:.0f} minutes, as measured by {duration.run}; a job that "
+                "reaches its limit saves and requeues itself"
+            )
+        return
+    least = _least_seconds(config, degrees, hardware)
+    if least is not None and least > 60 * limit:
+        yield (
+            f"launch.time_min={limit}: the run takes at least {least / 60:.0f} minutes, if every "
+            "GPU reached its peak (6 x parameters x tokens); a job that reaches its limit saves "
+            "and requeues itself"
+        )
+
+
+def _least_seconds(config: Config, degrees: Degrees, hardware: Hardware | None) -> float | None:
+    """Return the seconds that no run can beat: those of its matrix products at the peak."""
+    peak = None if hardware is None else hardware.peak(config.precision.compute)
+    steps, tokens = config.train.max_steps, _tokens(config)
+    count = parameter_count(config.model)
+    if peak is None or steps is None or not tokens or count is None:
+        return None
+    if "vocab_size" not in config.model or config.model.get("experts"):
+        return None
+    if not config.model.get("tied"):  # a table in which rows are looked up multiplies nothing
+        count -= int(config.model["vocab_size"]) * int(config.model["dim"])
+    flops = 6.0 * count * tokens * ramp_of(config).samples(steps)
+    return flops / (peak * degrees.ranks)
+
+
+def parameter_count(model: Mapping[str, Any]) -> int | None:
+    """Return the number of parameters, each counted once; None if the config does not tell it.
+
+    It tells those of our own Transformer and MLP. Other models have to be built to be counted,
+    which takes torch. An earlier run knows them, too.
+    """
+    target = model.get("_target_")
+    try:
+        if target in TRANSFORMER:
+            return _of_transformer(model)
+        if target in _MLP:
+            widths = [model["in_features"], *model["hidden"], model["out_features"]]
+            return int(sum((ins + 1) * outs for ins, outs in pairwise(widths)))
+    except (KeyError, TypeError, ZeroDivisionError):  # it is wrong: building it says what
+        pass
+    return None
+
+
+def _of_transformer(model: Mapping[str, Any]) -> int:
+    dim, layers, vocabulary = model["dim"], model["layers"], model["vocab_size"]
+    hidden, kind = model.get("hidden"), model.get("mlp", "swiglu")
+    if hidden is None:
+        hidden = 4 * dim if kind == "gelu" else -(-8 * dim // (3 * 32)) * 32
+    bias = bool(model.get("bias"))
+    heads = model["heads"]
+    width = (model.get("kv_heads") or heads) * (dim // heads)  # of keys, and of values
+    attention = 2 * dim * dim + 2 * dim * width + bias * (2 * dim + 2 * width)
+    norm = dim * (2 if bias and model.get("norm", "rms") == "layer" else 1)
+    dense = _mlp(dim, hidden, bias, 2 if kind == "gelu" else 3)
+    experts, wide = model.get("experts"), model.get("expert_hidden") or hidden
+    mixed, without = dense, layers
+    if experts is not None:
+        shared = model.get("shared_experts", 0)
+        mixed = experts * (dim + _mlp(dim, wide, False, 3))
+        mixed += _mlp(dim, shared * wide, bias, 3) if shared else 0
+        without = min(layers, model.get("dense_layers", 0))
+    blocks = layers * (attention + 2 * norm) + without * dense + (layers - without) * mixed
+    tables = vocabulary * dim * (1 if model.get("tied") else 2)
+    positions = (model.get("learned_positions") or 0) * dim
+    return int(blocks + tables + positions + norm)
+
+
+def _mlp(dim: int, hidden: int, bias: bool, matrices: int) -> int:
+    return matrices * dim * hidden + bias * ((matrices - 1) * hidden + dim)

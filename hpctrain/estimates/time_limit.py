@@ -1,0 +1,133 @@
+"""How long a run takes, from a measured one of the same model; and `launch.time_min=auto`.
+
+    seconds = start-up + steps x step + evaluations + checkpoints
+    limit   = seconds x 1.3 + launch.warn_s, in whole minutes
+
+A step of a larger or smaller share of the batch is taken to be so much longer or shorter; only the
+margin covers that this is not exact. So the first steps of train.batch_size_ramp count as their
+part of a whole step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hpctrain.config.rules.batch_sizes import ramp_of
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.estimates.like_runs import differences, like_run, runs_of_model, share_of
+from hpctrain.estimates.measured_run import ENOUGH_STEPS, MeasuredRun
+
+_MARGIN = 1.3
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class _Duration:
+    """The expected time of a run without interruptions."""
+
+    seconds: float
+    steps: int
+    run: MeasuredRun
+
+    @property
+    def limit_min(self) -> float:
+        """The minutes with the margin, without the time in which a job saves before its limit."""
+        return self.seconds * _MARGIN / 60
+
+
+def expected(config: Config) -> _Duration | None:
+    """Return the time of a run; None without a measured run that is like it, or without an end."""
+    run = like_run(config)
+    steps = None if run is None else _steps(config, run)
+    return None if run is None or steps is None else _duration(config, run, steps)
+
+
+def pin(config: Config) -> None:
+    """Put the minutes in the place of `launch.time_min=auto`, in place.
+
+    It raises a ConfigError if no run has measured the same model, or the end of the run is unknown.
+    """
+    if config.launch.time_min != AUTO:
+        return
+    run = like_run(config)
+    if run is None:
+        raise ConfigError(f"launch.time_min=auto: {_why_none(config)}")
+    steps = _steps(config, run)
+    if steps is None:
+        raise ConfigError(
+            f"launch.time_min=auto: train.max_epochs={config.train.max_epochs} of "
+            f"{config.data.path}, but the measured run {run.path.name} had other data, so the "
+            "steps of an epoch are unknown: give train.max_steps, or a number of minutes"
+        )
+    duration = _duration(config, run, steps)
+    config.launch.time_min = math.ceil(duration.limit_min + config.launch.warn_s / 60)
+
+
+def note(config: Config) -> str:
+    """Return what `launch.time_min=auto` has taken, for a reader."""
+    duration = expected(config)
+    if duration is None:
+        return ""
+    return (
+        f"launch.time_min=auto is {config.launch.time_min} minutes: {duration.steps} steps as "
+        f"measured by {duration.run}, {duration.seconds / 60:.3g} minutes in all, times the margin "
+        f"{_MARGIN}, and launch.warn_s"
+    )
+
+
+def _why_none(config: Config) -> str:
+    others = list(runs_of_model(config))
+    if not others:
+        return (
+            f"no run in {config.output_dir} has measured this model (at least {ENOUGH_STEPS} steps "
+            "after its first report); give a number of minutes for the first run, for example "
+            "launch.time_min=30 train.max_steps=100"
+        )
+    reasons = "; ".join(differences(config, others[0].config))
+    return (
+        f"no measured run is like this one: {others[0].path.name} has the same model, but {reasons}"
+    )
+
+
+def _duration(config: Config, run: MeasuredRun, steps: int) -> _Duration:
+    train = config.train
+    ranks = config.asked_world_sizes.start
+    share = share_of(config, ranks) or run.batch.share
+    ramp = ramp_of(config)
+    whole = ramp.samples(steps) / ramp.final
+    seconds = run.startup_s + whole * run.mean_step_s * share / run.batch.share
+    per_epoch = (run.samples_per_epoch or 0) // ramp.final
+    evaluations = whole / per_epoch if per_epoch else 1.0
+    if train.eval_every:
+        evaluations = steps / train.eval_every
+    seconds += run.evaluation_s * math.ceil(evaluations)
+    seconds += run.checkpoint_s * (steps // (config.checkpoint.every_steps or steps) + 1)
+    return _Duration(seconds, steps, run)
+
+
+def _steps(config: Config, run: MeasuredRun) -> int | None:
+    train, lengths = config.train, []
+    if train.max_steps is not None:
+        lengths.append(train.max_steps)
+    if train.max_epochs is not None:
+        if _data(config) == _data(run.config) and run.samples_per_epoch is not None:
+            lengths.append(max(1, _steps_of_epochs(config, run.samples_per_epoch)))
+        elif not lengths:
+            return None
+    return min(lengths, default=None)
+
+
+def _steps_of_epochs(config: Config, samples: int) -> int:
+    """Return the steps of all epochs, of which each ends with whole steps only."""
+    final = config.train.global_batch_size
+    whole = samples // final * final
+    return ramp_of(config).steps((config.train.max_epochs or 0) * whole)
+
+
+def _data(config: Config) -> tuple[object, ...]:
+    data = config.data
+    parts = (data.mixture, data.train_split, data.subset, data.group, data.repeat, data.windows)
+    folds = data.fold_of and data.fold_of[1]  # the folds of one number have about one size
+    return (data.path, *map(repr, (*parts, folds)))

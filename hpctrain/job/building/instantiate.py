@@ -1,0 +1,55 @@
+"""Make the object that a `_target_` of the config names."""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import hydra
+import hydra.utils
+from hydra.errors import InstantiationException
+
+import hpctrain
+from hpctrain.errors import ConfigError
+
+
+def instantiate(key: str, node: Mapping[str, Any], *args: Any) -> Any:
+    """Call the `_target_` of a config section; what it refuses is a ConfigError."""
+    try:
+        with warnings.catch_warnings():
+            # Hydra 1.4 warns when there is no list of allowed targets. Ours may be anything.
+            warnings.filterwarnings("ignore", r"(?s).*_execution_whitelist_", UserWarning)
+            made = hydra.utils.instantiate(dict(node), *args, _convert_="all")
+    except InstantiationException as error:
+        cause: BaseException = error.__cause__ or error
+        while isinstance(cause, ImportError) and cause.__cause__ is not None:
+            cause = cause.__cause__  # Hydra's own text about the import says less
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        raise ConfigError(
+            f"{key}._target_={node.get('_target_')}: {reason}{_frames_of_user(cause)}"
+        ) from cause
+
+    if isinstance(made, functools.partial):
+        # Hydra's own kind looks through all loaded modules at each call. That takes 1 ms, and a
+        # transform is called for each sample.
+        return functools.partial(made.func, *made.args, **made.keywords)
+    return made
+
+
+def _frames_of_user(error: BaseException) -> str:
+    """Return where the error was raised, without the frames of hpctrain, Hydra and the importer."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    ours = tuple(f"{Path(file).parent}{os.sep}" for file in (hpctrain.__file__, hydra.__file__))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*ours, "<frozen "))
+        and Path(frame.filename).parent.name != "importlib"
+    ]
+    return "".join(f"\n{line.rstrip()}" for line in traceback.format_list(frames))

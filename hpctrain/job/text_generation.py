@@ -1,0 +1,143 @@
+"""Draw text from a trained language model.
+
+run directory ── config, newest intact checkpoint ── model ──┐
+data set ── tokenizer ── prompt as tokens ───────────────────┴── next token ── text
+↑──────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import nn
+
+from hpctrain.checkpoint.manifest import newest_intact
+from hpctrain.config.frozen import load
+from hpctrain.data.tokenizer import DatasetTokenizer
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.building.build_model import trained_model
+from hpctrain.job.building.instantiate import instantiate
+from hpctrain.runs import trust
+from hpctrain.runs.code import trained_code
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tasks import LanguageModel
+from hpctrain.terminal import harmless
+
+log = logging.getLogger(__name__)
+_SAMPLE_TOKENS = 200
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Continues texts: the model maps int64 (1, length) to logits (1, length, vocabulary).
+
+    It sees `context` tokens at a time.
+    """
+
+    model: nn.Module
+    task: LanguageModel
+    tokenizer: DatasetTokenizer
+    context: int
+    checkpoint: Path
+
+    @classmethod
+    def of(cls, path: Path, data: str | None = None) -> Self:
+        """Load the model of a run on this process alone, without its optimizer.
+
+        `data` is the folder or URL of the data set with the tokenizer; None is `data.path` of the
+        run. A run that is not a language model's is a ConfigError.
+        """
+        run = RunDir.open(path)
+        config = load(run.config_file)
+        trust.check(run.path, config, run.code_copy)
+        task = instantiate("task", config.task)
+        if not isinstance(task, LanguageModel):
+            raise ConfigError(
+                f"{run.name} is no language model: task._target_={config.task.get('_target_')}"
+            )
+        tokenizer = DatasetTokenizer.of(data or config.data.path, task.tokens)
+        checkpoint = newest_intact(run.checkpoints)
+        if checkpoint is None:
+            raise StorageError(f"{run.checkpoints}: there is no checkpoint")
+        trained_code.warn(config, run)
+        model = trained_model(config, checkpoint)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        context = config.data.windows.length - 1
+        return cls(model.to(device).eval(), task, tokenizer, context, checkpoint)
+
+    @torch.inference_mode()
+    def __call__(
+        self, prompt: str, tokens: int, *, temperature: float, top_k: int | None, seed: int
+    ) -> Iterator[str]:
+        """Yield the prompt, then its continuation in pieces of whole characters.
+
+        At most `tokens` are drawn: the text may end early, with the end of a document. The logits
+        are divided by the temperature; 0 takes the likeliest token. Only the `top_k` likeliest are
+        drawn from; None draws from all.
+        """
+        random = torch.Generator().manual_seed(seed)
+        ids = self.tokenizer.encode(prompt)
+        shown = len(self.tokenizer.decode(ids))
+        yield prompt
+        # A prompt that ends inside a word, or with a space, ends with a token that seldom stands
+        # there in texts. So the last token is drawn again, from those that begin with its text.
+        allowed = None
+        if len(ids) > 1 and len(similar := self.tokenizer.extensions(ids[-1])) > 1:
+            allowed = torch.tensor(similar)
+            ids.pop()
+            tokens += 1
+        text = ""
+        for _ in range(tokens):
+            logits = self._logits(ids)
+            if allowed is not None:
+                logits = torch.full_like(logits, -math.inf).index_copy(0, allowed, logits[allowed])
+                allowed = None
+            drawn = _draw(logits, temperature, top_k, random)
+            if drawn == self.tokenizer.eod:
+                break
+            ids.append(drawn)
+            text = self.tokenizer.decode(ids)[shown:]
+            if text and not text.endswith(_INCOMPLETE):
+                yield text
+                shown, text = shown + len(text), ""
+        if text:
+            yield text
+
+    def _logits(self, ids: list[int]) -> torch.Tensor:
+        """Return the logits of the next token, float32 (vocabulary,), on the CPU."""
+        device = next(self.model.parameters()).device
+        outputs = self.model(torch.tensor([ids[-self.context :]], device=device))
+        logits: torch.Tensor = getattr(outputs, "logits", outputs)
+        # A model may have more logits than there are tokens, rounded up for speed.
+        return logits[0, -1, : self.tokenizer.vocabulary].float().cpu()
+
+
+def print_sample(path: Path, prompt: str) -> None:
+    """Print what the model of a finished run makes of a prompt; an error is only a warning."""
+    try:
+        generator = Generator.of(path)
+        text = "".join(generator(prompt, _SAMPLE_TOKENS, temperature=0.8, top_k=None, seed=0))
+    except Exception as error:  # the run has finished, whatever happens here
+        log.warning("no sample of generated text: %s", error)
+    else:
+        print(f"a sample of generated text:\n{harmless(text)}\n")
+
+
+def _draw(
+    logits: torch.Tensor, temperature: float, top_k: int | None, random: torch.Generator
+) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    if top_k is not None and top_k < len(logits):
+        least = logits.topk(top_k).values[-1]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    # The largest becomes 0, so that a small temperature gives no infinities.
+    weights = ((logits - logits.max()) / temperature).softmax(0)
+    return int(torch.multinomial(weights, 1, generator=random))

@@ -1,0 +1,180 @@
+"""Gather the facts about runs: from their directories, from `squeue`, and if needed from `sacct`.
+
+Each of the two commands is called once for all runs. `squeue` is not called if every run is
+finished or none was submitted to Slurm.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hpctrain.disk import open_regular
+from hpctrain.errors import DamageError, LaunchError
+from hpctrain.run_record import Attempt, Progress, RunRecord, Submission
+from hpctrain.runs.evaluation_requests import without_result
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.stop_request import StopRequest
+from hpctrain.slurm.queue import Ended, Job, ended, queue_of
+from hpctrain.tracking import recorded, samples
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Facts:
+    """What the run directory and the scheduler say about one run."""
+
+    path: Path  # the run directory
+    record: RunRecord = field(default_factory=RunRecord)  # of run.json
+    # Of progress.json, which rank 0 writes every few seconds.
+    progress: Progress = field(default_factory=Progress)
+    stop_request: StopRequest | None = None  # who has asked the run to stop for good, and when
+    # The last result of an evaluation that was a job of its own.
+    evaluated: dict[str, float] = field(default_factory=dict)
+    # Steps of the checkpoints that wait for such a job, or whose jobs have failed.
+    unevaluated: list[int] = field(default_factory=list)
+    held: bool = False  # a process holds the lock of the run, as far as this host can see
+    unanswered: bool = False  # the run was submitted, but `sbatch` has not printed a job id
+    job_id: str = ""  # of the last submission or attempt, `ARRAYJOB_TASK`; "" outside Slurm
+    job: Job | None = None  # as `squeue` shows it; None if it is not in the queue
+    ended: Ended | None = None  # as `sacct` shows it, if it is not in the queue
+    scheduler: bool = False  # `squeue` has answered; then a job that it does not show is not queued
+    damage: str = ""  # why run.json or progress.json cannot be read; "" if they can
+
+    @classmethod
+    def read(cls, path: Path) -> Facts:
+        """Return the facts that the run directory has, without the scheduler."""
+        try:
+            facts = cls(path, RunRecord.of(path), Progress.of(path))
+        except DamageError as error:
+            return cls(path, damage=str(error))
+        if steps := recorded.steps(path):
+            last = recorded.read(path, max(steps))
+            facts.evaluated = {} if last is None else last.metrics
+        facts.unevaluated = [one.step for one in without_result(path)]
+        if not facts.is_final:
+            facts.stop_request = stop_request.read(path, since=facts.record.submitted)
+        submission = facts.submission
+        array = _array_id(submission.script) if submission else ""
+        facts.unanswered = submission is not None and not array
+        facts.job_id = (
+            f"{array}_{submission.task}" if submission and array else facts.attempt.job_id
+        )
+        return facts
+
+    @property
+    def name(self) -> str:
+        """The name of the run directory."""
+        return self.path.name
+
+    @property
+    def recorded_state(self) -> str:
+        """The state in run.json. It is wrong if a process was killed after it wrote it."""
+        return self.record.state or "created"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the state is clear without the scheduler."""
+        return self.recorded_state == "finished" or bool(self.damage)
+
+    @property
+    def submission(self) -> Submission | None:
+        """The script, task, user and time of the last submission to Slurm; None without one."""
+        return self.record.submission
+
+    @property
+    def attempt(self) -> Attempt:
+        """The last attempt; an empty one when none has begun."""
+        return self.record.attempt
+
+    def forget_old_submission(self) -> None:
+        """Clear the submission if the run was started outside Slurm after it."""
+        outside = self.attempt.launcher not in ("", "slurm")
+        if outside and self.attempt.started > self.record.submitted:
+            self.record, self.job_id = replace(self.record, submission=None), ""
+            self.scheduler = False
+
+    @property
+    def begun(self) -> float:
+        """When the run was last started or submitted, in seconds since the epoch; 0 if never."""
+        return max(self.attempt.started, self.record.submitted)
+
+    def trained_s(self, now: float | None) -> float | None:
+        """Return the seconds of all attempts together; None if none has begun.
+
+        Give the time, `now`, for a run that is running. An attempt that could not note its end has
+        lasted until its last sign of life, which the next attempt has noted.
+        """
+        attempts = [each for each in self.record.attempts if each.started]
+        total = 0.0
+        for attempt in attempts:
+            end = attempt.ended or attempt.seen
+            if end is None and attempt is attempts[-1]:
+                end = now or max(self.progress.time, samples.last_time(self.path))
+            total += max(0.0, (end or attempt.started) - attempt.started)
+        return total if attempts else None
+
+    @property
+    def restarts(self) -> int:
+        """The number of attempts after the first."""
+        return max(0, len(self.record.attempts) - 1)
+
+
+def gather(paths: Iterable[Path]) -> list[Facts]:
+    """Read the runs, and ask the scheduler about those whose state is not clear."""
+    _array_id.cache_clear()
+    runs = [Facts.read(path) for path in paths]
+    squeue_answers = True
+    if any(run.submission and not run.is_final for run in runs) and shutil.which("squeue"):
+        try:
+            _ask_squeue(runs)
+        except LaunchError as error:
+            log.warning("%s The states below are those in the run directories.", error)
+            squeue_answers = False
+    gone = []
+    for run in runs:
+        if run.job is not None:
+            continue
+        run.forget_old_submission()
+        if run.recorded_state in ("queued", "running", "interrupted"):
+            run.held = RunDir(run.path).is_locked()
+            if run.job_id and not run.held:
+                gone.append(run)
+    if gone and squeue_answers and shutil.which("sacct"):
+        tasks = ended({run.job_id.partition("_")[0] for run in gone}) or {}
+        for run in gone:
+            run.ended = tasks.get(run.job_id)
+    return runs
+
+
+def _ask_squeue(runs: list[Facts]) -> None:
+    open_runs = [run for run in runs if run.submission and not run.is_final]
+    jobs = queue_of(run.record for run in open_runs)
+    for index, run in enumerate(runs):
+        if not run.submission or run.is_final:
+            continue
+        job = jobs.job_of(run.record)
+        if job is None:
+            # The job may have ended after run.json was read; then run.json says so now.
+            run = runs[index] = Facts.read(run.path)
+        run.job, run.scheduler = job, True
+        run.job_id = job.id if job else run.job_id
+
+
+@functools.cache
+def _array_id(script: str) -> str:
+    """Return the job id of the array with this script; "" if `sbatch` has not printed one."""
+    try:
+        with open_regular(Path(script).parent / "job_id") as file:
+            answer = file.read(1000).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return answer if answer.isascii() and answer.isdecimal() else ""

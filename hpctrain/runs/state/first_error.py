@@ -1,0 +1,151 @@
+"""Find out why a run failed: find the first error in the logs of all ranks.
+
+When a rank dies, the other ranks fail too, because a connection is broken; their errors are not the
+cause. So the error is, in this order:
+
+1. the traceback of the rank that stopped writing first, except those of broken connections;
+2. a message of Slurm (killed, out of memory, no such program);
+3. an error of a broken connection;
+4. the last line of a log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.disk import open_regular
+from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state.failure import is_of_another_rank
+from hpctrain.runs.state.log_files import batch_log, rank_logs
+
+_BEFORE, _AFTER = 25, 5  # lines shown around an error
+_READ = 4 << 20  # bytes read from the end of a log
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch prints it before lines of an uncaught exception
+_TRACEBACK = "Traceback (most recent call last):"
+_OWN = re.compile(r"error: \S")  # hpctrain's message for an error that the user can correct
+_CRASH = re.compile(
+    r"Fatal Python error|terminate called|.*(Segmentation fault|Bus error)"
+    r"|rank: (line )?\d+: exec: "  # the shell that starts python has not found it
+)
+_SLURM = re.compile(r"(srun|slurmstepd\S*|slurmd\S*): (error: )?(?P<message>.*)")
+_RESTART = re.compile(r".*DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)|.*Requeued")
+# The most informative first, those that only follow from another error last.
+_SLURM_MESSAGES = (
+    re.compile(r"oom.kill|out of memory", re.IGNORECASE),
+    re.compile(r"execve|No such file|Permission denied|Unable to|cannot", re.IGNORECASE),
+    re.compile(r"DUE TO TIME LIMIT|NODE FAILURE", re.IGNORECASE),
+    re.compile(r"task.*: (Killed|Segmentation|Aborted|Bus)"),
+    re.compile(r"Exited with exit code"),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error and its place in a log."""
+
+    summary: str  # the error in one line
+    file: Path  # the log
+    line: int  # of the summary, counted from 1
+    text: list[str]  # the lines around it
+    first: int  # the number of the first line of `text`
+    rank: int | None  # that wrote it; None for the batch script
+
+
+@dataclass(frozen=True)
+class Log:
+    """The end of a log file; `first` is the number of its first line."""
+
+    path: Path
+    lines: list[str]
+    first: int
+    rank: int | None
+
+    def fault(self, index: int, summary: str = "") -> Fault:
+        """Return the error on line `index` of `lines`."""
+        begin, end = max(0, index - _BEFORE), index + 1
+        while end < len(self.lines) and self.lines[end].startswith("  "):
+            end += 1  # an error of a user's constructor has its frames below it
+        text = self.lines[begin : max(end, index + 1 + _AFTER)]
+        summary = " ".join((summary or self.lines[index]).split())
+        return Fault(summary, self.path, self.first + index, text, self.first + begin, self.rank)
+
+
+def find_fault(run: Facts) -> Fault | None:
+    """Return the error that a run has failed with; None if nothing was printed."""
+    ranks = [tail(path, rank) for rank, path in _of_last_attempt(run)]
+    causes, noise = [], []
+    for log in ranks:
+        own, of_others = _errors(log)
+        causes += own[-1:]
+        noise += of_others[-1:]
+    if causes:
+        return causes[0]
+    batch = batch_log(run)
+    # If a rank could not be started, Slurm's message is in the log of the rank.
+    logs = [*([tail(batch, None)] if batch else []), *ranks]
+    if messages := [message for log in logs for message in _slurm_messages(log)]:
+        return min(messages, key=lambda message: message[0])[1]
+    last_lines = [log.fault(len(log.lines) - 1) for log in logs if log.lines]
+    return next(iter([*noise, *last_lines]), None)
+
+
+def tail(path: Path, rank: int | None) -> Log:
+    """Read the end of a log, and count the lines before it."""
+    first = 1
+    with open_regular(path) as file:
+        skip = max(0, os.fstat(file.fileno()).st_size - _READ)
+        while skip and (block := file.read(min(skip, 1 << 20))):
+            first += block.count(b"\n")
+            skip -= len(block)
+        lines = file.read(_READ).decode(errors="replace").splitlines()
+    return Log(path, lines, first, rank)
+
+
+def _of_last_attempt(run: Facts) -> list[tuple[int, Path]]:
+    """Return the logs of the ranks; the one that was written last is the last."""
+    began = run.attempt.started if run.recorded_state != "queued" else 0.0
+    dated = []
+    for rank, path in rank_logs(run).items():
+        status = path.stat()
+        # A log that the last attempt has not written to has only errors of older attempts.
+        if status.st_size and status.st_mtime >= began - 1.0:
+            dated.append((status.st_mtime, rank, path))
+    return [(rank, path) for _, rank, path in sorted(dated)]
+
+
+def _errors(log: Log) -> tuple[list[Fault], list[Fault]]:
+    """Return the errors in the log of a rank: its own, and those that follow from another rank."""
+    own: list[Fault] = []
+    of_others: list[Fault] = []
+    for index, summary in _ends(log.lines):
+        (of_others if is_of_another_rank(summary) else own).append(log.fault(index, summary))
+    return own, of_others
+
+
+def _ends(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield the index and the text of the last line of each traceback and of each crash message."""
+    inside = False
+    for index, printed in enumerate(lines):
+        line = _PREFIX.sub("", printed)
+        if line.startswith(_TRACEBACK):
+            inside = True
+        elif inside and line and not line[0].isspace():
+            inside = False
+            yield index, line
+        elif not inside and (_OWN.match(line) or _CRASH.match(line)):
+            yield index, line
+
+
+def _slurm_messages(log: Log) -> Iterator[tuple[int, Fault]]:
+    """Yield the messages of Slurm since the last restart, with their place in _SLURM_MESSAGES."""
+    restarts = [index for index, line in enumerate(log.lines) if _RESTART.match(line)]
+    for index in range(restarts[-1] + 1 if restarts else 0, len(log.lines)):
+        if match := _SLURM.match(log.lines[index]):
+            for place, pattern in enumerate(_SLURM_MESSAGES):
+                if pattern.search(match["message"]):
+                    yield place, log.fault(index)
+                    break

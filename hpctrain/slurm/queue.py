@@ -1,0 +1,280 @@
+"""The scheduler: `squeue` for jobs in the queue, `sacct` for jobs that have left it, `scancel`.
+
+A job is recognized by the path of its script (the field Command of `squeue`), not by its job id.
+The path is known before `sbatch` answers, so a job is found even if its submission was interrupted.
+And a reinstalled cluster can use the same job ids again, but the paths are different.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hpctrain.errors import LaunchError
+from hpctrain.run_record import RunRecord
+from hpctrain.slurm.job_environment import clean_environment
+
+log = logging.getLogger(__name__)
+
+
+class UnreachableError(LaunchError):
+    """The controller does not answer. A job that was just submitted may be queued or not."""
+
+
+NO_CONTROLLER = (
+    "Slurm's controller does not answer: is it up (scontrol ping)? With "
+    "hydra/launcher=submitit_local, the command that starts a run trains it on this machine"
+)
+
+
+Task = tuple[str, int]
+"""The path of the script and the number of the array task."""
+
+_SQUEUE = "%K|%i|%T|%r|%N|%S|%o"  # the path comes last because it may contain a `|`
+_JOB = (r"\d+|N/A", r"\d\S*", r"[A-Z_]+", r"[^|]*", r"[^|]*", r"[^|]*", r".*")
+# Lines of jobs, or their heading, in another form than the one that was asked for.
+_OTHER_FORM = re.compile(r"(.*\|){4}|\s*JOBID\b|\s*\d\S*(\s+\S+){3,}\s+[A-Z]{1,2}\s+[\d:-]+\s")
+# Messages of `scancel` about a job that has ended meanwhile. This is no error.
+_GONE = ("Invalid job id specified", "already completing or completed")
+_HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_SACCT = ("JobID", "State", "ExitCode", "Reason", "NodeList")
+_ENDED = (r"\d\S*", r"[A-Z_]+(?: .*|\+)?", r"\d+:\d+", r".*", r"[^|]*")  # the reason may have a `|`
+
+
+@dataclass(frozen=True)
+class Job:
+    """One array task, as `squeue` shows it."""
+
+    id: str  # `ARRAYJOB_TASK`, the form that `scancel` and `scontrol` accept
+    state: str  # `PENDING`, `RUNNING`, `COMPLETING`, ...
+    reason: str  # why it waits, or "None"
+    nodes: str  # a Slurm hostlist; empty while it waits
+    start: str  # when it has started or is expected to start: ISO local time, or "N/A"
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its program has ended, and Slurm only cleans up."""
+        return self.state == "COMPLETING"
+
+    @property
+    def needs(self) -> str:
+        """What a person must do so that it goes on; "" if nothing."""
+        # Slurm's words are "JobHeldUser", "JobHeldAdmin" and "launch failed requeued held".
+        if self.state in _HELD or "held" in self.reason.lower():
+            return f"held until somebody releases it: scontrol release {self.id}"
+        if self.state in ("SUSPENDED", "STOPPED"):
+            return f"suspended until the cluster or its administrator resumes it: {self.id}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One array task that has left the queue, as `sacct` shows it."""
+
+    # `COMPLETED`, `FAILED`, `TIMEOUT`, `OUT_OF_MEMORY`, `NODE_FAIL`, `CANCELLED by UID`...
+    state: str
+    exit_code: str  # `CODE:SIGNAL`
+    reason: str  # Slurm's reason, or "None"
+    nodes: str  # a Slurm hostlist
+
+
+def me() -> str:
+    """Return the name of the user of this process."""
+    # Not getpass.getuser(): it reads LOGNAME, where `su` may leave the name of another user.
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container without a passwd entry
+        return str(os.getuid())
+
+
+def _is_known(user: str) -> bool:
+    try:
+        return user.isdecimal() or bool(pwd.getpwnam(user))
+    except (KeyError, ValueError):
+        return False
+
+
+class Queue(dict[Task, Job]):
+    """The jobs in the queue by script and array task; `("job ID", 0)` is one that is no task."""
+
+    def task_of(self, record: RunRecord) -> Task | None:
+        """Return the task of a run, from its run.json; it may be in the queue."""
+        submission = record.submission
+        task = (submission.script, submission.task) if submission else ("", -1)
+        # A job of slurm/train.sbatch has no submission: its last attempt has the job id.
+        if task not in self and record.state in ("running", "interrupted"):
+            return self._by_id.get(record.attempt.job_id)
+        return task
+
+    def job_of(self, record: RunRecord) -> Job | None:
+        """Return the job of a run; None if it is not in the queue."""
+        task = self.task_of(record)
+        return None if task is None else self.get(task)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Task]:
+        return {job.id: task for task, job in self.items()}
+
+
+def queue_of(records: Iterable[RunRecord]) -> Queue:
+    """Return the queue of this user, and of all who have submitted these runs last."""
+    submissions = (record.submission for record in records)
+    return queued({me(), *(each.user for each in submissions if each)})
+
+
+def queued(users: Iterable[str]) -> Queue:
+    """Return the jobs of these users that are in the queue.
+
+    If the controller does not answer, or `squeue` prints what was not asked for, it raises
+    UnreachableError.
+    """
+    named = [*users]  # squeue refuses all if it does not know one
+    known = [*filter(_is_known, named)] or named
+    command = ("squeue", "--noheader", "--array", f"--user={','.join(known)}")
+    answer = ask(*command, f"--format={_SQUEUE}")
+    if answer is None:
+        raise UnreachableError("squeue does not answer: is the controller up (scontrol ping)?")
+    jobs = Queue()
+    for task, *facts, script in rows(answer, _JOB):
+        job = Job(*facts)
+        # Sweeps are always arrays. Other jobs may be of slurm/train.sbatch.
+        key = (script, int(task)) if task.isdigit() else (f"job {job.id}", 0)
+        jobs[key] = job
+    strange = [line for line in answer.splitlines() if _OTHER_FORM.match(line)]
+    if strange and not jobs:  # it would look as if all jobs had ended
+        raise UnreachableError(
+            f"squeue prints {strange[0].strip()!r}, and was asked for --format={_SQUEUE}: does a "
+            "script of this site stand in front of it (type -a squeue)?"
+        )
+    return jobs
+
+
+def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
+    """Return the tasks of these array jobs, by `ARRAYJOB_TASK`, as `sacct` lists them.
+
+    `sacct` lists pending tasks of an array as one range, not one by one. It is None without an
+    accounting database.
+    """
+    command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(arrays)}")
+    answer = ask(*command, f"--format={','.join(_SACCT)}", quiet=True)
+    if answer is None:
+        return None
+    return {job: Ended(*facts) for job, *facts in rows(answer, _ENDED)}
+
+
+def cancel(ids: Iterable[str], *options: str) -> None:
+    """Call `scancel` once for all job ids, if there are any; jobs that have ended are no error.
+
+    Options are such as `--signal=USR2`. A refusal, or no answer of the controller, is a
+    LaunchError.
+    """
+    if not (jobs := jobs_of(ids)):
+        return
+    done = call("scancel", *options, *jobs)
+    said = [line for line in done.stderr.splitlines() if not any(word in line for word in _GONE)]
+    # A wrapper of the site or a missing locale may have warned.
+    if errors := [line for line in said if "error" in line.lower()]:
+        raise LaunchError(f"scancel {' '.join(jobs)}: {'; '.join(errors)}")
+
+
+def cancel_waiting(ids: Iterable[str]) -> None:
+    """Cancel the array tasks that wait; those that have begun meanwhile go on.
+
+    A refusal, or no answer of the controller, is a LaunchError, and nothing is cancelled.
+    """
+    ids = list(ids)
+    # `scancel --state=PENDING 12_1` cancels all waiting tasks of array 12, as they are one record
+    # (Slurm 22.05). An update gives these tasks records of their own. Our jobs have this value.
+    for job in jobs_of(ids):
+        if ask("scontrol", "update", f"JobId={job}", "Requeue=1") is None:
+            raise LaunchError(f"scontrol cannot update {job}: nothing was cancelled")
+    cancel(ids, "--state=PENDING")
+
+
+def jobs_of(ids: Iterable[str]) -> list[str]:
+    """Return the job ids as arguments of `scancel`, one per array: `123_[0-3,7]`."""
+    arrays: dict[str, list[int]] = defaultdict(list)
+    plain = []
+    for job in ids:
+        array, _, task = job.partition("_")
+        if task:
+            arrays[array].append(int(task))
+        else:
+            plain.append(job)
+    for array, numbers in arrays.items():
+        ranges: list[list[int]] = []
+        for number in sorted(numbers):
+            if ranges and number == ranges[-1][1] + 1:
+                ranges[-1][1] = number
+            else:
+                ranges.append([number, number])
+        inside = ",".join(f"{a}-{b}" if a < b else str(a) for a, b in ranges)
+        plain.append(f"{array}_[{inside}]")
+    return plain
+
+
+def call(
+    *command: str, timeout_s: float | None = 60, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of the scheduler to its end; bytes that are no UTF-8 are replaced.
+
+    It raises an OSError if there is no such command, and TimeoutExpired if it is late.
+    """
+    # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
+    return subprocess.run(
+        command,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+        env=clean_environment(),
+        **options,
+    )
+
+
+def rows(answer: str, fields: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the rows of an answer, each with its fields, which `|` divides.
+
+    The commands of some sites print a welcome before, warnings between or the balance of the
+    account after the rows. Such lines are left out. Each of the fields is a regular expression
+    without groups.
+    """
+    row = re.compile(r"\|".join(f"({field})" for field in fields))
+    return [match.groups() for line in answer.splitlines() if (match := row.fullmatch(line))]
+
+
+def version(answer: str) -> str:
+    """Return the version in the answer of `sinfo --version`, such as `slurm 23.11.4`, or ""."""
+    found = re.search(r"^slurm\S* \d\S*$", answer, re.MULTILINE)
+    return found[0] if found else ""
+
+
+def ask(*command: str, quiet: bool = False, tries: int = 5) -> str | None:
+    """Run a command of the scheduler and return its output; None if it fails.
+
+    The reason of a failure is logged as an error, or with `quiet` as a debug message. A command
+    that a signal has ended is run again, `tries` times in all: at a preemption Slurm signals every
+    process of a step, also one that a rank has just started to requeue its job.
+    """
+    try:
+        done = call(*command)
+        done.check_returncode()
+    except subprocess.CalledProcessError as error:
+        if error.returncode < 0 and tries > 1:
+            return ask(*command, quiet=quiet, tries=tries - 1)
+        message = " ".join((error.stderr or error.stdout).split()) or str(error)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        message = str(error)
+    else:
+        return done.stdout
+    log.log(logging.DEBUG if quiet else logging.ERROR, "%s: %s", " ".join(command), message)
+    return None

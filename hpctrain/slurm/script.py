@@ -1,0 +1,198 @@
+"""The text of the batch script of a job array. Nothing here reads or writes a file.
+
+Each array task finds its run directory in the list beside the script, by its number:
+
+    array-0/job.sh   array-0/tasks: /home/me/runs/digits-3fa92c1b, /home/me/runs/digits-…
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
+from hpctrain.errors import ConfigError
+from hpctrain.secrets import shell_word
+from hpctrain.slurm.container import REQUEUE_ON_NOTE, in_container
+from hpctrain.slurm.job_environment import TRUST
+from hpctrain.slurm.node_range import choose_nodes, rank_options
+from hpctrain.slurm.sbatch_options import (
+    Options,
+    check_folder,
+    joined_hosts,
+    sbatch_options,
+    step_gpu_options,
+)
+
+_CHECKED = """\
+# Without `set -eu`, which modules, conda and /etc/profile.d do not support: the exit code of each
+# command is checked instead.
+checked() {
+    local code=$?
+    ((code == 0)) && return
+    echo "error: $1 failed with exit code $code; the ranks were not started" >&2
+    exit "$code"
+}"""
+
+
+# On a busy file system Python takes minutes to start, and until then a preemption's SIGTERM would
+# kill it. Slurm requeues only jobs that still run when the grace time ends.
+_IGNORE_SIGNALS = """/bin/sh -c 'trap "" TERM USR2; exec "$@"' rank"""
+
+
+_SHARED_GPUS = """
+# srun would give each rank access to its own GPU only, without NVLink or shared memory for NCCL.
+unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPU_BIND SLURM_TRES_BIND"""
+
+
+_AFTER_THE_RANKS = """
+code=$?
+# A rank that was killed cannot requeue the job. A job that scancel ends is no longer RUNNING.
+job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+if ((code)) && [[ $(squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]; then
+    case $({verdict} "$run" "$code") in
+        requeue) scontrol requeue "$job" ;;
+        cancel) scancel "$job" ;;
+    esac
+fi
+exit "$code\""""
+
+
+def sbatch_script(
+    config: Config,
+    folder: Path,
+    count: int,
+    *,
+    pythonpath: Sequence[Path] = (),
+    max_running: int | None = None,
+    dependency: str | None = None,
+    command: str = "run",
+    exclude: Sequence[str] = (),
+) -> str:
+    """Return the batch script for `count` runs that need the same resources, those of `config`.
+
+    `folder` is absolute and has the list `tasks` of COUNT run directories, and the folder `batch`
+    for the output of the script itself. What Slurm cannot accept in `site` or a path is a
+    ConfigError.
+
+    Python imports first from `pythonpath`, the folders of a code snapshot. At most `max_running`
+    tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
+    as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
+    ranks call `command`, `run` or `call`, with the folder of the array task.
+    """
+    check_folder(config.output_dir, folder)
+    options = sbatch_options(config)
+    options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
+    if dependency is not None:
+        options["dependency"] = dependency
+    if exclude:
+        options["exclude"] = joined_hosts(str(options.get("exclude", "")), *exclude)
+    options["output"] = f"{folder}/batch/%A_%a.log"
+    options["open-mode"] = "append"
+    parts = [
+        "#!/bin/bash" + (" -l" if config.site.login_shell else ""),
+        *_directives(options),
+        *_teardown(config.site),
+        *_setup(config.launch, config.site),
+        *_snapshot(config.output_dir, pythonpath),
+        f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
+        '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
+    ]
+    return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
+
+
+def _directives(options: Options) -> Iterator[str]:
+    for name, value in options.items():
+        yield f"#SBATCH --{name}" + ("" if value is True else f"={_quote_for_slurm(str(value))}")
+
+
+def _quote_for_slurm(text: str) -> str:
+    r"""Quote for an #SBATCH line: unlike in a shell, '…' does not protect a backslash there."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", text, re.ASCII):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _teardown(site: SiteConfig) -> Iterator[str]:
+    if site.teardown:
+        yield "\n# Runs at the end in every case; the exit code is still that of srun."
+        yield "\n".join(["teardown() (", *site.teardown, ")", "trap teardown EXIT"])
+
+
+def _setup(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
+    if site.modules or site.setup:
+        yield f"\n{_CHECKED}"
+    yield ""
+    if site.modules or any(re.match(r"\s*(module|ml)\b", line) for line in site.setup):
+        yield "type module &>/dev/null || source /etc/profile # defines `module`"
+    if site.modules:
+        command = f"module load {shlex.join(site.modules)}"
+        yield f"{command}\nchecked {shlex.quote(f'site.modules: {command}')}"
+    yield from _exports(launch, site)
+    for command in site.setup:
+        yield f"{command}\nchecked {shlex.quote(f'site.setup: {command}')}"
+
+
+def _exports(launch: LaunchConfig, site: SiteConfig) -> Iterator[str]:
+    trusted = {TRUST: os.environ[TRUST]} if TRUST in os.environ else {}
+    for name, value in {"OMP_NUM_THREADS": launch.cpus_per_task, **trusted, **site.env}.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in str(value):
+            raise ConfigError(f"site.env.{name}={value!r}: not a variable of the environment")
+        yield f"export {name}={shell_word(str(value))}"
+
+
+def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
+    if not pythonpath:
+        return
+    if any(":" in str(path) for path in pythonpath):
+        raise ConfigError(
+            f"output_dir={output_dir}: PYTHONPATH cannot name a path with a colon, so the "
+            "code snapshot could not be imported"
+        )
+    snapshot = shlex.quote(":".join(map(str, pythonpath)))
+    yield "\n# Python imports the code of the snapshot, not that of the working directory."
+    yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
+
+
+def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
+    launch, site = config.launch, config.site
+    folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
+    has_gpus = launch.gpus_per_node > 0
+    container_arguments, container = in_container(site.container, folders, has_gpus=has_gpus)
+    # Not every version of Slurm passes these options of the job on to srun.
+    resources = {"cpus-per-task": launch.cpus_per_task, **step_gpu_options(launch, site)}
+    arguments = [
+        f"--kill-on-bad-exit={int(site.kill_on_bad_exit)}",
+        # The ranks get the environment of this shell even if sbatch had --export=NONE.
+        "--export=ALL",
+        *(f"--{name}={value}" for name, value in resources.items()),
+        *([f"--cpu-bind={site.cpu_bind}"] if site.cpu_bind else []),
+        *site.srun,
+        *container_arguments,
+    ]
+    python = sys.executable if site.container.runtime is None else site.container.python
+    lines = [
+        " ".join(["srun --unbuffered --open-mode=append", *rank_options(launch)]),
+        '--output="$run"/logs/%A_%a.rank%t.log',
+        shlex.join(arguments),
+        *([shlex.join(container)] if container else []),
+        f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
+    ]
+    if site.container.runtime is not None:
+        yield f"\n{REQUEUE_ON_NOTE}"
+    yield from choose_nodes(config)
+    if site.gpu_option == "gpus-per-task":
+        yield _SHARED_GPUS
+    yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."
+    yield "trap : TERM"
+    yield " \\\n    ".join(lines)
+    if command != "run":  # the ranks of a function have no checkpoint to go on from
+        return
+    # In a container the decision is made in it, too, as the host may have no Python for it.
+    words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
+    words += [*container, python, "-m", "hpctrain.job.verdict"]
+    yield _AFTER_THE_RANKS.format(verdict=shlex.join(words))

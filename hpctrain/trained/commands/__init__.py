@@ -1,0 +1,1 @@
+"""The commands for trained runs: `evaluate`, `predict`, `generate`, `export` and `branch`."""

@@ -1,0 +1,152 @@
+"""`python -m hpctrain evaluate RUN`: the metrics of a checkpoint, on any data and ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hpctrain.disk import write_atomically
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs import trust
+from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import select
+from hpctrain.secrets import reference
+from hpctrain.step_names import step_of
+from hpctrain.terminal import exact
+from hpctrain.tracking.uploader_process import run_python_module
+from hpctrain.trained.loaded import LoadedRun
+
+_WAIT_S = 60.0  # for the run's own uploader, and for a store that does not answer
+
+
+def main(argv: list[str]) -> int:
+    """Print the metrics, and keep them in the run directory."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain evaluate",
+        description="Evaluate a checkpoint of a run as the training does: in this process, or with "
+        "the ranks of torchrun or srun, in any layout. KEY=VALUE changes keys that do not change "
+        "the result, such as parallel.tp=1.",
+    )
+    add_choice(parser)
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
+    parser.add_argument("--split", metavar="NAME", help="the split (default: data.val_split)")
+    parser.add_argument("--data", metavar="PATH", help="the data set (default: that of the run)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="all validation splits of the run; the result belongs to the run, and is in MLflow at "
+        "the step of the checkpoint, as if the training had made it",
+    )
+    trust.add_argument(parser)
+    options = parser.parse_intermixed_args(argv)
+    if options.record:
+        if options.split or options.data or options.ema is not None:
+            raise ConfigError(
+                "--record evaluates as the training would: without --split, --data and --ema"
+            )
+        return _record(options)
+    path, checkpoint = chosen(options)
+    ranks = RankInfo.from_env()
+    run = LoadedRun(path)
+    own = run.config.data
+    split = options.split or (own.val_split if options.data else own.evaluated)
+    means = run.evaluate(
+        options.split,
+        data=options.data,
+        step=step_of(checkpoint),
+        ema=options.ema,
+        overrides=options.overrides,
+    )
+    if not ranks.is_main:
+        return 0
+    result = {
+        "run": path.name,
+        "step": step_of(checkpoint),
+        "split": split,
+        "data": reference(options.data or run.config.data.path),
+        "metrics": means,
+    }
+    if options.json:
+        print(json.dumps(result), file=exact())
+    else:
+        print(f"{path.name}, step {result['step']}, split {split}:")
+        for name, value in means.items():
+            print(f"  {name:<20} {value:.6g}")
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    kept = path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
+    try:
+        write_atomically(kept, json.dumps(result, indent=1) + "\n")
+    except OSError as error:
+        raise StorageError(f"{kept}: the result is not kept ({error.strerror})") from error
+    return 0
+
+
+def _record(options: argparse.Namespace) -> int:
+    """Evaluate, record the result, and upload it."""
+    path = _chosen_run(options)
+    run, is_main = LoadedRun(path), RankInfo.from_env().is_main
+    step = options.step
+    if step is None:  # so that all ranks, and the line below, mean the same
+        step = step_of(chosen_checkpoint(RunDir.open(path), best=options.best))
+    values = run.record_evaluation(step, overrides=options.overrides)
+    if not is_main:
+        return 0
+    if options.json:
+        facts = {"run": path.name, "step": step, "metrics": values}
+        print(json.dumps(facts), file=exact())
+    else:
+        print(f"{path.name}, step {step}, recorded:")
+        for name, value in values.items():
+            print(f"  {name:<20} {value:.6g}")
+    tracking = run.config.tracking
+    if tracking.enabled and tracking.upload:
+        _upload(path)
+    return 0
+
+
+def _upload(path: Path) -> None:
+    """Put the result into the store; if that fails, say how it is made up."""
+    module, wait = "hpctrain.tracking.uploading.late_results", f"--wait={_WAIT_S}"
+    try:
+        code, said = run_python_module(module, str(path), wait, cwd=path, timeout=3 * _WAIT_S)
+    except subprocess.TimeoutExpired:
+        code, said = 1, "the store does not answer"
+    if code:
+        print(
+            f"the result is not in MLflow yet ({said}); nothing is lost: "
+            f"`python -m hpctrain sync {path}` uploads it",
+            file=sys.stderr,
+        )
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a run and the parameters of one of its checkpoints."""
+    select.add_choice(parser)
+    parser.add_argument(
+        "--ema",
+        action=argparse.BooleanOptionalAction,
+        help="take the moving average of the parameters (default: as the training's evaluation)",
+    )
+
+
+def chosen(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Return the run directory and the checkpoint that a command line names."""
+    path = _chosen_run(options)
+    return path, chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
+
+
+def _chosen_run(options: argparse.Namespace) -> Path:
+    """Return the run directory that a command line names; `chosen` tells the errors."""
+    if wrong := [text for text in options.overrides if "=" not in text]:
+        raise ConfigError(f"{wrong[0]}: give one run, and KEY=VALUE for what changes")
+    path = select.select_one(options.dir, options.run, "this command")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    return path

@@ -1,0 +1,122 @@
+"""`python -m hpctrain export RUN OUT`: the weights of a run, or with --csv its metrics."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from hpctrain.disk import sync
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.runs import trust
+from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.select import add_choice, select_one
+from hpctrain.trained.exporting.table_file import write_table
+
+
+def main(argv: list[str]) -> int:
+    """Write the weights; print what was written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain export",
+        description="Write the weights of a run as safetensors, in the layout of Hugging Face "
+        "where the model has one. It works without a GPU, in the memory of one file. With --csv or "
+        "--parquet, write its metrics instead.",
+    )
+    add_choice(parser)
+    parser.add_argument("out", metavar="OUT", type=Path, nargs="?", help="a new folder")
+    tables = parser.add_mutually_exclusive_group()
+    tables.add_argument("--csv", type=Path, metavar="FILE", help="write the metrics as CSV")
+    tables.add_argument("--parquet", type=Path, metavar="FILE", help="write them as Parquet")
+    parser.add_argument(
+        "--ema", action="store_true", help="take the moving average of the parameters (train.ema)"
+    )
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="add adapters (LoRA) to the weights; without it, only the adapters are written, as "
+        "peft writes them",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("fp32", "bf16", "fp16"),
+        help="the format of the weights (default: precision.params of the run)",
+    )
+    parser.add_argument(
+        "--shard-gb",
+        type=float,
+        default=5.0,
+        metavar="GB",
+        help="the largest size of a file (default: 5)",
+    )
+    parser.add_argument(
+        "--torch-export",
+        action="store_true",
+        help="write model.pt2 as well: a program of torch.export that needs no Python code of "
+        "yours; this needs the memory of the whole model, and the data set",
+    )
+    trust.add_argument(parser)
+    options = parser.parse_args(argv)
+    if options.csv or options.parquet:
+        return _export_metrics(options)
+    if options.out is None:
+        raise ConfigError("export takes a folder for the weights, or --csv FILE or --parquet FILE")
+    if not options.shard_gb > 0:
+        raise ConfigError(f"--shard-gb {options.shard_gb}: it is greater than 0")
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise ConfigError(f"{options.out} exists: give a folder that does not, or an empty one")
+    path = select_one(options.dir, options.run, "export")
+    checkpoint = chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
+    # Imported late: torch takes seconds, and an error above needs none of it.
+    from hpctrain.trained.exporting.exporter import Exporter
+    from hpctrain.trained.loaded import LoadedRun
+
+    run = LoadedRun(path)
+    run.find_code()
+    exporter = Exporter(
+        run.config, checkpoint, merge=options.merge, dtype=options.dtype, ema=options.ema
+    )
+    unfinished = options.out.absolute().with_name(f".{options.out.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir(parents=True)
+        made = exporter.write(
+            unfinished,
+            int(options.shard_gb * 1e9),
+            lambda name: print(f"writing {name}", file=sys.stderr),
+        )
+        if options.torch_export:
+            from hpctrain.trained.exporting.torch_program import write_program
+
+            print("writing model.pt2", file=sys.stderr)
+            write_program(run.config, checkpoint, run.meeting_folder(), unfinished)
+        if options.out.exists():
+            options.out.rmdir()
+        unfinished.rename(options.out)
+        sync(options.out.absolute().parent)
+    except OSError as error:
+        raise StorageError(
+            f"{options.out}: cannot write {error.filename or unfinished} ({error.strerror})"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
+    print(
+        f"{options.out}: {checkpoint.name} of {path.name}, {made.nbytes / 1e6:.1f} MB in "
+        f"{files}, {made.kind}"
+    )
+    return 0
+
+
+def _export_metrics(options: argparse.Namespace) -> int:
+    """Write the metrics of a run as a table."""
+    key = "csv" if options.csv else "parquet"
+    file = options.csv or options.parquet
+    if options.out is not None:
+        raise ConfigError(f"export: {options.out} is for weights, and --{key} writes metrics")
+    if file.suffix.lower() != f".{key}":
+        raise ConfigError(f"--{key} {file}: the name of the file must end in .{key}")
+    path = select_one(options.dir, options.run, "export")
+    print(f"{file}: {write_table(path, file):,} values of {path.name}")
+    return 0

@@ -1,0 +1,51 @@
+"""`python -m hpctrain predict RUN DATA OUT`: what a model says about each sample of a data set."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError
+from hpctrain.runs import trust
+from hpctrain.trained.commands.evaluate import add_choice, chosen
+from hpctrain.trained.loaded import LoadedRun
+
+
+def main(argv: list[str]) -> int:
+    """Write the predictions; print where they are."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain predict",
+        description="Write what the model of a run says about each sample of a data set, as HDF5 "
+        "shards with an index, in the order of the samples: in this process, or with the ranks of "
+        "torchrun or srun. If it is interrupted, the same command goes on.",
+    )
+    add_choice(parser)
+    parser.add_argument("data", metavar="DATA", help="the folder or URL of the data set")
+    parser.add_argument("out", metavar="OUT", type=Path, help="a new folder")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys that change")
+    parser.add_argument("--split", metavar="NAME", help="the split (default: data.val_split)")
+    parser.add_argument(
+        "--shard-samples",
+        type=int,
+        default=65536,
+        metavar="N",
+        help="the most samples of a shard, about (default: 65536)",
+    )
+    trust.add_argument(parser)
+    options = parser.parse_intermixed_args(argv)
+    if options.shard_samples < 1:
+        raise ConfigError(f"--shard-samples {options.shard_samples}: it is 1 or more")
+    path, checkpoint = chosen(options)
+    folder = LoadedRun(path).predict(
+        options.data,
+        options.out,
+        options.split,
+        step=int(checkpoint.name[5:]),
+        ema=options.ema,
+        shard_samples=options.shard_samples,
+        overrides=options.overrides,
+    )
+    if RankInfo.from_env().is_main:
+        print(f"{folder}: predictions of {path.name}, step {int(checkpoint.name[5:])}")
+    return 0

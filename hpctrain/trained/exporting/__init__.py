@@ -1,0 +1,1 @@
+"""What `export` writes: weights, programs and tables, in the layouts of other libraries."""

@@ -1,0 +1,258 @@
+"""Writes the weights of a run as safetensors, one file at a time.
+
+checkpoint ── the tensors of one file ── adapters merged? ── layout ── dtype ── model-00001-of-…
+
+The model itself is only built on the meta device, so the memory is that of one file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from hpctrain import __version__, secrets
+from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.matching import renames
+from hpctrain.checkpoint.starting_point import compare
+from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
+from hpctrain.checkpoint.weight_files import WeightFiles
+from hpctrain.config.schema import Config
+from hpctrain.disk import sync
+from hpctrain.distributed.tensors import dtype_name
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.job.building.build_model import check_base
+from hpctrain.job.building.instantiate import instantiate
+from hpctrain.models.lora import Adapted, add_adapters, is_adapter
+from hpctrain.models.quantized import rounded
+from hpctrain.models.ties import ties
+from hpctrain.runs.weights_digest import verified
+from hpctrain.trained.exporting.layouts import Layout, Piece, layout_of
+from hpctrain.trained.exporting.peft_format import peft_format
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    files: list[str]  # the names of the files of weights
+    nbytes: int  # the bytes of the weights
+    kind: str  # the layout, in words
+
+
+class Exporter:
+    """The weights of one checkpoint of a run.
+
+    `merge` adds adapters (LoRA) to the weights; otherwise they alone are written. `dtype` is the
+    format of floating-point weights; None means that of the training. With `ema` the parameters are
+    their moving average (`train.ema`).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        checkpoint: Path,
+        *,
+        merge: bool = False,
+        dtype: str | None = None,
+        ema: bool = False,
+    ) -> None:
+        self._config, self._checkpoint = config, checkpoint
+        lora = config.train.lora
+        if merge and not lora.patterns:
+            raise ConfigError("--merge: the run has no adapters (train.lora); leave it out")
+        self._model = _skeleton(config)
+        if lora.patterns:
+            check_base(config, checkpoint)
+            add_adapters(self._model, lora.patterns, lora.rank, lora.alpha)
+        self._float = _DTYPES[dtype or config.precision.params]
+        state = self._model.state_dict()
+        self._own = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
+        groups = [[first, *others] for first, others in ties(self._model)]
+        self._same = {name: group for group in groups for name in group}
+        self._saved = open_weights(WeightFiles(checkpoint, None))
+        self._average = open_weights(WeightFiles(checkpoint, None), "ema") if ema else None
+        if self._average is not None and not self._average.shapes:
+            raise ConfigError("--ema: the checkpoint has no average (train.ema); leave it out")
+        self._merge, self._only_adapters = merge, bool(lora.patterns) and not merge
+        if unknown := [name for name in self._saved.shapes if name not in self._own]:
+            raise StorageError(
+                f"{checkpoint} has {unknown[0]}: it is the checkpoint of another model"
+            )
+        if merge:
+            _ = self._base  # read now, since it may be gone
+        self._layout, self._adapter_config = self._chosen_layout()
+
+    def write(self, folder: Path, shard_bytes: int, shown: Callable[[str], None]) -> Exported:
+        """Write the files into an empty folder; `shown` is called with each name, beforehand.
+
+        A file has at most `shard_bytes`, unless it has a single tensor. Adapters are one file.
+        """
+        layout = self._layout
+        # peft reads adapters from one file.
+        limit = math.inf if self._only_adapters else shard_bytes
+        groups = list(self._grouped(layout.pieces, limit))
+        stem = "adapter_model" if self._only_adapters else "model"
+        names = [
+            f"{stem}-{i:05d}-of-{len(groups):05d}.safetensors"
+            if len(groups) > 1
+            else f"{stem}.safetensors"
+            for i in range(1, len(groups) + 1)
+        ]
+        places: dict[str, str] = {}
+        total = 0
+        for name, pieces in zip(names, groups, strict=True):
+            shown(name)
+            total += self._write_file(folder / name, pieces)
+            places |= {piece.name: name for piece in pieces}
+        if len(names) > 1:
+            index = {"metadata": {"total_size": total}, "weight_map": places}
+            _write(folder / f"{stem}.safetensors.index.json", index)
+        if self._only_adapters:
+            _write(folder / "adapter_config.json", self._adapter_config)
+        elif layout.config is not None:
+            _write(folder / "config.json", layout.config | {"dtype": dtype_name(self._float)})
+        _write(folder / "hpctrain.json", self._origin())
+        return Exported(names, total, layout.kind)
+
+    def _write_file(self, path: Path, pieces: list[Piece]) -> int:
+        """Write one file, and return the bytes of its tensors, which are gone afterwards."""
+        tensors = {piece.name: self._tensor(piece) for piece in pieces}
+        try:
+            save_file(tensors, path, {"format": "pt"})
+            sync(path)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"{path}: cannot be written ({error})") from error
+        return sum(value.nbytes for value in tensors.values())
+
+    def _chosen_layout(self) -> tuple[Layout, dict[str, Any]]:
+        """Return how the tensors are written, and the config of adapters that are not merged."""
+        if self._only_adapters:
+            lora, start = self._config.train.lora, self._config.checkpoint.init_from
+            pieces, adapters = peft_format(self._model, self._saved.shapes, lora, start)
+            return Layout(pieces, None, "adapters of peft"), adapters
+        apart = {name for group in self._parted() for name in group}
+        names = [
+            name
+            for name in self._own
+            if not is_adapter(name) and (name in apart or self._same.get(name, [name])[0] == name)
+        ]
+        return layout_of(self._model, names, sorted(apart)), {}
+
+    def _parted(self) -> Iterator[list[str]]:
+        """Yield names of one parameter whose values differ once the adapters are merged."""
+        for group in {id(group): group for group in self._same.values()}.values():
+            places = (name.rpartition(".")[0] for name in group)
+            modules = {id(m): m for m in map(self._model.get_submodule, places)}
+            if len(modules) > 1 and any(isinstance(m, Adapted) for m in modules.values()):
+                yield group
+
+    def _grouped(self, pieces: list[Piece], limit: float) -> Iterator[list[Piece]]:
+        group: list[Piece] = []
+        size = 0
+        for piece in pieces:
+            nbytes = sum(
+                math.prod(self._own[name].shape) * self._dtype(name).itemsize
+                for name in piece.sources
+            )
+            if group and size + nbytes > limit:
+                yield group
+                group, size = [], 0
+            group.append(piece)
+            size += nbytes
+        yield group
+
+    def _tensor(self, piece: Piece) -> torch.Tensor:
+        whole = piece.made(*(self._weight(name) for name in piece.sources))
+        return whole.to(self._dtype(piece.sources[0])).contiguous()
+
+    def _weight(self, name: str) -> torch.Tensor:
+        """Return a weight as it was trained, with its adapter if that is merged."""
+        like = self._own[name]
+        own = _DTYPES[self._config.precision.params]
+        target = torch.empty(like.shape, dtype=own if like.is_floating_point() else like.dtype)
+        if not self._load(self._saved, name, target):
+            weights, stored = self._base if self._config.train.lora.patterns else (None, {})
+            there = next((stored[n] for n in self._names(name) if n in stored), None)
+            if weights is None or there is None:
+                raise StorageError(f"{self._checkpoint} has no {name}: it is that of another model")
+            weights.load({there: target})
+        module, _, key = name.rpartition(".")
+        layer = self._model.get_submodule(module)
+        if self._merge and key == "weight" and isinstance(layer, Adapted):
+            for part in ("lora_A", "lora_B"):
+                value = torch.empty(getattr(layer, part).shape, dtype=own)
+                self._load(self._saved, f"{module}.{part}", value)
+                setattr(layer, part, nn.Parameter(value, requires_grad=False))
+            if self._config.train.lora.quantize:
+                target = rounded(target)  # the adapters were trained beside these weights
+            target = (target.float() + layer.change()).to(own)
+        return target
+
+    def _load(self, weights: StoredWeights, name: str, target: torch.Tensor) -> bool:
+        """Load a weight of the checkpoint; return whether it is there, under any of its names."""
+        kept = [weights] if self._average is None else [self._average, weights]
+        for each in kept:
+            for other in self._names(name):
+                if other in each.shapes:
+                    if each.shapes[other] != tuple(target.shape):
+                        raise StorageError(
+                            f"{self._checkpoint} has no {name} of shape {tuple(target.shape)}: it "
+                            "is the checkpoint of another model"
+                        )
+                    each.load({other: target})
+                    return True
+        return False
+
+    def _names(self, name: str) -> list[str]:
+        """Return all names of a weight, itself first."""
+        return [name, *self._same.get(name, [])]
+
+    def _dtype(self, name: str) -> torch.dtype:
+        like = self._own[name]
+        return self._float if like.is_floating_point() else like.dtype
+
+    @cached_property
+    def _base(self) -> tuple[StoredWeights, Mapping[str, str]]:
+        """What reads the weights that the adapters belong to, and the stored name of each."""
+        start = self._config.checkpoint
+        weights = open_weights(verified(self._config))
+        found = compare(self._model, weights, renames(start.init_rename), start.init_skip)
+        return weights, found.stored
+
+    def _origin(self) -> dict[str, Any]:
+        found = Manifest.read(self._checkpoint)
+        return {
+            "run": self._checkpoint.parents[1].name,
+            "step": found.step,
+            "checkpoint": WeightFiles(self._checkpoint, None).digest(),
+            "base": found.base or None,
+            "merged": self._merge,
+            "model": self._config.model,
+            "hpctrain": __version__,
+        }
+
+
+def _skeleton(config: Config) -> nn.Module:
+    """Return the model on the meta device, or on the CPU if it cannot be built there."""
+    try:
+        with torch.device("meta"):
+            return instantiate("model", config.model)  # type: ignore[no-any-return]
+    except Exception:  # the constructor reads a value; what is wrong with it is raised below
+        return instantiate("model", config.model)  # type: ignore[no-any-return]
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(secrets.referenced(content), indent=2, default=str) + "\n")
+    sync(path)

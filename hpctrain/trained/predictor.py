@@ -1,0 +1,251 @@
+"""Writes what a trained model says about each sample of a data set, as HDF5 shards.
+
+split ── parts of `shard_samples` ── one data-parallel rank each ── OUT/NAME-00000.h5 ── index.json
+
+The shards follow the order of the samples. A shard that is there is not made again, so a job that
+was interrupted goes on, with any number of ranks; the index is written last. `prediction.json` says
+what the folder is for, and how many samples a shard has: at most `shard_samples`, and fewer where
+otherwise some ranks would have nothing to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.schema import Config
+from hpctrain.data.device_prefetcher import DevicePrefetcher
+from hpctrain.disk import sync, write_atomically
+from hpctrain.distributed import objects
+from hpctrain.distributed.long_work import long_work
+from hpctrain.errors import ConfigError, HpctrainError, StorageError
+from hpctrain.progress_bar import Progress
+from hpctrain.record import Count, Record, convert, read
+from hpctrain.secrets import referenced
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import FILE, Index, Shard
+from hpctrain.shards.shard import shard_name, write_shard
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import SplitTask, Sums
+from hpctrain.trained.restored import Restored, restored
+
+_NOTE = "prediction.json"
+
+
+def predict(
+    config: Config,
+    checkpoint: Path,
+    folder: Path,
+    out: Path,
+    facts: dict[str, Any],
+    shard_samples: int = 65536,
+) -> Index:
+    """Write the predictions for the evaluation split; all ranks that were started call it together.
+
+    `out` is a new folder, or that of the same predictions: one with other `facts`, which the
+    predictions follow from, is a StorageError. A shard has about `shard_samples` samples at most.
+    """
+    if config.parallel.pp > 1 or config.parallel.cp > 1:
+        raise ConfigError(
+            f"predict with parallel.pp={config.parallel.pp} and parallel.cp={config.parallel.cp}: "
+            "no rank has whole outputs; leave them out, and the ranks are data parallel (a "
+            "checkpoint of any layout fits)"
+        )
+    with restored(config, checkpoint, folder, divided_loss=False) as trained:
+        if not isinstance(trained.task, SplitTask):
+            raise ConfigError(
+                f"task._target_={config.task.get('_target_')}: predictions need a task that is a "
+                "hpctrain.tasks.SplitTask, whose `inputs` are those of the model"
+            )
+        return _Prediction(trained, out, facts, shard_samples).run()
+
+
+class _Outputs:
+    """A task that keeps what the model returns."""
+
+    def __init__(self, task: SplitTask) -> None:
+        self._task = task
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Sums:
+        outputs = model(*self._task.inputs(batch))
+        method = getattr(self._task, "predictions", None)
+        found = {"prediction": outputs} if method is None else method(outputs, batch)
+        self.kept = {name: _whole(value) for name, value in found.items()}
+        return {"loss": (batch["mask"].sum() * 0.0, batch["mask"].sum())}
+
+
+def _whole(outputs: Any) -> torch.Tensor:
+    value = getattr(outputs, "logits", outputs)
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(
+            f"the model returns a {type(value).__name__}, which cannot be written; give the task "
+            "a method `predictions(outputs, batch)` that returns tensors by name"
+        )
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+class _Begun(Record, frozen=True):
+    shard_samples: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+
+
+class _Note(Record, frozen=True):
+    """A shard that is written: its samples, bytes and digest, and the dtype and shape by field."""
+
+    count: Count
+    bytes: Count
+    digest: str
+    fields: dict[str, tuple[str, tuple[int, ...]]]
+
+
+class _Prediction:
+    def __init__(
+        self, trained: Restored, out: Path, facts: dict[str, Any], shard_samples: int
+    ) -> None:
+        self._trained, self._out, self._facts = trained, out, referenced(facts)
+        self._mesh, self._task = trained.model.mesh, trained.task
+        self._rows = 2 * BatchSizes.of(trained.config, self._mesh.degrees).share
+        self._feed: DevicePrefetcher = trained.data.in_order(self._rows)
+        self._count = trained.data.samples
+        share = -(-self._count // (self._mesh.dp_size * self._rows))
+        self._size = max(1, min(shard_samples // self._rows, share)) * self._rows
+        self._split = str(trained.config.data.evaluated)
+
+    def run(self) -> Index:
+        self._begin()
+        numbers = range(-(-self._count // self._size))
+        done = {n for n in numbers if (self._out / self._note(n)).exists()}
+        done = set(objects.broadcast(sorted(done)))
+        todo = [n for n in numbers if n not in done]
+        size, own = self._mesh.dp_size, self._mesh.dp_rank
+        with self._trained.progress(sum(map(self._samples, todo)), "predicted ") as shown:
+            # All ranks make the same passes, since those of FSDP gather parameters together.
+            for first in range(0, len(todo), size):
+                turn = todo[first : first + size]
+                self._make(turn[min(own, len(turn) - 1)], turn, shown, kept=own < len(turn))
+        self._feed.close()
+        with long_work("writing predictions"):
+            pass
+        index = None
+        if self._trained.ranks.is_main:
+            index = self._finish(numbers)
+        dist.barrier()
+        return index or Index.load(self._out)
+
+    def _begin(self) -> None:
+        """Check that the folder is empty, or has a part of the same predictions."""
+        problem = ""
+        if self._trained.ranks.is_main:
+            try:
+                note = self._out / _NOTE
+                if note.exists():
+                    known = read(dict[str, Any], note)
+                    other = [key for key, value in self._facts.items() if known.get(key) != value]
+                    if other:
+                        problem = (
+                            f"{self._out} has other predictions: {other[0]} was "
+                            f"{known.get(other[0])}, and is {self._facts[other[0]]} now; give "
+                            "another folder"
+                        )
+                    else:
+                        self._size = convert(_Begun, known, note).shard_samples
+                elif self._out.exists() and any(self._out.iterdir()):
+                    problem = f"{self._out} has other files: give a folder that is new or empty"
+                else:
+                    facts = self._facts | {"shard_samples": self._size}
+                    self._out.mkdir(parents=True, exist_ok=True)
+                    write_atomically(note, json.dumps(facts, indent=1) + "\n")
+            except (OSError, ValueError, KeyError, TypeError, HpctrainError) as error:
+                problem = f"{self._out}: cannot be used ({error})"
+        problem, self._size = objects.broadcast([problem, self._size])
+        if problem:
+            raise StorageError(problem)
+
+    def _samples(self, number: int) -> int:
+        return min(self._size, self._count - number * self._size)
+
+    def _make(self, number: int, turn: Sequence[int], shown: Progress, *, kept: bool) -> None:
+        """Make the shard `number`, while the other ranks make the others of this turn."""
+        rows = self._samples(number)
+        passes = -(-max(map(self._samples, turn)) // self._rows)
+        parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+        for i, batch in enumerate(self._taken(number * self._size, passes)):
+            outputs = _Outputs(self._task)  # type: ignore[arg-type]
+            self._trained.model.evaluate(outputs, batch)
+            first = i * self._rows
+            for name, value in outputs.kept.items():
+                if len(value) != len(batch["mask"]):
+                    raise ConfigError(
+                        f"{name} has {len(value)} rows for {len(batch['mask'])} samples: a "
+                        "prediction has one row for each sample"
+                    )
+                array = value.float() if value.dtype == torch.bfloat16 else value
+                parts.setdefault(name, []).append(array[: max(0, rows - first)].cpu().numpy())
+            left = (self._samples(n) - first for n in turn)
+            shown.advance(sum(max(0, min(self._rows, n)) for n in left), 0)
+        # The ranks of a replica have the same outputs, and one of them writes.
+        if kept and self._mesh.is_counted:
+            self._write(number, rows, parts)
+
+    def _taken(self, start: int, passes: int) -> Iterator[Batch]:
+        """Yield so many batches; the last one again where samples are lacking."""
+        self._feed.load_state_dict({"consumed": start})
+        given, last = 0, None
+        for batch in self._feed:
+            given, last = given + 1, batch
+            yield batch
+            if given == passes:
+                return
+        while last is not None and given < passes:
+            given += 1
+            yield last
+
+    def _write(self, number: int, rows: int, parts: dict[str, list[np.ndarray[Any, Any]]]) -> None:
+        arrays = {name: np.concatenate(values) for name, values in parts.items()}
+        fields = {
+            name: Field(array.dtype.name, tuple(array.shape[1:]), False)
+            for name, array in arrays.items()
+        }
+        name = shard_name(self._split, number)
+        unfinished = self._out / f".{name}.unfinished"
+        try:
+            size, digest = write_shard(
+                unfinished, self._split, fields, {key: [value] for key, value in arrays.items()}
+            )
+            unfinished.rename(self._out / name)
+            sync(self._out)
+        except OSError as error:
+            raise StorageError(f"{self._out / name}: cannot be written ({error})") from error
+        schema = {key: (field.dtype, field.shape) for key, field in fields.items()}
+        text = msgspec.json.encode(_Note(rows, size, digest, schema)).decode()
+        write_atomically(self._out / self._note(number), text)
+
+    def _note(self, number: int) -> str:
+        return f".{shard_name(self._split, number)}.json"
+
+    def _finish(self, numbers: range) -> Index:
+        if (self._out / FILE).exists():
+            return Index.load(self._out)
+        notes = [read(_Note, self._out / self._note(n)) for n in numbers]
+        index = Index(
+            {name: Field(dtype, shape, False) for name, (dtype, shape) in notes[0].fields.items()},
+            tuple(
+                Shard(shard_name(self._split, n), self._split, f.count, f.bytes, f.digest)
+                for n, f in zip(numbers, notes, strict=True)
+            ),
+            provenance={"source": {"name": "predict", **self._facts}},
+        )
+        index.save(self._out)
+        for number in numbers:
+            (self._out / self._note(number)).unlink()
+        return index

@@ -1,0 +1,120 @@
+"""The warnings before queueing: each formula, and that a sweep shows each warning once."""
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.schema import Config
+from hpctrain.estimates import cautions
+from hpctrain.launch.arrays import Entry
+from hpctrain.launch.sweeps.before_queueing import notes
+from hpctrain.models import MLP, Transformer
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.slurm import partition_limit
+from tests.conftest import ROOT
+
+LLAMA = ["experiment=llama3_8b", "data.path=data", "hardware=h100_sxm"]
+LM = ["experiment=stdlib_lm", "data.path=data", "hardware=h100_sxm", "launch.gpus_per_node=1"]
+SMALL = [*LM, "precision=bf16", "data.windows.length=129"]
+LARGE = ("llama3_70b", "llama3_405b")  # as llama3_8b, and slow to build
+LINEAR = ["optimizer.lr_scaling=linear"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([*LLAMA, "parallel=ddp"], "8,030,261,248 parameters and the state of AdamW alone take"),
+        ([*LLAMA, "parallel=ddp"], "89.7 GiB on each rank (divided by 1)"),
+        ([*LLAMA, "launch.cpus_per_task=1"], "use launch.cpus_per_task=2 or more"),
+        ([*LLAMA, "launch.mem_gb=63"], "launch.mem_gb=63: less than 8 GB of host memory per GPU"),
+        ([*LLAMA, "parallel.tp=16"], "parallel.tp=16 spans several nodes of 8 ranks"),
+        (
+            [*LLAMA, "+model.experts=16", "parallel.ep=16", "parallel.dp_shard=16"],
+            "parallel.ep=16 spans several nodes",
+        ),
+        (
+            [
+                *LM,
+                "precision=bf16",
+                "train.accumulate=32",
+                "train.global_batch_size=32",
+                "data.windows.length=129",
+            ],
+            "a micro-batch of 1 x 128 tokens leaves the GPU idle",
+        ),
+        (
+            [*LM, *LINEAR, "optimizer.base_batch_size=1", "train.global_batch_size=64"],
+            "lr_scaling=linear was stated for up to 32 times (Goyal et al. 2017",
+        ),
+        ([*LM, "optimizer.base_batch_size=1"], "the learning rate was chosen for"),
+        ([*LLAMA, "launch.time_min=600"], "launch.time_min=600: the run takes at least"),
+    ],
+)
+def test_a_warning(composer: Composer, words: list[str], text: str) -> None:
+    found = list(cautions.cautions(composer.typed(words)))
+    assert any(text in each for each in found), found
+
+
+def test_nothing_to_warn_of(composer: Composer) -> None:
+    words = [*LLAMA, "launch.time_min=20160", "launch.mem_gb=64", "launch.cpus_per_task=2"]
+    assert list(cautions.cautions(composer.typed(words))) == []
+
+
+def test_a_sweep_of_a_thousand_says_it_once(composer: Composer, tmp_path: Path) -> None:
+    configs = []
+    for seed in range(1000):
+        config = composer.typed(LLAMA) if seed == 0 else Config(**vars(configs[0]))
+        config.seed = seed
+        configs.append(config)
+    other = composer.typed([*LLAMA, "parallel=ddp"])
+    began = time.process_time()
+    found = cautions.of_sweep([*configs, other])
+    assert time.process_time() - began < 5  # one look at each kind of config, not at each config
+    alone = [text for text in found if text.endswith("(1 of 1001 runs)")]
+    assert [text[:12] for text in alone] == ["does not fit"]
+    assert [text for text in found if text not in alone] == [*cautions.cautions(configs[0])]
+    entries = [Entry([], config, RunDir(tmp_path)) for config in (configs[0], other)]
+    assert "does not fit" in "".join(notes(entries, cluster=False))
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    files = [file for file in (ROOT / "conf/model").glob("*.yaml") if file.stem not in LARGE]
+    models = [yaml.safe_load(file.read_text()) for file in files]
+    own = {"hpctrain.models.Transformer": Transformer, "hpctrain.models.MLP": MLP}
+    base = {"_target_": "hpctrain.models.Transformer", "vocab_size": 99, "dim": 48, "layers": 2}
+    base |= {"heads": 6, "dense_layers": 1, "shared_experts": 1}
+    kinds = itertools.product((None, 2), ("rms", "layer"), ("swiglu", "gelu"), (None, 4), (0, 1))
+    for kv_heads, norm, mlp, experts, bias in kinds:
+        variant = {"kv_heads": kv_heads, "norm": norm, "mlp": mlp, "experts": experts}
+        models.append(base | variant | {"bias": bool(bias), "learned_positions": 17})
+    counted = 0
+    for model in models:
+        if model["_target_"] in own:
+            keys = {key: value for key, value in model.items() if key != "_target_"}
+            with torch.device("meta"):
+                built = own[model["_target_"]](**keys)
+            assert cautions.parameter_count(model) == sum(p.numel() for p in built.parameters()), (
+                model
+            )
+            counted += 1
+        else:
+            assert cautions.parameter_count(model) is None
+    assert counted == 32 + 5
+    assert cautions.parameter_count({"_target_": "hpctrain.models.Transformer"}) is None
+
+
+def test_beyond_the_partition(composer: Composer, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = "batch*|2:00:00\nlong|infinite\n"
+    monkeypatch.setattr(partition_limit, "ask", lambda *command, **options: answer)
+    partition_limit._limits.cache_clear()
+    words = [*LM, "launch.time_min=121"]
+    found = partition_limit.beyond_partition(composer.typed(words))
+    assert found.startswith("launch.time_min=121: the partition batch allows 120 minutes")
+    assert partition_limit.beyond_partition(composer.typed([*words, "site.partition=long"])) == ""
+    assert partition_limit.beyond_partition(composer.typed([*words, "site.partition=no"])) == ""
+    partition_limit._limits.cache_clear()

@@ -1,0 +1,153 @@
+"""Curves of a real journal: as text, as a picture, as a page, and as tables."""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.report.account.history import History
+from hpctrain.report.account.usage import Sensor
+from hpctrain.report.plot_command import main
+from hpctrain.report.views.curves import smoothed, thinned
+from hpctrain.tracking import JournalTracker, samples
+from hpctrain.trained.commands.export import main as export
+from hpctrain.trained.exporting.table_file import write_table
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two attempts: the second one has gone on from a checkpoint of step 5."""
+    path = tmp_path / "runs" / "r-0123abcd"
+    position = 0
+    for first, last in ((0, 8), (6, 12)):
+        tracker = JournalTracker(
+            path, uri="http://127.0.0.1:9", experiment="e", run_name="n", uid="r", upload=False
+        )
+        tracker.start({}, {})
+        if first:
+            tracker.rewind(position)
+        for step in range(first, last):
+            tracker.log_metrics({"train/loss": 1 / (step + 1), "nan": math.nan}, step)
+            if step == 5:
+                position = tracker.position()
+        tracker.finish("FINISHED")
+    (path / "run.json").write_text("{}")
+    (path / "config.yaml").write_text("{}")
+    writer = samples.Writer(samples.folder(path) / "n01.jsonl")
+    writer.write(2e9, metrics={"gpu_0_utilization_percentage": 50.0})
+    writer.close()
+    return path
+
+
+def test_what_counts_is_drawn_in_the_terminal(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([str(run), "--log-y"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    lines = shown.splitlines()
+    assert lines[0] == "train/loss"
+    assert lines[1].split()[0] == "1"
+    assert lines[10].split()[0] == "0.08333"
+    assert "later attempts begin at step 6" in shown
+    # A line goes from the top on the left to the bottom on the right.
+    dots = [line[11:] for line in lines[1:11]]
+    assert all(line.strip() for line in dots)
+    firsts = [len(line) - len(line.lstrip()) for line in dots]
+    assert firsts == sorted(firsts)
+
+
+def test_a_picture_and_a_page(run: Path, tmp_path: Path) -> None:
+    for name in ("a.png", "a.html"):
+        options = ["--out", str(tmp_path / name), "--smooth", "0.5", "--log-x", "--log-y"]
+        assert main([str(run), *options]) == 0
+    picture = (tmp_path / "a.png").read_bytes()
+    page = (tmp_path / "a.html").read_text()
+    assert picture.startswith(b"\x89PNG")
+    assert "<script" not in page
+    assert "src=" not in page
+    assert page.count("<svg") == 2  # the loss, and what n01 has measured
+    assert ">step<" in page
+    assert ">hours since the start<" in page
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.html", "runs"}
+
+
+def test_tables_hold_every_value_exactly(run: Path, tmp_path: Path) -> None:
+    from pyarrow.parquet import read_table
+
+    assert write_table(run, tmp_path / "m.csv") == write_table(run, tmp_path / "m.parquet") == 24
+    with (tmp_path / "m.csv").open() as file:
+        rows = [(int(r["step"]), r["key"], float(r["value"])) for r in csv.DictReader(file)]
+    table = read_table(tmp_path / "m.parquet").to_pydict()
+    losses = [(step, value) for step, key, value in rows if key == "train/loss"]
+    assert losses == [(step, 1 / (step + 1)) for step in range(12)]
+    pairs = zip(table["key"], table["value"], strict=True)
+    assert [value for key, value in pairs if key != "nan"] == [value for _, value in losses]
+    assert sum(math.isnan(value) for _, key, value in rows if key == "nan") == 12
+
+
+def test_export_writes_metrics_or_weights(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(run), "--csv", str(tmp_path / "m.csv")]) == 0
+    assert capsys.readouterr().out.endswith("m.csv: 24 values of r-0123abcd\n")
+    with pytest.raises(ConfigError, match=r"export takes a folder for the weights, or --csv FILE"):
+        export([str(run)])
+    with pytest.raises(ConfigError, match=r"out is for weights, and --csv writes metrics"):
+        export([str(run), "out", "--csv", "m.csv"])
+    with pytest.raises(ConfigError, match=r"must end in \.parquet"):
+        export([str(run), "--parquet", "m.csv"])
+
+
+def test_what_cannot_be_drawn_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--metric train/los: did you mean train/loss\?"):
+        main([str(run), "--metric", "train/los"])
+    with pytest.raises(ConfigError, match=r"--smooth 1: it must be at least 0"):
+        main([str(run), "--smooth", "1"])
+    with pytest.raises(ConfigError, match=r"--out a\.pdf: a plot is a \.png or a \.html file"):
+        main([str(run), "--out", "a.pdf"])
+    with pytest.raises(ConfigError, match=r"a table is a \.csv or a \.parquet file"):
+        write_table(run, tmp_path / "a.xls")
+    with pytest.raises(StorageError, match=r"no-folder/a\.csv: cannot be written"):
+        write_table(run, tmp_path / "no-folder" / "a.csv")
+    with pytest.raises(StorageError, match="nothing was tracked"):
+        write_table(tmp_path, tmp_path / "a.csv")
+
+
+def test_curves_keep_restarts_and_peaks(run: Path) -> None:
+    found = History.read(run)
+    assert found.restarts == [6]
+    assert [*found.metrics["train/loss"].steps] == [*range(12)]
+    values = np.zeros(10_000)
+    values[7_654], values[2_000:3_000] = 9.0, math.inf
+    steps, few = thinned(np.arange(10_000.0), values, 200)
+    assert len(steps) <= 301
+    assert np.nanmax(few) == 9.0
+    gap = steps[np.isnan(few)]  # it is left open
+    assert (gap.min(), gap.max()) == (2_000, 2_900)
+    assert smoothed([2.0, math.nan, 2.0], 0.9) == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_nothing_is_drawn_between_two_attempts() -> None:
+    sensor = Sensor([0.0, 10.1, 20.3, 90.0, 100.2], [1.0, 2.0, 3.0, 4.0, 5.0])
+    times, values = sensor.with_gaps()
+    assert [math.isnan(value) for value in values] == [False] * 3 + [True] + [False] * 2
+    assert 20.3 < times[3] < 90
+    assert Sensor([0.0], [1.0]).with_gaps() == ([0.0], [1.0])
+
+
+def test_a_folder_of_runs_is_drawn_though_one_has_tracked_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.parent / "s-01234567").mkdir()
+    (run.parent / "s-01234567" / "run.json").write_text("{}")
+    assert main([str(run.parent)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("train/loss")
+    assert "1 run has tracked nothing" in shown
+    with pytest.raises(StorageError, match="s-01234567: nothing was tracked"):
+        main([str(run.parent / "s-01234567")])

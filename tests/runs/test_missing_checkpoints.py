@@ -1,0 +1,112 @@
+"""A run whose checkpoints are gone does not start again in silence."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from hpctrain.config.schema import Config
+from hpctrain.errors import StorageError
+from hpctrain.runs.freeze import freeze
+from hpctrain.runs.missing_checkpoints import refuse
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking.journal import Journal, journal_path, last_step
+from tests.conftest import run_json, run_module
+
+
+def trained(folder: Path, step: int) -> tuple[Config, RunDir]:
+    """Return a run that was killed after it had logged the metrics of a step."""
+    config = Config(name="digits", output_dir=str(folder))
+    config.data.path = "/data"
+    run = RunDir.of(config, "digest")
+    freeze(config, run)
+    run.begin_attempt()
+    journal = Journal(run.path)
+    for each in (*range(20, step, 200), step):
+        journal.append("metrics", step=each, metrics={"x" * 50: 1.0})
+    journal.append("status", status="RUNNING")
+    journal.close()
+    return config, run
+
+
+def test_a_run_that_has_lost_its_checkpoints_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, run = trained(tmp_path, 5000)
+    assert last_step(journal_path(run.path)) == 5000
+    before = run.read()
+    for check in (refuse, freeze):
+        with pytest.raises(StorageError, match=r"was at step 5000.*train\.from_scratch=true"):
+            check(config, run)
+    assert run.read() == before
+    frozen = run.config_file.read_bytes()
+    config.train.from_scratch = True
+    with run.lock(), pytest.raises(StorageError, match=f"in use by process {os.getpid()}"):
+        freeze(config, run)
+    (run.checkpoints / "step-00004900").mkdir(parents=True)
+    with run.lock(), pytest.raises(StorageError, match="in use"):
+        freeze(config, run)
+    assert run.config_file.read_bytes() == frozen
+    (run.checkpoints / "step-00004900").rmdir()
+    with pytest.raises(StorageError):
+        refuse(config, run)  # what a job does: the key holds for the command that has it
+    with caplog.at_level(logging.WARNING):
+        freeze(config, run)
+    assert f"{run.path} was at step 5000 and has no checkpoint" in caplog.text
+    kept = Path(f"{run.path}.1")
+    assert run_json(kept)["uid"] == before.uid != run.read().uid
+    assert last_step(journal_path(kept)) == 5000
+    assert last_step(journal_path(run.path)) == 0
+    freeze(config, run)
+    assert not Path(f"{run.path}.2").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "change", "allowed"),
+    [
+        (200, {}, True),  # the first checkpoint is saved after the metrics of this step
+        (220, {}, False),
+        (20, {"state": "interrupted", "attempts": [{"state": "interrupted", "step": 7}]}, False),
+        (20, {"state": "interrupted", "attempts": [{"state": "interrupted", "step": 0}]}, True),
+        (220, {"state": "finished"}, True),
+        (220, {"attempts": []}, True),
+    ],
+)
+def test_when_a_checkpoint_must_be_there(
+    tmp_path: Path, step: int, change: dict[str, object], allowed: bool
+) -> None:
+    config, run = trained(tmp_path, step)
+    run.update(**change)
+    if allowed:
+        refuse(config, run)
+        return
+    with pytest.raises(StorageError):
+        refuse(config, run)
+    (run.checkpoints / "step-00000200").mkdir(parents=True)
+    refuse(config, run)
+
+
+def test_without_tracking_the_heartbeat_counts(tmp_path: Path) -> None:
+    config, run = trained(tmp_path, 20)
+    journal_path(run.path).unlink()
+    (run.path / "progress.json").write_text(json.dumps({"step": 201}))
+    with pytest.raises(StorageError, match="was at step 201"):
+        refuse(config, run)
+
+
+def test_the_job_is_refused_and_says_why(digits: Path, tmp_path: Path) -> None:
+    given = ("experiment=digits", f"data.path={digits}", "tracking.upload=false")
+    run = Path(run_module("hpctrain", "freeze", *given, cwd=tmp_path).stdout.strip())
+    RunDir(run).begin_attempt()
+    journal = Journal(run)
+    journal.append("metrics", step=5000, metrics={})
+    journal.close()
+    before = journal_path(run).read_bytes()
+    done = run_module("hpctrain", "run", str(run), code=6, cwd=tmp_path)
+    assert "train.from_scratch=true" in done.stderr
+    record = run_json(run)
+    assert (record["state"], len(record["attempts"])) == ("failed", 2)
+    assert "from_scratch" in record["attempts"][-1]["error"]
+    assert journal_path(run).read_bytes() == before

@@ -1,0 +1,243 @@
+"""Tests of the scheduler's commands. A stand-in is killed: Slurm's signals cannot be timed."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config.schema import Config
+from hpctrain.doctor.checks.scheduler import checked
+from hpctrain.errors import LaunchError
+from hpctrain.job import environment
+from hpctrain.record import convert
+from hpctrain.report.account.allocations import allocations
+from hpctrain.run_record import RunRecord
+from hpctrain.slurm import partition_limit, requeue
+from hpctrain.slurm.queue import (
+    Ended,
+    Job,
+    Queue,
+    UnreachableError,
+    ask,
+    cancel,
+    ended,
+    queued,
+)
+from hpctrain.slurm.sbatch import expected_start, nodes_that_fit, partitions, sbatch
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `squeue` whose first calls end by SIGTERM; the file `kills` holds their number."""
+    program = tmp_path / "squeue"
+    program.write_text(
+        '#!/bin/sh\ncd "$(dirname "$0")" || exit\necho >>calls\n'
+        'if [ "$(wc -l <calls)" -le "$(cat kills)" ]; then kill -TERM $$; fi\necho RUNNING\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("kills", "answer"), [(0, "RUNNING\n"), (2, "RUNNING\n"), (9, None)])
+def test_a_killed_command_is_run_again(
+    squeue: Path, kills: int, answer: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    (squeue / "kills").write_text(str(kills))
+    with caplog.at_level(logging.ERROR):
+        assert ask("squeue", "--jobs", "1") == answer
+    assert len((squeue / "calls").read_text().splitlines()) == min(kills + 1, 5)
+    assert ("died with <Signals.SIGTERM: 15>" in caplog.text) == (answer is None)
+
+
+@pytest.mark.parametrize(
+    "answer", ["12", "12;main", "Welcome to node 3 of 40\n2026\n12\nBalance: 7 SU\n\n"]
+)
+def test_the_job_id_in_an_answer_of_sbatch(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert sbatch(tmp_path / "script", Config()) == "12"
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "fitting"),
+    [(None, 6, 1), (None, 2, 2), ("a100", 4, 1), ("a100", 5, 0), ("V100", 2, 1), ("h100", 1, 0)],
+)
+def test_nodes_with_gpus_of_a_type_are_counted(
+    kind: str | None, count: int, fitting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sinfo").write_text(
+        "#!/bin/sh\necho 'batch*|8|16000|gpu:a100:4(S:0-1),gpu:v100:2'\n"
+        "echo 'batch*|8|16000|gpu:2'\necho 'other|8|16000|gpu:h100:8'\n"
+    )
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    config = Config()
+    config.launch.gpus_per_node, config.site.gpu_type = count, kind
+    assert nodes_that_fit(config.launch, config.site) == {"batch": fitting}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"state": "interrupted", "submission": {"script": "/a/job.sh", "task": 3}}, "7_3"),
+        ({"state": "queued", "submission": {"script": "/a/job.sh", "task": 4}}, None),
+        ({"state": "interrupted", "attempts": [{"job_id": "9"}]}, "9"),
+        ({"state": "failed", "attempts": [{"job_id": "9"}]}, None),
+        ({"state": "interrupted", "attempts": []}, None),
+    ],
+)
+def test_the_job_of_a_run_is_found_by_its_script_or_by_its_id(
+    record: dict[str, Any], expected: str | None
+) -> None:
+    jobs = {
+        ("/a/job.sh", 3): Job("7_3", "PENDING", "BeginTime", "", "N/A"),
+        ("job 9", 0): Job("9", "PENDING", "BeginTime", "", "N/A"),
+    }
+    found = Queue(jobs).job_of(convert(RunRecord, record, "run.json"))
+    assert (found and found.id) == expected
+
+
+# A wrapper of a site: a welcome in Latin-1 before, a warning between, a balance after.
+SITE = """#!/bin/sh
+echo '*** Welcome to TACC | node 3 | 2026 ***'
+printf 'Gr\\374\\337e\\n'
+case "$(basename "$0") $*" in
+%s
+*) echo unexpected "$0" "$@" >&2; exit 3 ;;
+esac
+echo 'bash: warning: setlocale: LC_ALL: cannot change locale' >&2
+echo 'Balance: 7 SU'
+"""
+
+
+def forget() -> None:
+    for cached in ("cluster_config", "_partitions", "_limits"):
+        getattr(partition_limit, cached).cache_clear()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Stand-ins for Slurm's commands that answer what is given, as they would on such a site."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def answering(**answers: str) -> None:
+        cases = []
+        for name, text in answers.items():
+            command, _, words = name.partition("_")
+            lines = text.replace("\n", "\nwarning: a slow file system\n")
+            pattern = f"{command}*{words.replace('_', '*')}*"
+            cases.append(f"{pattern}) cat <<'END'\n{lines}\nEND\n;;")
+        for name in answers:
+            program = folder / name.partition("_")[0]
+            program.write_text(SITE % "\n".join(cases))
+            program.chmod(0o755)
+        forget()
+
+    yield answering
+    forget()
+
+
+def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., None]) -> None:
+    site(
+        squeue_user="3|7_3|RUNNING|None|n1|2026-01-01T00:00:00|/a/b|c\nN/A|9|PENDING|Priority||N/A|x",
+        squeue_jobs="RUNNING",
+        sacct_Reason="7_3|CANCELLED by 5|0:15|a|b|n1\n7_4|FAILED|1:0|None|n[1-2]",
+        sacct_Submit="7_3|2026-01-01T00:00:00|2026-01-01T00:00:09|Unknown|RUNNING|2\nx|y",
+        sinfo_Node="batch*|8+|16000+|gpu:2",
+        sinfo_noheader="batch|up",
+        srun_version="slurm-wlm 22.05.8",
+        scancel="",
+    )
+    jobs = queued(["me"])
+    assert jobs["/a/b|c", 3] == Job("7_3", "RUNNING", "None", "n1", "2026-01-01T00:00:00")
+    assert jobs["job 9", 0].reason == "Priority"
+    assert len(jobs) == 2
+    tasks = {
+        "7_3": Ended("CANCELLED by 5", "0:15", "a|b", "n1"),
+        "7_4": Ended("FAILED", "1:0", "None", "n[1-2]"),
+    }
+    assert ended(["7"]) == tasks
+    ((found,),) = (allocations(["7_3"]) or {}).values()
+    assert found.start == found.submitted + 9
+    assert (found.end, found.nodes) == (None, 2)
+    assert nodes_that_fit(Config().launch, Config().site) == {"batch": 1}
+    assert partitions() == ["batch"]
+    assert requeue._state("7_3") == "RUNNING"
+    assert environment._slurm() == "22.05.8"
+    cancel(["7_3"])  # a warning about the locale is no refusal
+
+
+def test_an_answer_in_another_form_is_no_empty_queue(site: Callable[..., None]) -> None:
+    site(squeue="")
+    assert queued(["me"]) == {}
+    heading = "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)"
+    for other in (heading, "   12_1 batch digits me R 1:02 1 n1", "batch|digits|me|R|1:02|n1"):
+        site(squeue=other)
+        with pytest.raises(UnreachableError, match=r"squeue prints '.* and was asked for --format"):
+            queued(["me"])
+
+
+CONFIG = "PreemptMode = REQUEUE\nPreemptType = preempt/partition_prio\nJobRequeue = {}"
+PARTITION = "PartitionName={} Default={} PriorityTier={} GraceTime=30 PreemptMode={} State=UP"
+
+
+@pytest.mark.parametrize(
+    ("partition", "requeues", "mode", "said"),
+    [
+        ("low", 1, "CANCEL", "the partition low cancels jobs that are preempted (PreemptMode=CANC"),
+        ("low", 1, "REQUEUE", ""),
+        ("high", 1, "CANCEL", ""),  # nothing preempts its jobs
+        (None, 1, "CANCEL", ""),
+        ("low", 0, "REQUEUE", "this cluster starts only jobs again that ask for it (JobRequeue=0"),
+    ],
+)
+def test_a_preemption_that_cancels_is_said(
+    partition: str | None, requeues: int, mode: str, said: str, site: Callable[..., None]
+) -> None:
+    lines = (PARTITION.format("low", "NO", 1, mode), PARTITION.format("high", "YES", 5, "CANCEL"))
+    site(
+        scontrol_config=CONFIG.format(requeues),
+        scontrol_partition="\n".join(lines),
+        scontrol_ping="Slurmctld(primary) at head is UP",
+        sinfo_version="slurm 22.05.8",
+        sinfo_noheader="high*|up|1:00:00|2|idle\nlow|up|infinite|2|idle",
+        sacctmgr="main|normal",
+        sbatch="12",
+    )
+    config = Config()
+    config.site.partition = partition
+    found = partition_limit.not_requeued(config)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+    findings = {each.check: each for each in checked(config)}
+    assert ("after a preemption" in findings) == bool(said)
+    up = "slurm 22.05.8, Slurmctld(primary) at head is UP"
+    assert findings["Slurm's controller"].found == up
+
+
+def test_the_words_of_sbatch_are_told_from_a_banner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text(
+        "#!/bin/sh\necho 'An invalid use of this system is illegal' >&2\n"
+        "echo 'sbatch: Job 7 to start at 2026-01-01T00:00:00 on nodes n1' >&2\nexit $CODE\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CODE", "0")
+    assert expected_start("", Config()) == "to start at 2026-01-01T00:00:00 on nodes n1"
+    monkeypatch.setenv("CODE", "1")
+    assert expected_start("", Config()).startswith("not now, it will wait (sbatch: Job 7")
+    with pytest.raises(LaunchError, match=r"^sbatch refused the job: sbatch: Job 7"):
+        sbatch(tmp_path / "script", Config())

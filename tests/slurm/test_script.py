@@ -1,0 +1,432 @@
+"""Tests of the sbatch script: its text, and what it does when bash runs it."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config.composing.compose import compose as compose_config
+from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
+from hpctrain.config.validate import validate
+from hpctrain.errors import ConfigError
+from hpctrain.slurm.container import REQUEUE_ON_NOTE, leave_note
+from hpctrain.slurm.job_environment import clean_environment
+from hpctrain.slurm.node_range import note
+from hpctrain.slurm.script import sbatch_script
+from tests.conftest import ROOT
+
+FOLDER = Path("/runs/my sweep/array-0")
+
+
+def config(site: SiteConfig | None = None, **launch: Any) -> Config:
+    return Config(
+        name="digits",
+        output_dir="/runs",
+        data=DataConfig(path="/data/digits"),
+        launch=LaunchConfig(**launch),
+        site=site or SiteConfig(),
+    )
+
+
+def script(site: SiteConfig | None = None, **launch: Any) -> str:
+    return sbatch_script(config(site, **launch), FOLDER, 1)
+
+
+def directives(text: str) -> set[str]:
+    return {line.removeprefix("#SBATCH ") for line in text.splitlines() if "#SBATCH" in line}
+
+
+def srun_words(text: str) -> list[str]:
+    command, _, _ = text[text.index("\nsrun ") :].partition("\n\n")
+    return command.replace("\\\n", " ").split()
+
+
+def run_in_bash(
+    text: str, folder: Path, srun: str = "exit 0", **commands: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in bash; `srun` and so on replace the real commands.
+
+    The first line of the list of run directories is `a run` in the folder.
+    """
+    (folder / "a run" / "logs").mkdir(parents=True)
+    commands = {"sed": f"[[ $2 == 1p ]] && echo '{folder}/a run'"} | commands
+    folder_of_commands = folder / "bin"
+    folder_of_commands.mkdir()
+    for name, line in {"srun": srun, **commands}.items():
+        (folder_of_commands / name).write_text(f"#!/bin/bash\n{line}\n")
+        (folder_of_commands / name).chmod(0o755)
+    path = f"{folder_of_commands}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", text],
+        env=os.environ | {"PATH": path, "SLURM_ARRAY_TASK_ID": "0"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_script_says_what_was_asked() -> None:
+    site = SiteConfig(
+        partition="gpu",
+        account="my-project",
+        reservation='my "reservation" #1',
+        licenses="scratch,cfs:2",
+        mail_user="me@example.org",
+        mail_type="FAIL,ARRAY_TASKS",
+        cpu_bind="cores",
+        sbatch={"exclusive": True, "propagate": "NONE", "nice": 10, "hint": None},
+        srun=["--mpi=none"],
+    )
+    text = sbatch_script(
+        config(site, nodes=2, tasks_per_node=2, gpus_per_node=4, cpus_per_task=3, time_min=90),
+        FOLDER,
+        5,
+        max_running=2,
+        dependency="afterany:123",
+    )
+    assert directives(text) == {
+        "--job-name=digits",
+        "--nodes=2",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=3",
+        "--gpus-per-node=4",
+        "--time=90",
+        "--signal=USR2@120",
+        "--requeue",
+        "--partition=gpu",
+        "--account=my-project",
+        '--reservation="my \\"reservation\\" #1"',
+        "--licenses=scratch,cfs:2",
+        "--distribution=block:block",
+        "--mail-user=me@example.org",
+        "--mail-type=FAIL,ARRAY_TASKS",
+        "--exclusive",
+        "--propagate=NONE",
+        "--nice=10",
+        "--array=0-4%2",
+        "--dependency=afterany:123",
+        '--output="/runs/my sweep/array-0/batch/%A_%a.log"',
+        "--open-mode=append",
+    }
+    words = srun_words(text)
+    for word in ("--cpus-per-task=3", "--gpus-per-node=4", "--cpu-bind=cores", "--mpi=none"):
+        assert word in words
+    listed = "sed -n \"$((SLURM_ARRAY_TASK_ID + 1))p\" '/runs/my sweep/array-0/tasks'"
+    assert f"run=$({listed})" in text.splitlines()
+    assert words[-6:] == [sys.executable, "-u", "-m", "hpctrain", "run", '"$run"']
+
+
+def ranged(nodes: str, site: SiteConfig | None = None, **launch: Any) -> Config:
+    made = config(site, nodes=nodes, **launch)
+    made.train.global_batch_size = 64
+    return made
+
+
+@pytest.mark.parametrize(("given", "used", "warned"), [(4, 4, False), (7, 4, True), (8, 8, False)])
+def test_a_range_of_nodes(given: int, used: int, warned: bool, tmp_path: Path) -> None:
+    made = ranged("3-9", tasks_per_node=2, cpus_per_task=3, gpus_per_node=2)
+    text = sbatch_script(made, tmp_path, 1)
+    asked = {"--nodes=4-8", "--mincpus=6", "--cpus-per-task=3", "--gpus-per-node=2"}
+    assert asked < directives(text)
+    assert not any("ntasks" in line for line in directives(text))
+    done = run_in_bash(f"SLURM_JOB_NUM_NODES={given}\n{text}", tmp_path, 'echo "$@"')
+    words = done.stdout.split()
+    started = {f"--nodes={used}", f"--ntasks={2 * used}", "--ntasks-per-node=2"}
+    assert started < {*words}
+    message = f"of {given} nodes only {used} are used: launch.nodes=3-9, and 4, 8 fit"
+    assert (message in done.stderr) == warned
+    assert note(made) == (
+        "launch.nodes=3-9: train.global_batch_size=64 and the degrees of parallel fit 4, 8 nodes, "
+        "not 3, 5-7, 9; a job that gets another number runs on fewer and leaves the rest idle"
+    )
+
+
+def test_a_range_in_which_all_numbers_fit_warns_of_nothing() -> None:
+    assert note(ranged("1-2")) == ""
+    assert "warning" not in sbatch_script(ranged("1-2"), FOLDER, 1)
+    with pytest.raises(ConfigError, match=r"site\.gpu_option=gpus-per-task with launch\.nodes=1-2"):
+        sbatch_script(
+            ranged("1-2", SiteConfig(gpu_option="gpus-per-task"), gpus_per_node=1), FOLDER, 1
+        )
+
+
+@pytest.mark.parametrize(
+    ("option", "asked"),
+    [
+        ("mem", {"--mem=1536M"}),
+        ("mem-per-cpu", {"--mem-per-cpu=256M"}),
+        ("mem-per-gpu", {"--mem-per-gpu=768M"}),
+        ("none", set()),
+    ],
+)
+def test_memory_as_the_site_wants_it(option: str, asked: set[str]) -> None:
+    site = SiteConfig(memory_option=option)
+    shape = {"tasks_per_node": 2, "cpus_per_task": 3, "gpus_per_node": 2}
+    text = script(site, mem_gb=1.5, **shape)
+    assert {line for line in directives(text) if "mem" in line} == asked
+    assert "mem" not in script(site, mem_gb=None, **shape)
+
+
+def test_memory_by_the_gpu_needs_one() -> None:
+    with pytest.raises(ConfigError, match=r"site\.memory_option=mem-per-gpu.*launch\.mem_gb=2"):
+        script(SiteConfig(memory_option="mem-per-gpu"), mem_gb=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "kind", "asked", "step"),
+    [
+        ("gpus-per-node", None, ["--gpus-per-node=4"], "--gpus-per-node=4"),
+        ("gpus-per-node", "a100", ["--gpus-per-node=a100:4"], "--gpus-per-node=a100:4"),
+        ("gres", None, ["--gres=gpu:4"], "--gres=gpu:4"),
+        ("gres", "a100", ["--gres=gpu:a100:4"], "--gres=gpu:a100:4"),
+        ("gpus-per-task", "a100", ["--gpus-per-task=a100:2"], "--gpus-per-node=a100:4"),
+        ("srun", None, [], "--gres=gpu:4"),
+    ],
+)
+def test_gpus_as_the_site_wants_them(
+    option: str, kind: str | None, asked: list[str], step: str
+) -> None:
+    text = script(SiteConfig(gpu_option=option, gpu_type=kind), tasks_per_node=2, gpus_per_node=4)
+    assert [line for line in directives(text) if "gpu" in line] == asked
+    assert [word for word in srun_words(text) if "gpu" in word] == [step]
+    # srun would read the request for each task from the environment of the job.
+    assert ("\nunset SLURM_GPUS_PER_TASK " in text) == (option == "gpus-per-task")
+
+
+def test_a_site_places_ranks_in_its_own_way() -> None:
+    assert "--distribution=block:block" in directives(script())
+    assert "distribution" not in script(SiteConfig(distribution=None))
+    own = SiteConfig(distribution="block:cyclic")
+    assert [each for each in directives(script(own)) if "dist" in each] == [
+        "--distribution=block:cyclic"
+    ]
+    with pytest.raises(ConfigError, match=r"use site\.distribution for this option"):
+        script(SiteConfig(sbatch={"distribution": "cyclic"}))
+
+
+def test_no_gpus_are_asked_for_where_they_come_unasked() -> None:
+    assert "gpu" not in script(SiteConfig(gpu_option="none"), gpus_per_node=4)
+    assert "gpu" not in script(SiteConfig(gpu_option="gres"), gpus_per_node=0)
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        (SiteConfig(sbatch={"nodes": 3}), "site.sbatch.nodes=3: use launch.nodes"),
+        (SiteConfig(sbatch={"mail_type": "ALL"}), "use site.mail_type for this option"),
+        (SiteConfig(sbatch={"output": "x"}), "the logs are in the run directory"),
+        (SiteConfig(sbatch={"no-requeue": True}), "the script sets --no-requeue itself"),
+        (SiteConfig(sbatch={"p": "gpu"}), "site.sbatch.p=gpu: give the long name of an option"),
+        (SiteConfig(sbatch={"comment": ["a"]}), "site.sbatch.comment=['a']: text, a number"),
+        (SiteConfig(account="a\n#SBATCH --uid=0"), r"site.account='a\n#SBATCH --uid=0': '\n'"),
+        (SiteConfig(sbatch={"comment": "x" * 1025}), "1025 bytes, but Slurm takes 1024"),
+        (SiteConfig(env={"A B": "x"}), "site.env.A B='x': not a variable"),
+    ],
+)
+def test_what_cannot_be_said_to_slurm_is_refused(site: SiteConfig, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        script(site)
+
+
+@pytest.mark.parametrize("part", ["100%", "a\\b", "a\nb", "a\x1bb"])
+def test_folders_that_slurm_would_misread_are_refused(part: str) -> None:
+    asked = replace(config(), output_dir=f"/runs/{part}")
+    with pytest.raises(ConfigError, match=r"^output_dir="):
+        sbatch_script(asked, Path(asked.output_dir) / "array-0", 1)
+
+
+def test_choices_of_a_site_are_checked() -> None:
+    asked = config(SiteConfig(memory_option="ram", container=ContainerConfig(runtime="docker")))
+    asked.train.max_steps = 1
+    asked.model = asked.task = {"_target_": "torch.nn.Identity"}
+    with pytest.raises(ConfigError) as refused:
+        validate(asked)
+    assert "site.memory_option=ram: allowed are mem, mem-per-cpu" in str(refused.value)
+    assert "site.container.runtime=docker: allowed are null, apptainer" in str(refused.value)
+    asked.site = SiteConfig(container=ContainerConfig(runtime="pyxis"))
+    with pytest.raises(ConfigError, match=r"runtime=pyxis needs site\.container\.image"):
+        validate(asked)
+
+
+def test_user_lines_run_in_order_and_one_that_fails_is_named(tmp_path: Path) -> None:
+    site = SiteConfig(
+        env={"PLACE": "my place"},
+        setup=["echo $UNSET in $PLACE", "false || true", "if true; then\n  x=1\nfi", "(exit 7)"],
+        teardown=["echo teardown $x", "exit 9"],
+    )
+    done = run_in_bash(script(site), tmp_path, "echo ranks")
+    assert done.stdout.splitlines() == ["in my place", "teardown 1"]
+    assert done.stderr == (
+        "error: site.setup: (exit 7) failed with exit code 7; the ranks were not started\n"
+    )
+    assert done.returncode == 7
+
+
+def test_teardown_runs_after_a_failure_and_hides_nothing(tmp_path: Path) -> None:
+    site = SiteConfig(teardown=["echo teardown", "exit 9"])
+    done = run_in_bash(script(site), tmp_path, "echo ranks; exit 3")
+    assert done.stdout.splitlines() == ["ranks", "teardown"]
+    assert done.returncode == 3
+
+
+def test_the_script_outlives_its_sigterm(tmp_path: Path) -> None:
+    done = run_in_bash(script(), tmp_path, "kill -TERM $PPID; sleep 0.2; echo saved; exit 143")
+    assert (done.stdout, done.returncode) == ("saved\n", 143)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "verdict", "called"),
+    [
+        (137, "RUNNING", "requeue", "scontrol requeue 9_0"),
+        (143, "RUNNING", "cancel", "scancel 9_0"),
+        (1, "RUNNING", "", ""),
+        (143, "COMPLETING", "requeue", ""),
+        (0, "RUNNING", "requeue", ""),
+    ],
+)
+def test_what_becomes_of_a_job_whose_ranks_have_ended(
+    code: int,
+    state: str,
+    verdict: str,
+    called: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "my python")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "9")
+    asked = f"-m hpctrain.job.verdict {tmp_path}/a run {code}"
+    commands = {
+        "my python": f'[[ "$*" == "{asked}" ]] && echo {verdict}',
+        "squeue": f"echo {state}",
+        "scontrol": 'echo scontrol "$@"',
+        "scancel": 'echo scancel "$@"',
+    }
+    text = script(SiteConfig(teardown=["echo teardown"]))
+    done = run_in_bash(text, tmp_path, f"exit {code}", **commands)
+    assert done.stdout.splitlines() == [*([called] if called else []), "teardown"]
+    assert done.returncode == code
+
+
+def test_modules_where_there_are_none(tmp_path: Path) -> None:
+    done = run_in_bash(script(SiteConfig(modules=["cuda/12.4"])), tmp_path, "echo ranks")
+    assert "module: command not found" in done.stderr
+    assert "error: site.modules: module load cuda/12.4 failed with exit code 127" in done.stderr
+    assert done.stdout == ""
+    text = script(SiteConfig(login_shell=True, setup=["module purge"]))
+    assert text.startswith("#!/bin/bash -l\n")
+    assert "source /etc/profile" in text
+
+
+def test_a_snapshot_comes_before_everything_else(tmp_path: Path) -> None:
+    snapshot = tmp_path / "my code"
+    text = sbatch_script(config(), FOLDER, 1, pythonpath=[snapshot, Path("/lib")])
+    text = f"export PYTHONPATH=/before\n{text}"
+    done = run_in_bash(text, tmp_path, "echo $PYTHONPATH $PYTHONSAFEPATH")
+    assert done.stdout == f"{snapshot}:/lib:/before 1\n"
+    assert "PYTHONPATH" not in script()
+    with pytest.raises(ConfigError, match="PYTHONPATH cannot name a path with a colon"):
+        sbatch_script(config(), FOLDER, 1, pythonpath=[Path("/a:b")])
+
+
+def test_apptainer_stands_between_srun_and_python() -> None:
+    container = ContainerConfig("apptainer", "/my image.sif", "python3.12", ["/scratch:/tmp"])
+    text = script(SiteConfig(container=container), gpus_per_node=1)
+    command = " ".join(srun_words(text))
+    # The sweep's folder is in output_dir, so it needs no bind of its own.
+    binds = "--bind=/runs --bind=/data/digits --bind=/scratch:/tmp"
+    assert f"apptainer exec --nv {binds} '/my image.sif' /bin/sh -c" in command
+    assert "scontrol requeue" in text
+    assert "--nv" not in script(SiteConfig(container=container))
+    with pytest.raises(ConfigError, match="apptainer takes the ',' for the end of a path"):
+        sbatch_script(
+            replace(config(SiteConfig(container=container)), output_dir="/a,b"), FOLDER, 1
+        )
+
+
+def test_pyxis_is_asked_by_options_of_srun() -> None:
+    container = ContainerConfig("pyxis", "nvcr.io#nvidia/pytorch:25.05", binds=["/a", "/b:/c:ro"])
+    command = " ".join(srun_words(script(SiteConfig(container=container))))
+    assert "'--container-image=nvcr.io#nvidia/pytorch:25.05'" in command
+    assert "--container-mounts=/runs:/runs,/data/digits:/data/digits,/a:/a,/b:/c:ro" in command
+    assert "apptainer" not in command
+
+
+@pytest.mark.parametrize("hosts", ["", "node[1-2],node4"])
+def test_the_host_requeues_for_a_container(hosts: str, tmp_path: Path) -> None:
+    """Its batch script reads the note of rank 0, with the hosts that the job shall avoid."""
+    asked = tmp_path / "asked"
+    programs = {"squeue": "echo RUNNING", "scontrol": f'echo "$*" >>{asked}'}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    text = f"run={tmp_path}\n{REQUEUE_ON_NOTE}\necho ready\nread -r _"
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env |= {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["bash", "-c", text], env=env, **pipes) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == b"ready\n"
+        assert leave_note(tmp_path / "requeue", hosts, wait_s=100)
+        assert shell.stdin is not None
+        shell.stdin.close()  # the shell ends, and then the part that looks for the note
+    lines = asked.read_text().splitlines()
+    update = [f"update JobId=7_1 ExcNodeList={hosts}"] if hosts else []
+    assert lines == ["requeue 7_1", *update]
+
+
+def test_a_note_that_nobody_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert not leave_note(tmp_path / "requeue", wait_s=0.3)
+    assert "the batch script has not read it" in caplog.text
+    assert not leave_note(tmp_path / "none" / "requeue", wait_s=0.3)
+    assert "No such file or directory" in caplog.text
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "conf/site").glob("*.yaml")), ids=lambda f: f.stem)
+def test_every_site_gives_a_script(file: Path) -> None:
+    shape = ["launch.mem_gb=8", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
+    composed = compose_config(["experiment=digits", f"site={file.stem}", *shape])
+    assert composed is not None
+    validate(composed)
+    text = sbatch_script(composed, FOLDER, 2)
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, check=False)
+    assert checked.returncode == 0
+
+
+def test_the_example_names_every_key() -> None:
+    text = (ROOT / "conf/site/example.yaml").read_text()
+    keys = set(re.findall(r"^ *(\w+):", text, re.MULTILINE))
+    assert SiteConfig.__dataclass_fields__.keys() <= keys
+    assert ContainerConfig.__dataclass_fields__.keys() <= keys
+
+
+def test_what_an_allocation_leaves_behind_is_not_inherited() -> None:
+    hostile = {
+        "SLURM_CPU_BIND": "quiet,mask_cpu:0x1",
+        "SLURM_NTASKS": "9",
+        "SBATCH_PARTITION": "x",
+        "SRUN_CPUS_PER_TASK": "1",
+        "PMI_RANK": "0",
+        "PMIX_RANK": "0",
+        "OMPI_MCA_orte_jobid": "1",
+        "MPI_LOCALRANKID": "0",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_PORT": "1",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "ROCR_VISIBLE_DEVICES": "0",
+        "HPCTRAIN_LAUNCHER": "single",
+    }
+    kept = {
+        "SLURM_CONF": "/etc/slurm.conf",
+        "HOME": "/home/me",
+        "MPI_HOME": "/opt/mpi",
+        "MLFLOW_TRACKING_TOKEN": "t",
+        "NAME": "n",
+    }
+    assert clean_environment(hostile | kept) == kept

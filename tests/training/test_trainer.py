@@ -1,0 +1,109 @@
+"""The training loop: an evaluation ends when the ranks agree on a stop request or on an error."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from hpctrain.checkpoint.checkpointer import Checkpointer
+from hpctrain.config.rules.metrics import RequestedMetric
+from hpctrain.config.schema import SchedulerConfig
+from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Batch
+from hpctrain.tracking.tracker import NullTracker
+from hpctrain.training.display import Display
+from hpctrain.training.schedule import Schedule
+from hpctrain.training.trainer import Every, Trainer
+from tests.ranks import run_ranks
+from tests.steps import ALONE, batch, make
+
+
+class Batches:
+    """Nine batches of an evaluation; before batch `signalled` this rank gets a stop request."""
+
+    def __init__(self, signalled: int | None) -> None:
+        self.given, self.signalled = 0, signalled
+        self.trainer: Trainer
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == {"consumed": 0}
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number in range(9):
+            if number == self.signalled:
+                self.trainer.stop.asked = "SIGTERM"
+            self.given += 1
+            yield batch(8, number)
+
+
+def trainer_of(feed: Batches, asked: str = "") -> Trainer:
+    """Return a trainer that is due to evaluate on the batches."""
+    step = make()
+    unused: dict[str, Any] = {"loader": None}
+    evaluation: Any = feed
+    feed.trainer = Trainer(
+        train_step=step,
+        schedule=Schedule(0.1, SchedulerConfig(), 10),
+        evaluation=evaluation,
+        checkpointer=Checkpointer(Path("unused"), 1, ALONE, step.model, step.optimizer),
+        tracker=NullTracker(),
+        display=Display(),
+        stop=step.stop,
+        device=torch.device("cpu"),
+        max_steps=10,
+        every=Every(log=1, evaluate=1, checkpoint=1),
+        asked=[RequestedMetric(asked)],
+        evaluation_due=True,
+        **unused,
+    )
+    return feed.trainer
+
+
+def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
+    """Evaluate on a rank that gets a stop request before the batch `signals[rank]`.
+
+    Returns:
+        Whether the evaluation was made, the number of batches, and the names of the metrics.
+    """
+    feed = Batches(signals.get(distributed.get_rank()))
+    trainer = trainer_of(feed)
+    before = torch.get_rng_state()
+    made = trainer._evaluated()
+    assert made is not trainer.evaluation_due
+    assert trainer.train_step.model.module.training
+    assert torch.equal(torch.get_rng_state(), before)
+    return made, feed.given, sorted(trainer.metrics)
+
+
+@pytest.mark.parametrize(
+    ("signals", "made", "batches"),
+    [
+        ({}, True, 9),
+        ({1: 3}, False, 5),  # the flags of batch 3 are read in batch 4
+        ({0: 7, 1: 2, 2: 5}, False, 4),
+        ({1: 8}, True, 9),  # too late for this evaluation: the loop reads it after the next step
+    ],
+)
+def test_ranks_agree_to_leave_an_evaluation(
+    signals: dict[int, int], made: bool, batches: int
+) -> None:
+    names = ["val/accuracy", "val/loss"] if made else []
+    assert run_ranks(evaluated, 3, signals) == [(made, batches, names)] * 3
+
+
+def refused(asked: str) -> str:
+    """Evaluate on a rank, asked for this metric; return the error."""
+    try:
+        trainer_of(Batches(None), asked)._evaluated()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_all_ranks_refuse_a_metric_that_the_evaluation_does_not_have() -> None:
+    said = "metric=val/los: did you mean val/loss? this run produces val/loss, val/accuracy"
+    assert run_ranks(refused, 2, "val/los") == [said] * 2
+    assert run_ranks(refused, 2, "val/loss") == run_ranks(refused, 2, "train/x") == [""] * 2

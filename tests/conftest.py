@@ -42,6 +42,9 @@ os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 # If the test process itself is a rank of a launcher, the tests must not see it.
 for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MLFLOW_TRACKING_URI"):
     os.environ.pop(name, None)
+# GNU's readline sets these in the workers of pytest-xdist. Then tables would be cut to 80 characters.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 forkserver.begin()
 # Where the tests run in the background (`nohup make test &` in a script, CI systems), the shell has
 # had SIGINT ignored, and every process that a test starts would inherit that.

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data_prep.formats.tables.columns import Column
-from data_prep.formats.tables.matrices import MANY, numbers_of
+from data_prep.formats.tables.columns import MANY, Column, numbers_of
 from hpctrain.shards.index import Index
 from tests.data_prep.read_back import rows
 

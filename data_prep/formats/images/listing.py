@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-from data_prep.formats.opening import open_parquet, parquet_batches, way
+from data_prep.formats.files import Part
+from data_prep.formats.opening import open_parquet, parquet_rows, way
 from data_prep.show import console
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
@@ -116,9 +117,8 @@ def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     with open_parquet(str(path)) as file:
         _check_columns(path, columns, file.schema_arrow.names)
-        number, groups = 0, range(file.num_row_groups)
-        for batch in parquet_batches(file, str(path), 2**16, groups, list(dict.fromkeys(columns))):
-            values = [batch.column(name).to_pylist() for name in columns]
+        for batch, number in parquet_rows(file, Part(str(path)), columns):
+            values = (batch.column(name).to_pylist() for name in columns)
             for row in zip(*values, strict=True):
                 number += 1
                 yield f"row {number}", list(row)

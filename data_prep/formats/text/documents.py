@@ -10,14 +10,13 @@ from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple
 
 from data_prep.formats.files import LinesOf, Part, line_at, ranges
-from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_batches
+from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_rows
 from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
-ROWS = 256  # rows of Parquet that are read at once
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -154,19 +153,15 @@ class Reader:
         return Document(text, str(column))
 
     def _rows(self, part: Part, reading: BadRecords) -> Iterator[Document]:
+        keys = [self.key, *([self.column] if self.column not in ("", self.key) else [])]
         with open_parquet(part.path) as table:
             self._place(table, part.path)
-            counts = [table.metadata.row_group(i).num_rows for i in range(part.start)]
-            number = sum(counts)
-            keys = list(dict.fromkeys([self.key, *([self.column] if self.column else [])]))
-            groups = range(part.start, part.stop)
-            for batch in parquet_batches(table, part.path, ROWS, groups, keys):
+            for batch, number in parquet_rows(table, part, keys):
                 columns = [_values(batch.column(key)) for key in keys]
                 for values in zip(*columns, strict=True):
                     number += 1
                     document = self._of_row(dict(zip(keys, values, strict=True)))
-                    record = f"row {number}"
-                    yield from _usable(document, part.path, lambda r=record: r, reading)
+                    yield from _usable(document, part.path, lambda n=number: f"row {n}", reading)
 
     def _place(self, table: Any, path: str) -> int:
         """Return the number of the text column among the leaf columns of a Parquet file."""

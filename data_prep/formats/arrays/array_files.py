@@ -10,7 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.formats.arrays import array_hdf5, array_netcdf, array_numpy, array_zarr
+from data_prep.formats.arrays import (
+    array_hdf5,
+    array_netcdf,
+    array_npz,
+    array_numpy,
+    array_zarr,
+)
 from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
 from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
@@ -49,7 +55,7 @@ class _Format(NamedTuple):
 
 _FORMATS = {
     "npy": _Format(array_numpy.open_npy),
-    "npz": _Format(array_numpy.open_npz, array_numpy.npz_names),
+    "npz": _Format(array_npz.open_npz, array_npz.npz_names),
     "raw": _Format(array_numpy.open_raw),
     "hdf5": _Format(array_hdf5.open_hdf5, array_hdf5.names_in),
     "netcdf": _Format(array_netcdf.open_netcdf, array_netcdf.names_in),
@@ -113,7 +119,7 @@ def _named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
         if where.kind == "npy":
             yield Path(path).stem, where
         elif where.kind == "npz":
-            for key in array_numpy.npz_names(path):
+            for key in array_npz.npz_names(path):
                 yield key, Where(path, key)
         else:
             open_array(where).close()  # raises an error that lists the arrays

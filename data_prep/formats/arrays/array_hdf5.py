@@ -12,8 +12,7 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import ArrayFile, Where, choose
 from data_prep.formats.hdf5 import groups, matlab
-from data_prep.formats.hdf5.hdf5_links import Links
-from data_prep.formats.hdf5.hdf5_storage import Written
+from data_prep.formats.hdf5.hdf5_storage import Links, Written
 from data_prep.formats.hdf5.sparse import SparseRows, form_of, part_of
 from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins

@@ -14,8 +14,7 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import ArrayFile, Where, choose
 from data_prep.formats.arrays.packing import ATTRIBUTES
-from data_prep.formats.hdf5.hdf5_links import Links
-from data_prep.formats.hdf5.hdf5_storage import Written
+from data_prep.formats.hdf5.hdf5_storage import Links, Written
 from data_prep.libraries import library
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Array

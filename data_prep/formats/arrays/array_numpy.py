@@ -1,17 +1,16 @@
-"""Readers of arrays in .npy files, .npz files and files of raw numbers; see `array_base`."""
+"""Arrays in .npy files and files of raw numbers; see `array_base`."""
 
-import atexit
 import math
+import mmap
 import os
 import re
-import struct
-import zipfile
 import zlib
 from contextlib import ExitStack
-from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.formats.arrays.array_base import (
     FORMS,
@@ -19,11 +18,9 @@ from data_prep.formats.arrays.array_base import (
     ArrayFile,
     Where,
     check_dtype,
-    choose,
-    reading,
 )
-from data_prep.formats.arrays.mapped import Mapped
 from data_prep.formats.opening import way
+from hpctrain.data.places.filesystem import kind_of
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.storage.scratch import Undecodable, load
 from hpctrain.shards.types import Array
@@ -33,41 +30,19 @@ try:
 except Undecodable:
     _crc32 = zlib.crc32
 
+POPULATE_READ = 22  # an advice of madvise(2), Linux 5.14; Python has no name for it yet
+LEAST_BYTES = 2**16  # smaller reads are as fast with a copy
 _STRIDE = 2**14  # bytes: runs closer together than this are read with the bytes between them
 _STRIP_BYTES = 8 * 2**20  # size of such a read
 VERSIONS = ((1, 0), (2, 0), (3, 0))  # of a .npy file
-_READ_BYTES = 2**20  # bytes that are read at once of a stream, or for a checksum
-_END_BYTES = 22 + 2**16  # size of the end of a zip file at most: its record and a comment
-MANY = 2**16 - 1
+_READ_BYTES = 2**20  # bytes that are read at once for a checksum
 
 
 def open_npy(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
     """Open a .npy file."""
     if where.key:
         raise ConfigError(f"{where}: a .npy file holds one array, and takes no key")
-    return _npy(where, axis, opened, 0, os.stat(where.path).st_size)
-
-
-def open_npz(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
-    """Open a member of a .npz file."""
-    name = choose(where, dict.fromkeys(npz_names(where.path), "")) + ".npy"
-    found = os.stat(where.path)
-    with zipfile.ZipFile(where.path) as archive:
-        info = archive.getinfo(name)
-        if info.flag_bits & 1:
-            raise DataError(f"{where} is encrypted")
-        archive.open(name).close()  # zipfile compares the header with the list
-        if info.compress_type == zipfile.ZIP_STORED:
-            with open(where.path, "rb") as file:
-                file.seek(info.header_offset + 26)  # the lengths of name and extra field
-                lengths = np.frombuffer(file.read(4), "<u2")
-            offset = info.header_offset + 30 + int(lengths.sum())
-            return _npy(where, axis, opened, offset, info.file_size, info.CRC)
-    stream = _stream(where.path, name, found.st_size, found.st_mtime_ns)
-    check_dtype(where, stream.dtype)
-    needed = stream.dtype.itemsize * math.prod(stream.shape)
-    _check_size(where, needed, info.file_size - stream.begin)
-    return _Member(where, axis, stream)
+    return npy_at(where, axis, opened, 0, os.stat(where.path).st_size)
 
 
 def open_raw(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
@@ -102,7 +77,7 @@ def open_raw(where: Where, axis: int | None, external: bool, opened: ExitStack) 
     return _Flat(where, dtype, ((size - skip) // row, *sample), axis, opened, skip)
 
 
-def _npy(
+def npy_at(
     where: Where,
     axis: int | None,
     opened: ExitStack,
@@ -113,15 +88,16 @@ def _npy(
     """Open the .npy content of `size` bytes at a byte offset of a file, with its CRC-32 if any."""
     with open(where.path, "rb") as file:
         file.seek(offset)
-        shape, fortran, dtype = _header(file)
+        shape, fortran, dtype = header(file)
         begin = file.tell()
     check_dtype(where, dtype)
-    _check_size(where, dtype.itemsize * math.prod(shape), size - (begin - offset))
+    check_size(where, dtype.itemsize * math.prod(shape), size - (begin - offset))
     checksum = None if crc is None else (offset, size, crc)
     return _Flat(where, dtype, shape, axis, opened, begin, fortran, checksum)
 
 
-def _check_size(where: Where, needed: int, found: int) -> None:
+def check_size(where: Where, needed: int, found: int) -> None:
+    """Compare the bytes of an array with those that are there."""
     if needed > found:
         raise DataError(
             f"{where} is truncated: its header says {needed:,} bytes of data, {found:,} are there"
@@ -132,7 +108,7 @@ def _check_size(where: Where, needed: int, found: int) -> None:
         )
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape, whether the array is in Fortran order, and the dtype."""
     try:
         version = np.lib.format.read_magic(file)
@@ -149,6 +125,34 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if any(size < 0 for size in shape):
         raise ValueError(f"its header says shape {shape}")
     return shape, fortran, dtype
+
+
+class Mapped:
+    """A read-only memory map of a file, where the system and the file system allow one.
+
+    It saves a copy: an .npy of 1 GB converts about twice as fast. Reading mapped pages that are no
+    longer in the file would end the process with SIGBUS. So the pages are first loaded by a system
+    call that returns an error instead. A file that is cut off after that call and before the bytes
+    are written makes `write` fail, not the process.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._map: mmap.mmap | None = None
+        # A network file system would load mapped pages one by one; large reads are faster there.
+        if os.fstat(descriptor).st_size >= LEAST_BYTES and kind_of(Path(path)) != "network":
+            try:
+                self._map = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+                self._map.madvise(POPULATE_READ, 0, 1)
+            except (OSError, ValueError):  # an older system, or not an ordinary file
+                self._map = None
+
+    def bytes(self, start: int, size: int) -> NDArray[np.uint8] | None:
+        """Return bytes of the file, read-only; None if the caller has to read them itself."""
+        if self._map is None or size < LEAST_BYTES:
+            return None
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(POPULATE_READ, page, start + size - page)
+        return np.frombuffer(self._map, np.uint8, size, start)
 
 
 class _Flat(ArrayFile):
@@ -235,7 +239,7 @@ class _Flat(ArrayFile):
         return None if found is None else found.view(self.dtype)
 
     def _fill(self, run: Array, offset: int) -> None:
-        room = memoryview(_bytes(run))
+        room = memoryview(bytes_of(run))
         while room:
             count = os.preadv(self._file, [room], offset)
             if not count:
@@ -243,97 +247,6 @@ class _Flat(ArrayFile):
             room, offset = room[count:], offset + count
 
 
-class _Member(ArrayFile):
-    """A compressed member of an .npz: a stream that is read forward and stays open."""
-
-    def __init__(self, where: Where, axis: int | None, stream: "_Stream") -> None:
-        super().__init__(where, stream.dtype, stream.shape, axis)
-        self._stream = stream
-
-    def check(self) -> None:
-        with reading(self.where):
-            self._stream.check()
-
-    def _rows(self, start: int, stop: int) -> Array:
-        if self._stream.fortran or self.axis:
-            return np.moveaxis(self._stream.whole, self.axis, 0)[start:stop]
-        return self._stream.rows(start, stop)
-
-
-class _Stream:
-    def __init__(self, path: str, name: str) -> None:
-        self._archive = zipfile.ZipFile(path)
-        self._file = self._archive.open(name)
-        self.shape, self.fortran, self.dtype = _header(self._file)
-        self.begin = self._file.tell()
-
-    def rows(self, start: int, stop: int) -> Array:
-        row = self.dtype.itemsize * math.prod(self.shape[1:])
-        return self._read((stop - start, *self.shape[1:]), start * row)
-
-    def check(self) -> None:
-        """Read all, so that `zipfile` compares the CRC-32."""
-        self._file.seek(0)
-        while self._file.read(_READ_BYTES):
-            pass
-
-    @cached_property
-    def whole(self) -> Array:
-        """The whole array: if the file's order is not that of the rows, all is needed."""
-        array = self._read(self.shape[::-1] if self.fortran else self.shape, 0)
-        return array.T if self.fortran else array
-
-    def _read(self, shape: tuple[int, ...], offset: int) -> Array:
-        array = np.empty(shape, self.dtype)
-        self._file.seek(self.begin + offset)
-        room = memoryview(_bytes(array))
-        while room:
-            content = self._file.read(min(len(room), _READ_BYTES))
-            if not content:
-                raise EOFError("the archive is cut off")
-            room[: len(content)] = content
-            room = room[len(content) :]
-        return array
-
-
-def _bytes(array: Array) -> Any:
+def bytes_of(array: Array) -> Any:
+    """Return a contiguous array's memory as uint8."""
     return array.reshape(-1).view(np.uint8)
-
-
-@lru_cache(maxsize=4)
-def _stream(path: str, name: str, size: int, mtime_ns: int) -> _Stream:
-    return _Stream(path, name)
-
-
-atexit.register(_stream.cache_clear)  # closes the files
-
-
-def npz_names(path: str) -> list[str]:
-    """Return the keys of an .npz."""
-    with reading(Where(path)):
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-        listed = _listed_members(path)
-    if listed not in (MANY, len(names)):  # a damaged length can hide members
-        raise DataError(f"{path} is damaged: it says {listed} arrays, and lists {len(names)}")
-    keys = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
-    if {"data", "shape", "format"} <= set(keys):
-        raise DataError(
-            f"{path} is a sparse matrix of SciPy: `numpy.save('x.npy', scipy.sparse.load_npz(FILE)"
-            ".toarray())` in Python stores it as an array"
-        )
-    if twice := {key for key in keys if keys.count(key) > 1}:
-        raise DataError(f"{path} holds {min(twice)!r} twice")
-    if other := [name for name in names if not name.endswith(".npy")]:
-        raise DataError(f"{path} holds {other[0]!r}, which is not an array")
-    return keys
-
-
-def _listed_members(path: str) -> int:
-    """Return the number of members that the end of a zip file says; MANY is any number."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _END_BYTES))
-        end = file.read()
-    (count,) = struct.unpack_from("<H", end, end.rindex(b"PK\5\6") + 10)
-    return int(count)

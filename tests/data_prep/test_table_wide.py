@@ -11,11 +11,7 @@ from data_prep.formats.tables.columns import MANY, Column, numbers_of
 from hpctrain.shards.index import Index
 from tests.data_prep.read_back import rows
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_columns_that_are_converted_together_have_the_same_values():

@@ -246,10 +246,11 @@ def _flat(array: Any) -> tuple[Any, Int64s]:
     No row may be null. The length of a row without a list is 1.
     """
     import pyarrow as pa
+    from pyarrow import compute
 
     lengths = np.ones(len(array), np.int64)
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        found = pa.compute.list_value_length(array).to_numpy(zero_copy_only=False)
+        found = compute.list_value_length(array).to_numpy(zero_copy_only=False)
         array, lengths = array.flatten(), found.astype(np.int64)
     while True:
         if isinstance(array, pa.ExtensionArray):

@@ -89,15 +89,14 @@ def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
                 yield from invalid.rows(batch, {}, done)
                 done += batch.num_rows
     except _ByValueError:
-        again, seen = _Invalid(part, csv, invalid.told), 0
-        with _csv(part, csv, dict.fromkeys(names, pyarrow().binary()), again) as reader:
+        seen = 0
+        with _csv(part, csv, dict.fromkeys(names, pyarrow().binary()), invalid) as reader:
             for batch in reader:
                 fresh = batch.slice(max(0, done - seen))
                 if fresh.num_rows:
                     converted, bad = convert_values(fresh, types, frozenset(exact))
-                    yield from again.rows(converted, bad, seen + batch.num_rows - fresh.num_rows)
+                    yield from invalid.rows(converted, bad, seen + batch.num_rows - fresh.num_rows)
                 seen += batch.num_rows
-        invalid = again
     yield from invalid.rest()
 
 
@@ -108,14 +107,15 @@ class _ByValueError(Exception):
 class _Invalid:
     """The rows with too few or too many values, and the numbers in the file of all others.
 
-    It is pyarrow's handler for invalid rows. `told` counts those that were reported already.
+    It is pyarrow's handler for invalid rows, also of those that are read a second time.
     """
 
-    def __init__(self, part: Part, csv: Csv, told: int = 0) -> None:
+    def __init__(self, part: Part, csv: Csv) -> None:
         # pyarrow counts the header as a row if it reads the header.
         self._header = 0 if csv.names or part.start else 1
         self._skipped = 0 if csv.names else 1
-        self._part, self._reasons, self.told = part, dict[int, str](), told
+        self._part, self._reasons = part, dict[int, str]()
+        self._told = 0  # so many of them were reported
 
     def __call__(self, row: Any) -> str:
         self._reasons[row.number] = (
@@ -140,7 +140,7 @@ class _Invalid:
 
     def _untold(self, before: int | None) -> list[tuple[int, str]]:
         rows = sorted(row for row in self._reasons if before is None or row < before)
-        rows, self.told = rows[self.told :], len(rows)
+        rows, self._told = rows[self._told :], len(rows)
         return [(self._number(row), self._reasons[row]) for row in rows]
 
     def _physical(self, row: int) -> int:

@@ -78,6 +78,7 @@ def _nodes(field: Any) -> list[tuple[str, Any]]:
 def _arrays(name: str, array: Any) -> Iterator[tuple[str, Any]]:
     """Yield the array of a column and those of all members of its structs."""
     import pyarrow as pa
+    from pyarrow import compute
 
     kind = array.type
     yield name, array
@@ -95,7 +96,7 @@ def _arrays(name: str, array: Any) -> Iterator[tuple[str, Any]]:
             if below != name:
                 yield below, pa.FixedSizeListArray.from_arrays(values, size, mask=null)
         return
-    lengths = pa.compute.list_value_length(array).fill_null(0)
+    lengths = compute.list_value_length(array).fill_null(0)
     large = pa.types.is_large_list(kind)
     offsets = pa.array(offsets_of(lengths.to_numpy()), pa.int64() if large else pa.int32())
     maker = pa.LargeListArray if large else pa.ListArray

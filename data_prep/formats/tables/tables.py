@@ -143,13 +143,10 @@ def _checked(batch: Any, names: Sequence[str]) -> Any:
         return batch
     columns = []
     for column in batch.columns:
-        if (kind := ordinary.get(plain(column.type))) is None:
-            columns.append(column)
-        elif pa.types.is_dictionary(column.type):
-            values = column.dictionary.cast(kind)
-            columns.append(pa.DictionaryArray.from_arrays(column.indices, values))
-        else:
-            columns.append(column.cast(kind))
+        kind = ordinary.get(plain(column.type), plain(column.type))
+        if pa.types.is_dictionary(column.type):
+            kind = pa.dictionary(column.type.index_type, kind)
+        columns.append(column.cast(kind))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 

@@ -32,9 +32,10 @@ def data_prep(capsys, monkeypatch):
         return code, captured.out, captured.err
 
     def refused(*args, code=3):
-        """Run a command that must fail with this exit code, and return what it says."""
-        found, _, err = run(*args)
-        assert found == code, err
+        """Run a command that must fail with one line, and return the line."""
+        found, out, err = run(*args)
+        assert (found, out, err.count("\n")) == (code, "", 1), err
+        assert err.startswith("data_prep: ")
         return err
 
     run.refused = refused

@@ -54,11 +54,16 @@ class Labelled(Sequence[SourceFile]):
     # The files that cannot be used: (file, record, reason).
     problems: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def add(self, name: str, found: os.stat_result) -> None:
-        """Append a file."""
+    def add(
+        self, name: str, found: os.stat_result, label: Any, column: Any, record: str = ""
+    ) -> None:
+        """Append a file; without labels, a column or a list, these are None or ""."""
         self.names.append(name)
         self.sizes.append(found.st_size)
         self.times.append(found.st_mtime_ns)
+        self.texts += [] if label is None else [label]
+        self.column += [] if column is None else [sys.intern(str(column))]
+        self.records += [record] if record else []
 
     def __len__(self) -> int:
         return len(self.names)
@@ -111,11 +116,8 @@ def by_folder(
         if labels and fixed is not None and above[split] not in fixed:
             problems.bad(str(root / name), "", f"its class {above[split]!r} is not in --classes")
             continue
-        found.add(name, status)
-        if labels:
-            found.texts.append(sys.intern(above[split]))
-        if split:
-            found.column.append(sys.intern(above[0]))
+        label = sys.intern(above[split]) if labels else None
+        found.add(name, status, label, above[0] if split else None)
     if labels and fixed is None and not split:
         names = set(found.texts)
         if names and names <= SPLITS:
@@ -152,7 +154,7 @@ def by_list(
     seen: dict[str, str] = {}
     known = None if fixed is None else frozenset(fixed)
     inside = Inside(str(root), outside)
-    for record, (name, *values) in rows(path, columns):
+    for record, (name, *values) in _rows(path, columns):
         try:
             if not isinstance(name, str) or not name:
                 raise Unusable(f"its {columns[0]!r} is {name!r}, no path")
@@ -168,20 +170,13 @@ def by_list(
                 raise Unusable(
                     f"its {columns[-1]!r} is {values[-1]!r}, no name of a split or group"
                 )
-            try:
-                status = look(os.path.join(root, plain))
-            except DataError as error:
-                raise Unusable(f"{name!r} {error}") from None
+            status = _status(os.path.join(root, plain), name)
         except Unusable as error:
             problems.bad(str(path), record, str(error))
             continue
         seen[plain] = record
-        found.add(plain, status)
-        found.records.append(f"{record} of {path.name}")
-        if labels:
-            found.texts.append(label)
-        if split:
-            found.column.append(sys.intern(str(values[-1])))
+        column = values[-1] if split else None
+        found.add(plain, status, label, column, f"{record} of {path.name}")
     return found
 
 
@@ -238,19 +233,18 @@ def classes(path: Path) -> list[str]:
     return names
 
 
-def look(path: str) -> os.stat_result:
-    """Return the stat of a file that a list names."""
+def _status(path: str, name: str) -> os.stat_result:
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a zero byte
         why = error.strerror if isinstance(error, OSError) else "no path"
-        raise DataError(f"cannot be read: {why}") from None
+        raise Unusable(f"{name!r} cannot be read: {why}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise DataError("is no file")
+        raise Unusable(f"{name!r} is no file")
     return found
 
 
-def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the rows of a list: a name for messages such as "line 3", and the values."""
     reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
     if reader is None:

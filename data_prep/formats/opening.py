@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, cast
 
-from data_prep.formats.files import LinesOf, Part
+from data_prep.formats.files import Part, lines_of
 from data_prep.libraries import library
 from data_prep.source import BLOCK_BYTES
 from hpctrain.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ GROWTH = {".gz": 3.0, ".zst": 3.5}
 
 @contextmanager
 def opened(part: Part) -> Iterator[BinaryIO]:
-    """Open a part and yield a stream of its decompressed bytes."""
+    """Yield the decompressed bytes of a file, from the first line of a part on; see `lines_of`."""
     packing = PurePath(part.path).suffix
     try:
         if packing in GROWTH and not os.path.getsize(part.path):
@@ -38,11 +38,9 @@ def opened(part: Part) -> Iterator[BinaryIO]:
                 io.BufferedReader(packed, BUFFER) as stream,
             ):
                 yield cast(BinaryIO, stream)
-        elif part.stop:
-            with io.BufferedReader(LinesOf(*part), BUFFER) as stream:
-                yield cast(BinaryIO, stream)
         else:
             with open(part.path, "rb", BUFFER) as stream:
+                stream.seek(lines_of(part)[0])
                 yield stream
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or str(error)

@@ -98,6 +98,7 @@ def test_a_file_is_cut_where_a_byte_ends_a_line(data_prep):
     [
         (TEXT.encode("cp1252"), [], "a.csv is not utf-8: byte 3 is 0xf6; --encoding NAME gives"),
         (b"n,w\n1,\xe4\n", [], "a.csv is not utf-8: byte 6 is 0xe4; --encoding NAME gives the"),
+        (b"\xef\xbb\xbfn,w\n1,\xe4\n", [], "a.csv is not utf-8: byte 9 is 0xe4; --encoding NAM"),
         (TEXT.encode("utf-16-le"), [], "zero bytes in its first line, as UTF-16 without a byte o"),
         (TEXT.encode("utf-16-be"), [], "--encoding utf-16-be reads it"),
         (TEXT.encode("utf-16")[:-1], [], "a.csv is not utf-16: byte 30 is 0x0a; --encoding"),

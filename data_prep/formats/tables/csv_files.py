@@ -5,14 +5,13 @@ type cannot be used and is reported, and so is a row with an integer that its co
 round. A file with a byte that its encoding does not have cannot be read.
 """
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from data_prep.formats.files import LinesOf, Part
+from data_prep.formats.files import Part, lines_of
 from data_prep.formats.opening import one_line, opened, pyarrow
 from data_prep.formats.tables import csv_text
 from data_prep.formats.tables.columns import shown
@@ -160,8 +159,12 @@ def _rows_before(part: Part, headers: int) -> int:
     """Count the rows of a CSV file before a part: its lines without the header; for messages."""
     if not part.start:
         return 0
-    with io.BufferedReader(LinesOf(part.path, 0, part.start)) as file:
-        return sum(1 for line in file if line.strip(b"\r\n")) - headers
+    count, left = -headers, lines_of(part)[0]
+    with open(part.path, "rb") as file:
+        while left > 0 and (line := file.readline()):
+            left -= len(line)
+            count += bool(line.strip(b"\r\n"))
+    return count
 
 
 @contextmanager
@@ -176,12 +179,12 @@ def _csv(
     block = block or csv.block or BLOCK
     names = list(csv.names) or (list(csv.types) if part.start else [])
     tabs = ".tsv" in PurePath(part.path).suffixes
+    begin, end = lines_of(part)
+    if begin == end:
+        yield ()  # no row begins in this part
+        return
     with opened(part) as stream:
-        if part.start and not cast(io.BufferedReader, stream).peek(1):
-            yield ()  # no row begins in this part
-            return
-        raw = getattr(stream, "raw", None)
-        text = Utf8(stream, encoding, raw.first if isinstance(raw, LinesOf) else 0)
+        text = Utf8(stream, encoding, begin, end)
         try:
             reader = library.open_csv(
                 text,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from data_prep.formats.files import LinesOf, Part, line_at, ranges
+from data_prep.formats.files import Part, line_at, lines_of, ranges
 from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_rows
 from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile
@@ -98,10 +98,9 @@ class Reader:
         return kind == "jsonl" or self.lines
 
     def _lines(self, part: Part, kind: str) -> Iterator[_Found]:
+        (at, end), number = lines_of(part), 0
         with opened(part) as stream:
-            raw, number = getattr(stream, "raw", None), 0
-            at = raw.first if isinstance(raw, LinesOf) else 0
-            while line := stream.readline(MAX_DOCUMENT + 1):
+            while at < end and (line := stream.readline(MAX_DOCUMENT + 1)):
                 start, number = at, number + 1
                 at += len(line)
 

@@ -64,8 +64,7 @@ class Part(NamedTuple):
     stop: int = 0
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The files in the order of the sources, and the number of other files in the folders."""
 
     files: tuple[SourceFile, ...]

@@ -13,7 +13,7 @@ import numpy as np
 from data_prep.formats.arrays.array_base import ArrayFile, Where, choose
 from data_prep.formats.hdf5 import groups, matlab
 from data_prep.formats.hdf5.hdf5_storage import Links, Written
-from data_prep.formats.hdf5.sparse import SparseRows, form_of, part_of
+from data_prep.formats.hdf5.sparse import SparseArray, form_of, part_of
 from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins
 from hpctrain.shards.types import Array
@@ -32,8 +32,7 @@ def open_hdf5(where: Where, axis: int | None, external: bool, opened: ExitStack)
             return _Held(where, np.asarray(value), axis)
         found = links.find(file, choose(where, names_of(file)))
     if (form := form_of(found)) is not None:
-        rows = SparseRows(str(where), found, form, axis or 0)
-        return _Sparse(where, rows, axis, matlab.axes(found, form.shape, axis or 0))
+        return SparseArray(where, found, form, axis)
     if problem := matlab.problem(found) or part_of(found):
         raise DataError(f"{where} {problem}")
     return _HDF5Array(where, links.dataset(found), axis, links.files)
@@ -48,17 +47,6 @@ class _Held(ArrayFile):
 
     def _rows(self, start: int, stop: int) -> Array:
         return self._cut(self._array, start, stop)
-
-
-class _Sparse(ArrayFile):
-    """A sparse matrix, whose rows are read as dense ones."""
-
-    def __init__(self, where: Where, matrix: SparseRows, axis: int | None, note: str) -> None:
-        super().__init__(where, matrix.dtype, matrix.shape, None if axis is None else 0)
-        self._matrix, self.note = matrix, note
-
-    def _rows(self, start: int, stop: int) -> Array:
-        return self._matrix.rows(start, stop)
 
 
 class _HDF5Array(ArrayFile):

@@ -62,14 +62,16 @@ def open_parquet(path: str) -> Iterator[Any]:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}") from None
 
 
-def parquet_rows(table: Any, part: Part, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
+def parquet_rows(
+    table: Any, part: Part, columns: Sequence[str], most: int = ROWS
+) -> Iterator[tuple[Any, int]]:
     """Yield each batch of some row groups, about a block, with the number of rows before it."""
     of = range(part.start, part.stop or table.num_row_groups)
     groups = [table.metadata.row_group(group) for group in range(of.stop)]
     first = sum(group.num_rows for group in groups[: part.start])
     left = sum(group.num_rows for group in groups[part.start :])
     size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    count = min(ROWS, max(1, BLOCK_BYTES // max(1, size)))
+    count = min(most, max(1, BLOCK_BYTES // max(1, size)))
     for batch in table.iter_batches(count, row_groups=[*of], columns=[*dict.fromkeys(columns)]):
         yield batch, first
         first, left = first + batch.num_rows, left - batch.num_rows

@@ -18,6 +18,7 @@ from hpctrain.errors import ConfigError, DataError
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
+_ROWS = 256  # rows of Parquet that are read at once: values that repeat take less in the file
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -157,7 +158,7 @@ class Reader:
         keys = [self.key, *([self.column] if self.column not in ("", self.key) else [])]
         with open_parquet(part.path) as table:
             self._place(table, part.path)
-            for batch, number in parquet_rows(table, part, keys):
+            for batch, number in parquet_rows(table, part, keys, _ROWS):
                 columns = [_values(batch.column(key)) for key in keys]
                 for values in zip(*columns, strict=True):
                     number += 1

@@ -80,9 +80,8 @@ class _Member(ArrayFile):
         super().__init__(where, stream.dtype, stream.shape, axis)
         self._stream = stream
 
-    def check(self) -> None:
-        with reading(self.where):
-            self._stream.check()
+    def _check(self) -> None:
+        self._stream.check()
 
     def _rows(self, start: int, stop: int) -> Array:
         if self._stream.fortran or self.axis:

@@ -185,7 +185,7 @@ class _Flat(ArrayFile):
         opened.callback(os.close, self._file)
         self._mapped = Mapped(where.path, self._file)
 
-    def check(self) -> None:
+    def _check(self) -> None:
         if self._checksum is None:
             return
         (start, size, listed), found = self._checksum, 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from data_prep.formats.shards import mds
+from data_prep.formats import mds
 from hpctrain import disk
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.config import frozen

@@ -1,9 +1,11 @@
 """Files of others: how each format is found, cut and read.
 
-arrays/   NumPy, raw numbers, HDF5, NetCDF, Zarr      images/   image files, lists of them
-hdf5/     what HDF5 files of other programs hold      text/     documents and tokens
-tables/   CSV, Parquet, Arrow                         shards/   MDS
+arrays/   NumPy, raw numbers, HDF5, NetCDF, Zarr      images/     image files, lists of them
+hdf5/     what HDF5 files of other programs hold      text/       documents and tokens
+tables/   CSV, Parquet, Arrow                         mds         shards of mosaicml-streaming
+                                                      user_code   whatever Python code gives
 
-Here are what all of them use: `files` and `opening` find, cut and open files, `samples` collects
-samples that come one by one, and `casts` tells what a cast would change.
+All of them use `files` and `opening`, which find, cut and open files. `samples` collects samples
+that come one by one, and has the rules that hold for values of every format: what a field can
+store, and what a cast would change.
 """

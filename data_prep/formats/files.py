@@ -7,6 +7,7 @@ Parquet, batches of Arrow. A piece is one part or several consecutive ones.
 import io
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -55,9 +56,6 @@ class Inside:
             raise DataError(f"{path} {problem}")
 
 
-COUNTED = 2**20  # bytes that are read at once to count lines
-
-
 class Part(NamedTuple):
     """The range `start` to `stop` of a file; `stop` 0 is the whole file."""
 
@@ -66,8 +64,7 @@ class Part(NamedTuple):
     stop: int = 0
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The files in the order of the sources, and the number of other files in the folders."""
 
     files: tuple[SourceFile, ...]
@@ -189,38 +186,15 @@ def ranges(total: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, total)
 
 
-class LinesOf(io.RawIOBase):
-    """The lines of a file that begin at a byte from `start` to `stop`, as a file of their own.
+def lines_of(part: Part) -> tuple[int, int]:
+    """Return the bytes, from and to, of the lines that begin in a part.
 
     A file may be cut at any bytes: each of its lines is in exactly one part.
     """
-
-    def __init__(self, path: str, start: int, stop: int) -> None:
-        # Not buffered here: the user of this stream has a buffer.
-        self._file = io.FileIO(path)
-        self._at, self._stop = (_line_after(self._file, at) for at in (start, stop))
-        self._file.seek(self._at)
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        """Fill `buffer` and return the number of bytes read."""
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        count: int = self._file.readinto(view[: max(0, self._stop - self._at)])
-        self._at += count
-        return count
-
-    @property
-    def first(self) -> int:
-        """The byte offset in the file of the next byte to be read."""
-        return self._at
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-        super().close()
+    if not part.stop:
+        return 0, sys.maxsize
+    with open(part.path, "rb", buffering=0) as file:
+        return _line_after(file, part.start), _line_after(file, part.stop)
 
 
 def _line_after(file: io.FileIO, at: int) -> int:
@@ -237,9 +211,9 @@ def _line_after(file: io.FileIO, at: int) -> int:
 
 def line_at(path: str, offset: int) -> int:
     """Return the number (from 1) of the line at a byte offset. It is counted; for messages only."""
+    count = 1
     with open(path, "rb") as file:
-        count = 1
-        while offset > 0 and (block := file.read(min(COUNTED, offset))):
+        while offset > 0 and (block := file.read(min(2**20, offset))):
             count += block.count(b"\n")
             offset -= len(block)
     return count

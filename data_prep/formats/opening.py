@@ -9,18 +9,20 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, cast
 
-from data_prep.formats.files import LinesOf, Part
+from data_prep.formats.files import Part, lines_of
 from data_prep.libraries import library
+from data_prep.source import BLOCK_BYTES
 from hpctrain.errors import ConfigError, DataError
 
 BUFFER = 2**20
+ROWS = 2**16  # rows of a table that are read at once, at most
 # Size of text relative to its compressed file: an estimate, only used for the size of the shards.
 GROWTH = {".gz": 3.0, ".zst": 3.5}
 
 
 @contextmanager
 def opened(part: Part) -> Iterator[BinaryIO]:
-    """Open a part and yield a stream of its decompressed bytes."""
+    """Yield the decompressed bytes of a file, from the first line of a part on; see `lines_of`."""
     packing = PurePath(part.path).suffix
     try:
         if packing in GROWTH and not os.path.getsize(part.path):
@@ -36,11 +38,9 @@ def opened(part: Part) -> Iterator[BinaryIO]:
                 io.BufferedReader(packed, BUFFER) as stream,
             ):
                 yield cast(BinaryIO, stream)
-        elif part.stop:
-            with io.BufferedReader(LinesOf(*part), BUFFER) as stream:
-                yield cast(BinaryIO, stream)
         else:
             with open(part.path, "rb", BUFFER) as stream:
+                stream.seek(lines_of(part)[0])
                 yield stream
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or str(error)
@@ -62,17 +62,23 @@ def open_parquet(path: str) -> Iterator[Any]:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}") from None
 
 
-def parquet_batches(
-    table: Any, path: str, count: int, groups: Sequence[int], columns: Sequence[str]
-) -> Iterator[Any]:
-    """Yield the rows of some row groups as batches of at most `count` rows."""
-    left = sum(table.metadata.row_group(group).num_rows for group in groups)
-    for batch in table.iter_batches(count, row_groups=list(groups), columns=list(columns)):
-        left -= batch.num_rows
-        yield batch
+def parquet_rows(
+    table: Any, part: Part, columns: Sequence[str], most: int = ROWS
+) -> Iterator[tuple[Any, int]]:
+    """Yield each batch of some row groups, about a block, with the number of rows before it."""
+    of = range(part.start, part.stop or table.num_row_groups)
+    groups = [table.metadata.row_group(group) for group in range(of.stop)]
+    first = sum(group.num_rows for group in groups[: part.start])
+    left = sum(group.num_rows for group in groups[part.start :])
+    size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    count = min(most, max(1, BLOCK_BYTES // max(1, size)))
+    for batch in table.iter_batches(count, row_groups=[*of], columns=[*dict.fromkeys(columns)]):
+        yield batch, first
+        first, left = first + batch.num_rows, left - batch.num_rows
     if left:
         raise DataError(
-            f"{path} is damaged: {abs(left)} rows {'are missing' if left > 0 else 'are too many'}"
+            f"{part.path} is damaged: {abs(left)} rows "
+            f"{'are missing' if left > 0 else 'are too many'}"
         )
 
 

@@ -279,10 +279,5 @@ def lost(values: Array, to: np.dtype[Any]) -> NDArray[np.bool_]:
             fits = (wide >= float(info.min)) & (wide < float(info.max) + (info.bits < 64))
             bad = ~fits | (np.floor(wide) != wide)
             return bad
-    lowest = np.iinfo(values.dtype)
-    bad = np.zeros(values.shape, bool)
-    if info.min > lowest.min:
-        bad |= values < info.min
-    if info.max < lowest.max:
-        bad |= values > info.max
+    bad = (values < info.min) | (values > info.max)
     return bad

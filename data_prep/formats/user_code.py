@@ -158,8 +158,7 @@ def file_of(place: str) -> str:
     """Return the file of a module, or the file itself."""
     if place.endswith(".py"):
         return place
-    module = _imported(place)
-    return getattr(module, "__file__", None) or sys.executable
+    return getattr(_module(place), "__file__", None) or sys.executable
 
 
 @lru_cache(maxsize=1)
@@ -216,7 +215,7 @@ def parts_of(place: str, name: str, args: Mapping[str, Any], pieces: int | None)
 
 def _load(place: str, name: str) -> Any:
     """Return the object of a file, imported as a module of its own, or of a module."""
-    module = _executed(place) if place.endswith(".py") else _imported(place)
+    module = _module(place)
     found = getattr(module, name, None)
     if not (callable(found) or _is_map(found) or hasattr(type(found), "__iter__")):
         own = module.__name__
@@ -225,35 +224,28 @@ def _load(place: str, name: str) -> Any:
     return found
 
 
-def _executed(file: str) -> Any:
-    module_name = f"data_prep_python_{Path(file).stem}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    assert spec is not None  # the name ends in .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    folder = str(Path(file).parent)
-    if folder not in sys.path:  # the file imports its neighbours, as with `python FILE.py`
+def _module(place: str) -> Any:
+    """Import a module, or a file as a module of its own."""
+    is_file = place.endswith(".py")
+    # As with `python FILE.py`, whose neighbours it may import, and with `python -m MODULE`.
+    folder = str(Path(place).parent) if is_file else os.getcwd()
+    if folder not in sys.path:
         sys.path.insert(0, folder)
-    sys.modules[module_name] = module
-    linecache.checkcache(file)
     try:
+        if not is_file:
+            return importlib.import_module(place)
+        spec = importlib.util.spec_from_file_location(f"data_prep_python_{Path(place).stem}", place)
+        assert spec is not None  # the name ends in .py
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        linecache.checkcache(place)
         spec.loader.exec_module(module)
+        return module
     except (Exception, SystemExit) as error:
-        raise DataError(f"{file} cannot be imported: {_told(error)}") from None
-    return module
-
-
-def _imported(name: str) -> Any:
-    if os.getcwd() not in sys.path:  # as with `python -m`
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if not name.startswith(error.name or " "):
-            raise DataError(f"{name} cannot be imported: {_told(error)}") from None
-        raise ConfigError(f"there is no module {name!r} here, and none is installed") from None
-    except (Exception, SystemExit) as error:
-        raise DataError(f"{name} cannot be imported: {_told(error)}") from None
+        missing = error.name or " " if isinstance(error, ModuleNotFoundError) else " "
+        if not is_file and place.startswith(missing):
+            raise ConfigError(f"there is no module {place!r} here, and none is installed") from None
+        raise DataError(f"{place} cannot be imported: {_told(error)}") from None
 
 
 def _told(error: BaseException) -> str:

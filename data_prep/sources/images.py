@@ -77,7 +77,7 @@ class _ImageSource(Source):
         samples = Samples(self.fields, self.root, columned=bool(what.column))
         shape = None if self.pixels.encoded else self.fields["image"]
         fixed = not self.fields["image"].variable
-        for i, file in enumerate(what.files):
+        for i, file in enumerate(what):
             record = what.records[i] if what.records else ""
             room = samples.room("image") if fixed else None
             try:
@@ -88,7 +88,7 @@ class _ImageSource(Source):
             sample = {"image": image}
             if what.labels:
                 sample["label"] = np.array(what.labels[i])
-            name = what.files.names[i]
+            name = what.names[i]
             if self.singly:
                 samples = Samples(self.fields, file.path, columned=bool(what.column))
             samples.add(sample, name, os.fsencode(name), what.column[i] if what.column else "")
@@ -127,7 +127,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
             split=bool(split),
             outside=args.allow_outside,
         )
-    if not found.files:
+    if not found:
         why = f": {problems.found[0]}" if problems.found else ""
         raise DataError(f"{path} has no images{why}")
     names: list[str] | None = None
@@ -156,14 +156,14 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         categories={} if names is None else {"label": names},
         columns=(split,) if split else (FOLDER,) if path.is_dir() else (),
         pixels=pixels,
-        root=found.files.root,
+        root=found.root,
         singly=isinstance(options.split, ByFile),
     )
 
 
 def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> Field:
     """Return the field of the first image."""
-    for i, file in enumerate(found.files):
+    for i, file in enumerate(found):
         try:
             image = pixels.sample(_content(file))
             return pixels.field_of(image)
@@ -176,17 +176,17 @@ def _pieces(found: Labelled, spec: Field, shard_bytes: int) -> list[Piece]:
     pieces = []
     row_bytes = 0 if spec.variable else spec.nbytes
     start, nbytes = 0, 0
-    for i, size in enumerate(found.files.sizes):
+    for i, size in enumerate(found.sizes):
         size = row_bytes or size
         if i > start and nbytes + size > shard_bytes:
             pieces.append(_piece(found.part(start, i), nbytes))
             start, nbytes = i, 0
         nbytes += size
-    return [*pieces, _piece(found.part(start, len(found.files)), nbytes)]
+    return [*pieces, _piece(found.part(start, len(found)), nbytes)]
 
 
 def _piece(part: Labelled, nbytes: int) -> Piece:
-    return Piece(part, part.files, samples=len(part.files), bytes=nbytes)
+    return Piece(part, part, samples=len(part), bytes=nbytes)
 
 
 def _content(file: SourceFile) -> bytes:

@@ -18,8 +18,7 @@ from typing import Any
 
 from data_prep.formats.images import pixels
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import Unusable, key_of
-from data_prep.formats.shards.mds import (
+from data_prep.formats.mds import (
     INDEX,
     SCALARS,
     Column,
@@ -29,6 +28,7 @@ from data_prep.formats.shards.mds import (
     samples,
     shards_of,
 )
+from data_prep.formats.samples import Unusable, key_of
 from data_prep.options import VARIABLE, Options, add_arguments, add_options
 from data_prep.source import BadRecords, Piece, Source
 from data_prep.sources.stream import Encoded, Stream

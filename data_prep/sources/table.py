@@ -41,9 +41,8 @@ from data_prep.formats.files import Part
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import csv_text, tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed, names_of
-from data_prep.formats.tables.columns import Column, Taken, plain
+from data_prep.formats.tables.columns import Column, Taken, numbers_of, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
-from data_prep.formats.tables.matrices import numbers_of
 from data_prep.formats.tables.tables import without
 from data_prep.options import Options, add_arguments, add_options, pairs, parse_size
 from data_prep.source import BadRecords, Block, Names, Source

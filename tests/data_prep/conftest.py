@@ -14,6 +14,8 @@ from hpctrain import progress_bar
 def data_prep(capsys, monkeypatch):
     """Return a function that runs a command and returns (exit code, stdout, stderr).
 
+    Its attribute `refused` runs a command that must fail, and returns what it says.
+
     A command has one worker process unless it says `--workers`: as many as there are cores would
     cost a second of CPU time in each test.
     """
@@ -29,7 +31,22 @@ def data_prep(capsys, monkeypatch):
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
+    def refused(*args, code=3):
+        """Run a command that must fail with one line, and return the line."""
+        found, out, err = run(*args)
+        assert (found, out, err.count("\n")) == (code, "", 1), err
+        assert err.startswith("data_prep: ")
+        return err
+
+    run.refused = refused
     return run
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Change to an empty folder. A module has `pytestmark = pytest.mark.usefixtures("here")`."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow)])

@@ -1,5 +1,6 @@
 """What tests read from a data set that a command has written."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -22,3 +23,9 @@ def fields(folder="OUT"):
 def as_text(ragged):
     """Return the texts of a variable-length field of bytes."""
     return [ragged[i].tobytes().decode() for i in range(len(ragged))]
+
+
+def problems(folder="OUT"):
+    """Return the records that could not be used: (record, reason)."""
+    lines = (Path(folder) / "problems.jsonl").read_text().splitlines()
+    return [(p["record"], p["reason"]) for p in map(json.loads, lines)]

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from data_prep.formats.arrays import mapped
+from data_prep.formats.arrays import array_numpy
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_files import open_array
-from data_prep.formats.arrays.mapped import LEAST_BYTES, Mapped
+from data_prep.formats.arrays.array_numpy import LEAST_BYTES, Mapped
 from hpctrain.shards import format as shards
 
 X = np.random.default_rng(0).normal(size=(600, 3, 50)).astype(np.float32)
@@ -40,9 +40,9 @@ def test_where_they_have_to_be_read(file, monkeypatch, tmp_path):
     (tmp_path / "small").write_bytes(bytes(100))
     assert open_mapped(tmp_path / "small").bytes(0, 100) is None
     with monkeypatch.context() as patch:
-        patch.setattr(mapped, "POPULATE_READ", 99)  # an old kernel does not know the advice
+        patch.setattr(array_numpy, "POPULATE_READ", 99)  # an old kernel does not know the advice
         assert open_mapped(file).bytes(0, LEAST_BYTES) is None
-    monkeypatch.setattr(mapped, "kind_of", lambda path: "network")
+    monkeypatch.setattr(array_numpy, "kind_of", lambda path: "network")
     assert open_mapped(file).bytes(0, LEAST_BYTES) is None
 
 
@@ -56,7 +56,7 @@ def test_a_file_that_is_cut_off(file):
 @pytest.mark.parametrize("map_it", [True, False])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_rows_are_the_same(file, order, map_it, monkeypatch):
-    monkeypatch.setattr(mapped, "LEAST_BYTES", 1 if map_it else 2**40)
+    monkeypatch.setattr(array_numpy, "LEAST_BYTES", 1 if map_it else 2**40)
     np.save(file, np.asarray(X, order=order))
     for axis in range(3):
         with open_array(Where(str(file)), axis) as array:
@@ -80,7 +80,6 @@ def test_a_source_that_is_cut_off_before_it_is_written(tmp_path, data_prep, monk
         return write(*args, **options)
 
     monkeypatch.setattr(shards, "write_shard", cut)
-    code, _, err = data_prep("arrays", tmp_path / "x.npy", tmp_path / "out")
-    assert code == 3
+    err = data_prep.refused("arrays", tmp_path / "x.npy", tmp_path / "out")
     assert f"{tmp_path}/x.npy was changed while it was being read; run this again" in err
     assert not (tmp_path / "out" / "index.json").exists()

@@ -1,6 +1,5 @@
 """CSV files in all encodings; integers that a float would round; rows beyond the block."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,27 +11,18 @@ from data_prep.formats.tables import csv_files
 from data_prep.formats.tables.columns import Column
 from hpctrain.errors import ConfigError
 from hpctrain.shards.index import Index
-from tests.data_prep.read_back import as_text, rows
+from tests.data_prep.read_back import as_text, problems, rows
 
 LARGE = 2**53 + 1  # the first integer that float64 does not have
 TEXT = "n,wört\n1,ä\n2,€\n"
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def problems(folder="OUT"):
-    lines = (Path(folder) / "problems.jsonl").read_text().splitlines()
-    return [(p["record"], p["reason"]) for p in map(json.loads, lines)]
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_an_integer_that_a_float_would_round_is_never_rounded(data_prep):
     Path("a.csv").write_text(f"x\n1.5\n{LARGE}\n{LARGE - 1}\n1e300\ninf\n{-LARGE}\n{10**400}\n")
-    code, _, err = data_prep("table", "a.csv", "OUT")
-    assert code == 3
+    err = data_prep.refused("table", "a.csv", "OUT")
     assert err.startswith("data_prep: a.csv: row 2: column 'x' is read as floats, which would ")
     assert f"round '{LARGE}'; --cast x=float64 allows that, --cast x=text keeps" in err
     assert data_prep("table", "a.csv", "OUT", "--on-error", "skip")[0] == 0
@@ -108,6 +98,7 @@ def test_a_file_is_cut_where_a_byte_ends_a_line(data_prep):
     [
         (TEXT.encode("cp1252"), [], "a.csv is not utf-8: byte 3 is 0xf6; --encoding NAME gives"),
         (b"n,w\n1,\xe4\n", [], "a.csv is not utf-8: byte 6 is 0xe4; --encoding NAME gives the"),
+        (b"\xef\xbb\xbfn,w\n1,\xe4\n", [], "a.csv is not utf-8: byte 9 is 0xe4; --encoding NAM"),
         (TEXT.encode("utf-16-le"), [], "zero bytes in its first line, as UTF-16 without a byte o"),
         (TEXT.encode("utf-16-be"), [], "--encoding utf-16-be reads it"),
         (TEXT.encode("utf-16")[:-1], [], "a.csv is not utf-16: byte 30 is 0x0a; --encoding"),
@@ -178,6 +169,5 @@ def test_each_refusal_names_the_file(data_prep, more):
 
 def test_a_stack_does_not_take_a_column_that_has_its_name(data_prep):
     Path("a.csv").write_text("x,p1,p2\n1,2,3\n")
-    code, _, err = data_prep("table", "a.csv", "OUT", "--stack", "x=p*")
-    assert code == 2
+    err = data_prep.refused("table", "a.csv", "OUT", "--stack", "x=p*", code=2)
     assert "'x' and 'p1' would both be 'x'" in err

@@ -7,16 +7,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data_prep.formats.tables.columns import Column
-from data_prep.formats.tables.matrices import MANY, numbers_of
+from data_prep.formats.tables.columns import MANY, Column, numbers_of
 from hpctrain.shards.index import Index
 from tests.data_prep.read_back import rows
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_columns_that_are_converted_together_have_the_same_values():

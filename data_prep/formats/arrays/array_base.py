@@ -1,26 +1,27 @@
 """An array in a file that is read by ranges of rows.
 
-Reading needs memory for the requested rows only, whatever the size of the file. `ArrayFile` is the
-base of all readers: `array_numpy` has those for .npy, .npz and raw numbers, `array_hdf5`,
-`array_netcdf` and `array_zarr` the others. `array_files` chooses the reader.
+A format says its arrays' names, and of one array the dtype, the shape, the chunks, the attributes
+and how rows along an axis are read. The rest is done here once: which axis counts the samples,
+arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy` reads
+.npy, .npz and raw numbers, `array_hdf5`, `array_netcdf` and `array_zarr` the others; `array_files`
+has them in a table. Memory is needed for the requested rows only, whatever the size of the file.
 """
 
 import math
 import os
 import re
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from lzma import LZMAError
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from data_prep.formats.arrays.packing import ATTRIBUTES
 from data_prep.formats.hdf5.groups import looks_like_groups
 from data_prep.formats.opening import matlab_5
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.shards.field import MAX_AXES
 from hpctrain.shards.types import Array
 from hpctrain.terminal import few
@@ -31,11 +32,6 @@ _ZARR = (".zarr", ".zarr.zip")
 FORMS = (
     "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH), FILE.nc:VARIABLE, "
     "FILE.zarr:PATH, or for raw numbers FILE:DTYPE:SHAPE such as u.bin:float32:3x64x64"
-)
-# What the libraries raise for damaged files.
-READING = (
-    *(OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
-    *(RuntimeError, zipfile.BadZipFile, zlib.error, LZMAError),
 )
 TEXT = "SUT"  # the kinds of dtypes that are text, of a fixed or any length
 SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
@@ -66,48 +62,76 @@ class Where:
 class ArrayFile(ABC):
     """An open array. It is a context manager that closes the file.
 
-    `axis` counts the samples, and `shape` becomes (samples, *sample). A chunk is the number of rows
-    that are stored together: reading one costs as much as reading all. `attributes` are the array's
-    in the file. A file that is `single` holds one value without axes, which only `Whole` takes;
-    with `text` the values are text. `note` is what the user should know about the axes, or "".
+    `axis` counts the samples, and `shape` becomes (samples, *sample); without an axis the whole
+    array is one sample, (1, *shape). A chunk is stored together: reading one of its rows costs as
+    much as reading all. A file that is `single` holds one value without axes, which has to be taken
+    whole; with `text` the values are text. `note` is what the user should know about the axes, or
+    "", and `hint` ends the message about values that cannot be read.
     """
 
+    hint = ""
+
     def __init__(
-        self, where: Where, dtype: Any, shape: Sequence[int], axis: int, chunk: int = 1
+        self,
+        where: Where,
+        dtype: Any,
+        shape: Sequence[int],
+        axis: int | None,
+        *,
+        chunks: Sequence[int] | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         check_dtype(where, dtype)
-        self.single, self.text, self.note = not shape, dtype.kind in TEXT, ""
-        shape = tuple(shape) or (1,)
+        self.where, self.dtype, self.note = where, np.dtype(dtype), ""
+        self.single, self.text = not shape, dtype.kind in TEXT
+        self._whole, axis, shape = axis is None, axis or 0, tuple(shape) or (1,)
         if not -len(shape) <= axis < len(shape):
             raise ConfigError(f"--axis {axis}: {where} has {len(shape)} axes, {tuple(shape)}")
         if len(shape) > MAX_AXES:
             raise DataError(f"{where} has {len(shape)} axes; HDF5 allows {MAX_AXES}")
-        axis %= len(shape)
-        self.where, self.dtype, self.axis = where, np.dtype(dtype), axis
-        self.shape = (shape[axis], *shape[:axis], *shape[axis + 1 :])
-        self.attributes: Mapping[str, Any] = {}
-        row = max(1, self.dtype.itemsize * math.prod(self.shape[1:]))
-        self._chunk = chunk if chunk * row <= SLAB_BYTES else 1
+        self.axis = axis % len(shape)
+        self._rows_shape = (shape[self.axis], *shape[: self.axis], *shape[self.axis + 1 :])
+        self.shape = self._rows_shape
+        if self._whole:
+            self.shape = (1,) if self.single else (1, *self._rows_shape)
+        attributes = attributes or {}
+        self.attributes = {name: attributes[name] for name in ATTRIBUTES if name in attributes}
+        chunk = chunks[self.axis] if chunks and len(chunks) == len(shape) else 1
+        self._row_bytes = max(1, self.dtype.itemsize * math.prod(self._rows_shape[1:]))
+        self._chunk = chunk if chunk * self._row_bytes <= SLAB_BYTES else 1
         self._slab: tuple[int, Array] | None = None
+        self._opened = ExitStack()
 
     def rows(self, start: int, stop: int) -> Array:
         """Return these rows as (stop - start, *sample). The caller must not change them."""
+        if self._whole:
+            return self._read(0, self._rows_shape[0]).reshape(self.shape)
         if self._chunk == 1:
-            return self._rows(start, stop)
+            return self._read(start, stop)
         if self._slab is not None:
             first, slab = self._slab
             if first <= start and stop <= first + len(slab):
                 return slab[start - first : stop - first]
         first = start - start % self._chunk
-        slab = self._rows(first, min(self.shape[0], -(-stop // self._chunk) * self._chunk))
+        slab = self._read(first, min(self.shape[0], -(-stop // self._chunk) * self._chunk))
         self._slab = first, slab
         return slab[start - first : stop - first]
 
-    def check(self) -> None:  # noqa: B027
-        """Compare the content with the checksum that the file has of all of it, if it has one."""
+    def _read(self, start: int, stop: int) -> Array:
+        with reading(self.where, self.hint):
+            return self._rows(start, stop)
 
     @abstractmethod
-    def _rows(self, start: int, stop: int) -> Array: ...
+    def _rows(self, start: int, stop: int) -> Array:
+        """Return rows along the axis. What a library raises for damage may pass."""
+
+    def check(self) -> None:
+        """Compare the content with the checksum that the file has of all of it, if it has one."""
+        with reading(self.where):
+            self._check()
+
+    def _check(self) -> None:  # noqa: B027
+        pass
 
     def _cut(self, stored: Any, start: int, stop: int) -> Array:
         """Return rows of what a library has opened."""
@@ -117,56 +141,40 @@ class ArrayFile(ABC):
         return np.moveaxis(np.asarray(cut), self.axis, 0)
 
     def files(self, start: int, stop: int) -> Iterable[str]:
-        """Return the files that these rows are read from."""
+        """Return the files that these samples are read from."""
+        return self._files(*((0, self._rows_shape[0]) if self._whole else (start, stop)))
+
+    def _files(self, start: int, stop: int) -> Iterable[str]:
         return (self.where.path,)
 
-    def close(self) -> None:  # noqa: B027
-        """Close the file if it is open."""
+    def opened_by(self, opened: ExitStack) -> Self:
+        """Return this array, which now closes what `opened` has."""
+        self._opened = opened.pop_all()
+        return self
 
-    def __enter__(self) -> "ArrayFile":
+    def close(self) -> None:
+        """Close the file if it is open."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class Held(ArrayFile):
-    """An array in memory, such as an attribute."""
-
-    def __init__(self, where: Where, array: Array, axis: int = 0) -> None:
-        super().__init__(where, array.dtype, array.shape, axis)
-        self._array = array
-
-    def _rows(self, start: int, stop: int) -> Array:
-        return self._cut(self._array, start, stop)
-
-
-class Whole(ArrayFile):
-    """An array that is one sample: its shape is (1, *shape)."""
-
-    def __init__(self, array: ArrayFile) -> None:
-        self._array, self.where, self.dtype, self.text = array, array.where, array.dtype, array.text
-        self.attributes, self.note, self._chunk = array.attributes, array.note, 1
-        self.shape = (1,) if array.single else (1, *array.shape)
-
-    def _rows(self, start: int, stop: int) -> Array:
-        return self._array.rows(0, self._array.shape[0]).reshape(self.shape)
-
-    def check(self) -> None:
-        """See `ArrayFile`."""
-        self._array.check()
-
-    def files(self, start: int, stop: int) -> Iterable[str]:
-        """See `ArrayFile`."""
-        return self._array.files(0, self._array.shape[0])
-
-    def close(self) -> None:
-        """See `ArrayFile`."""
-        self._array.close()
+@contextmanager
+def reading(where: Where, hint: str = "") -> Iterator[None]:
+    """Turn what libraries raise for damaged files, which may be anything, into a DataError."""
+    try:
+        yield
+    except (HpctrainError, MemoryError):
+        raise
+    except Exception as error:
+        raise _unreadable(where, error, hint) from None
 
 
-def unreadable(where: Where, error: Exception) -> DataError:
-    """Return the error to raise for a file that a library cannot read."""
+def _unreadable(where: Where, error: Exception, hint: str) -> DataError:
     if isinstance(error, OSError) and error.strerror and error.errno:
         # The libraries put the path into strerror. NetCDF's own error numbers are negative.
         known = error.errno > 0
@@ -176,7 +184,7 @@ def unreadable(where: Where, error: Exception) -> DataError:
         return DataError(f"{where.path} {why}")
     text = " ".join(str(error).split()) or type(error).__name__
     what = {"npy": "NumPy", "npz": "NumPy", "hdf5": "HDF5", "netcdf": "NetCDF", "zarr": "Zarr"}
-    return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}")
+    return DataError(f"{where} is not readable as {what.get(where.kind, 'raw')}: {text}{hint}")
 
 
 def choose(where: Where, names: Mapping[str, str]) -> str:

@@ -3,7 +3,8 @@
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -43,11 +44,11 @@ class Column:
     varies: int | None = None  # the axis of a sample whose length varies, or None
     nbytes: int = 0  # roughly the bytes of all samples
     note: str = ""  # what the user should know; or ""
-    ends: list[int] = field(init=False)  # where each part ends
 
-    def __post_init__(self) -> None:
-        """Compute where each part ends."""
-        object.__setattr__(self, "ends", list(accumulate(part.rows for part in self.parts)))
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each part ends."""
+        return list(accumulate(part.rows for part in self.parts))
 
     def place(self, row: int) -> tuple[Part, int]:
         """Return the part that contains a row, and the row's number in it."""

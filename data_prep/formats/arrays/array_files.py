@@ -5,14 +5,19 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import h5py
-
-from data_prep.formats.arrays import array_hdf5, array_netcdf, array_numpy, array_zarr
-from data_prep.formats.arrays.array_base import FORMS, READING, ArrayFile, Where, Whole, unreadable
+from data_prep.formats.arrays import (
+    array_hdf5,
+    array_netcdf,
+    array_npz,
+    array_numpy,
+    array_zarr,
+)
+from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
 from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from hpctrain.errors import ConfigError, DataError
@@ -41,34 +46,35 @@ def natural(text: str) -> tuple[Any, ...]:
     return *((int(number or -1), other) for number, other in parts), text
 
 
+class _Format(NamedTuple):
+    """How arrays of a kind of files are opened, and the names of the arrays in such a file."""
+
+    open: Callable[[Where, int | None, bool, ExitStack], ArrayFile]
+    names: Callable[[str], Collection[str]] = lambda path: ()
+
+
+_FORMATS = {
+    "npy": _Format(array_numpy.open_npy),
+    "npz": _Format(array_npz.open_npz, array_npz.npz_names),
+    "raw": _Format(array_numpy.open_raw),
+    "hdf5": _Format(array_hdf5.open_hdf5, array_hdf5.names_in),
+    "netcdf": _Format(array_netcdf.open_netcdf, array_netcdf.names_in),
+    "zarr": _Format(array_zarr.open_zarr, array_zarr.names_in),
+}
+
+
 def open_array(where: Where, axis: int | None = 0, *, external: bool = False) -> ArrayFile:
-    """Open an array."""
+    """Open an array; without an axis, the whole array is one sample."""
     _check_file(where)
-    array = _opened(where, axis or 0, external)
-    if axis is None:
-        return Whole(array)
-    if array.single:
-        array.close()
-        raise DataError(
-            f"{where} is a single value; an axis has to be the sample, or --axis NAME=none takes "
-            "each array as one"
-        )
-    return array
-
-
-def _opened(where: Where, axis: int, external: bool) -> ArrayFile:
-    try:
-        match where.kind:
-            case "npy" | "npz" | "raw":
-                return array_numpy.open_numpy(where, axis)
-            case "hdf5":
-                return array_hdf5.open_hdf5(where, axis, external)
-            case "netcdf":
-                return array_netcdf.NetCDFArray(where, axis, external)
-            case _:
-                return array_zarr.ZarrArray(where, axis)
-    except READING as error:
-        raise unreadable(where, error) from None
+    with ExitStack() as opened:
+        with reading(where):
+            array = _FORMATS[where.kind].open(where, axis, external, opened)
+        if array.single and axis is not None:
+            raise DataError(
+                f"{where} is a single value; an axis has to be the sample, or --axis NAME=none "
+                "takes each array as one"
+            )
+        return array.opened_by(opened)
 
 
 def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list[str]]:
@@ -79,13 +85,11 @@ def expanded(where: Where, *, external: bool = False) -> tuple[list[Where], list
     if where.kind in ("raw", "npy") or not has_wildcard(where.key):
         return [where], []
     _check_file(where)
-    try:
+    with reading(where):
         if where.kind == "hdf5":
             found, gone = array_hdf5.matching(where, external)
         else:
-            found, gone = groups.among(where.key, _names(where))
-    except READING as error:
-        raise unreadable(where, error) from None
+            found, gone = groups.among(where.key, _FORMATS[where.kind].names(where.path))
     if not found:
         raise ConfigError(f"nothing in {where.path} matches {where.key!r}")
     wheres = [Where(where.path, key, matched) for key, matched in found]
@@ -96,28 +100,13 @@ def among_others(where: Where, rows: int) -> tuple[bool, str]:
     """Return whether an array must be one of many samples, and what to say; see `one_of_many`."""
     if not where.key or where.kind == "raw":
         return False, ""
-    return groups.one_of_many(where.path, _names(where), where.key, rows)
-
-
-def _names(where: Where) -> Collection[str]:
-    match where.kind:
-        case "hdf5":
-            with h5py.File(where.path, "r", locking=False) as file:
-                return array_hdf5.names_of(file)
-        case "npz":
-            return array_numpy.npz_names(where.path)
-        case "netcdf":
-            return array_netcdf.names_in(where.path)
-        case _:
-            return array_zarr.names_in(where.path)
+    return groups.one_of_many(where.path, _FORMATS[where.kind].names(where.path), where.key, rows)
 
 
 def _check_file(where: Where) -> None:
     """Check that the file exists and is not a folder, pipe or device."""
-    try:
+    with reading(where):
         mode = os.stat(where.path).st_mode
-    except (OSError, ValueError) as error:
-        raise unreadable(where, error) from None
     if not stat.S_ISREG(mode) and not (stat.S_ISDIR(mode) and where.kind == "zarr"):
         what = "a folder" if stat.S_ISDIR(mode) else "not a file"
         raise DataError(f"{where.path} is {what}; a field is {FORMS}")
@@ -130,7 +119,7 @@ def _named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
         if where.kind == "npy":
             yield Path(path).stem, where
         elif where.kind == "npz":
-            for key in array_numpy.npz_names(path):
+            for key in array_npz.npz_names(path):
                 yield key, Where(path, key)
         else:
             open_array(where).close()  # raises an error that lists the arrays
@@ -148,7 +137,6 @@ def addresses(
                 f"{wheres[name][0]} and {where} would both be the field {name!r}; --field "
                 f"{name}={wheres[name][0]} --field {name}={where} puts one behind the other"
             )
-        _check_name(name, where)
         wheres[name] = [where]
     unnamed, notes = set(wheres), list[str]()
     for text in named:
@@ -160,14 +148,16 @@ def addresses(
                 f"{wheres[name][0]} and {file} would both be the field {name!r}; give both with "
                 "--field to put one behind the other, or another NAME"
             )
-        found = parse_where(file)
-        _check_name(name, found[0])
-        for where in found:
+        for where in parse_where(file):
             several, gone = expanded(where, external=external)
             wheres.setdefault(name, []).extend(several)
             if gone:
                 notes.append(f"{where} has nothing at {few(gone, SHOWN)}: left out")
     for name, found in wheres.items():
+        try:
+            check_name(name, "field")
+        except DataError as error:
+            raise ConfigError(f"{error}; --field NAME={found[0]} gives another") from None
         where, times = Counter(found).most_common(1)[0]
         if times > 1:
             raise ConfigError(f"{where} is there twice in the field {name!r}")
@@ -194,10 +184,3 @@ def _check_groups(wheres: Mapping[str, Sequence[Where]]) -> None:
                     f"nothing beside {few(lonely, SHOWN)}; a narrower pattern "
                     "leaves them out"
                 )
-
-
-def _check_name(name: str, where: Where) -> None:
-    try:
-        check_name(name, "field")
-    except DataError as error:
-        raise ConfigError(f"{error}; --field NAME={where} gives another") from None

@@ -4,17 +4,16 @@ A key is the path of a dataset or of a sparse matrix, or PATH@NAME for an attrib
 """
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import READING, ArrayFile, Held, Where, choose, unreadable
-from data_prep.formats.arrays.packing import ATTRIBUTES
+from data_prep.formats.arrays.array_base import ArrayFile, Where, choose
 from data_prep.formats.hdf5 import groups, matlab
-from data_prep.formats.hdf5.hdf5_links import Links
-from data_prep.formats.hdf5.hdf5_storage import Written
-from data_prep.formats.hdf5.sparse import SparseRows, form_of, part_of
+from data_prep.formats.hdf5.hdf5_storage import Links, Written
+from data_prep.formats.hdf5.sparse import SparseArray, form_of, part_of
 from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins
 from hpctrain.shards.types import Array
@@ -22,90 +21,63 @@ from hpctrain.shards.types import Array
 _LISTED = 10_000  # names that are looked at when a file is described
 
 
-def open_hdf5(where: Where, axis: int, external: bool) -> ArrayFile:
+def open_hdf5(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
     """Open an array in an HDF5 file; see `open_array`."""
-    file = h5py.File(where.path, "r", locking=False)
-    try:
-        links = Links(where, external)
-        # Walk to the given name: the list of names does not show what links lead to.
-        found = links.find(file, where.key) if where.key else None
-        if found is None:
-            if (value := _attribute(links, file, where)) is not None:
-                file.close()
-                return Held(where, np.asarray(value), axis)
-            found = links.find(file, choose(where, names_of(file)))
-        if (form := form_of(found)) is not None:
-            rows = SparseRows(str(where), found, form, axis)
-            return _SparseArray(where, file, rows, matlab.axes(found, form.shape, axis))
-        if problem := matlab.problem(found) or part_of(found):
-            raise DataError(f"{where} {problem}")
-        return _HDF5Array(where, file, links.dataset(found), axis, links.files)
-    except BaseException:
-        file.close()
-        raise
+    file = opened.enter_context(h5py.File(where.path, "r", locking=False))
+    links = Links(where, external)
+    # Walk to the given name: the list of names does not show what links lead to.
+    found = links.find(file, where.key) if where.key else None
+    if found is None:
+        if (value := _attribute(links, file, where)) is not None:
+            return _Held(where, np.asarray(value), axis)
+        found = links.find(file, choose(where, names_of(file)))
+    if (form := form_of(found)) is not None:
+        return SparseArray(where, found, form, axis)
+    if problem := matlab.problem(found) or part_of(found):
+        raise DataError(f"{where} {problem}")
+    return _HDF5Array(where, links.dataset(found), axis, links.files)
 
 
-class _SparseArray(ArrayFile):
-    """A sparse matrix in an HDF5 file, whose rows are read as dense ones."""
+class _Held(ArrayFile):
+    """An attribute, which is in memory."""
 
-    def __init__(self, where: Where, file: h5py.File, matrix: SparseRows, note: str) -> None:
-        super().__init__(where, matrix.dtype, matrix.shape, 0)
-        self._file, self._matrix, self.note = file, matrix, note
+    def __init__(self, where: Where, array: Array, axis: int | None) -> None:
+        super().__init__(where, array.dtype, array.shape, axis)
+        self._array = array
 
     def _rows(self, start: int, stop: int) -> Array:
-        try:
-            return self._matrix.rows(start, stop)
-        except READING as error:
-            raise unreadable(self.where, error) from None
-
-    def close(self) -> None:
-        """See `ArrayFile`."""
-        self._file.close()
+        return self._cut(self._array, start, stop)
 
 
 class _HDF5Array(ArrayFile):
     """A dataset in an HDF5 file."""
 
     def __init__(
-        self, where: Where, file: h5py.File, dataset: h5py.Dataset, axis: int, others: list[str]
+        self, where: Where, dataset: h5py.Dataset, axis: int | None, others: list[str]
     ) -> None:
-        self._hint = ""
         try:
             plugins()  # Blosc, Zstd, LZ4, …
         except ImportError:
-            self._hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
-        self._file, self._dataset, self._others = file, dataset, others
-        self._written = Written(dataset)
-        chunks, shape = dataset.chunks, dataset.shape
+            self.hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
+        self._dataset, self._others, self._written = dataset, others, Written(dataset)
+        shape = dataset.shape
         if shape is None:
             raise DataError(f"{where} has no shape and no values (a null dataspace)")
         if (dtype := _type_of(dataset)) is None:
             raise DataError(f"{where} has a type that NumPy does not have; store numbers")
         if h5py.check_string_dtype(dtype):
             dtype = np.dtypes.StringDType()
-        chunk = chunks[axis] if chunks and -len(chunks) <= axis < len(chunks) else 1
-        super().__init__(where, dtype, shape, axis, chunk)
+        super().__init__(where, dtype, shape, axis, chunks=dataset.chunks, attributes=dataset.attrs)
         self.note = matlab.axes(dataset, shape, self.axis)
-        self.attributes = {
-            name: dataset.attrs[name] for name in ATTRIBUTES if name in dataset.attrs
-        }
 
     def _rows(self, start: int, stop: int) -> Array:
-        try:
-            # Before reading: afterwards, HDF5 finds each chunk in its cache.
-            if problem := self._written.problem(start, stop, self.axis):
-                raise DataError(f"{self.where} {problem}")
-            return self._cut(self._dataset, start, stop)
-        except READING as error:
-            raise unreadable(self.where, OSError(f"{error}{self._hint}")) from None
+        # Before reading: afterwards, HDF5 finds each chunk in its cache.
+        if problem := self._written.problem(start, stop, self.axis):
+            raise DataError(f"{self.where} {problem}")
+        return self._cut(self._dataset, start, stop)
 
-    def files(self, start: int, stop: int) -> Iterable[str]:
-        """Return the file and the other files that links lead to."""
+    def _files(self, start: int, stop: int) -> Iterable[str]:
         return self.where.path, *self._others
-
-    def close(self) -> None:
-        """See `ArrayFile`."""
-        self._file.close()
 
 
 def matching(where: Where, external: bool) -> tuple[list[groups.Match], list[str]]:
@@ -124,8 +96,14 @@ def matching(where: Where, external: bool) -> tuple[list[groups.Match], list[str
         return groups.matching(where.key, names, has)
 
 
-def names_of(file: h5py.File) -> dict[str, str]:
+def names_in(path: str) -> dict[str, str]:
     """Return the paths of the first datasets of a file, each with its dtype and shape."""
+    with h5py.File(path, "r", locking=False) as file:
+        return names_of(file)
+
+
+def names_of(file: h5py.File) -> dict[str, str]:
+    """See `names_in`."""
     names: dict[str, str] = {}
 
     def note(name: str, found: Any) -> bool | None:

@@ -6,76 +6,72 @@ xarray is not used: it needs netCDF4 as well, and returns zeros for what was cut
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import IO, Any
 
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import READING, ArrayFile, Where, choose, unreadable
+from data_prep.formats.arrays.array_base import ArrayFile, Where, choose
 from data_prep.formats.arrays.packing import ATTRIBUTES
-from data_prep.formats.hdf5.hdf5_links import Links
-from data_prep.formats.hdf5.hdf5_storage import Written
+from data_prep.formats.hdf5.hdf5_storage import Links, Written
 from data_prep.libraries import library
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Array
 
 
-class NetCDFArray(ArrayFile):
-    """A variable of a NetCDF file, which may be an HDF5 file."""
+def open_netcdf(where: Where, axis: int | None, external: bool, opened: ExitStack) -> ArrayFile:
+    """Open a variable of a NetCDF file, which may be an HDF5 file."""
+    netcdf = library("netCDF4", f"reading {where.path}")
+    check_whole(where.path)
+    file = opened.enter_context(netcdf.Dataset(where.path, "r"))
+    names = dict(_variables(file))
+    texts = {name: f"{_type_of(v)} {v.shape}" for name, v in names.items()}
+    key = choose(Where(where.path, where.key.lstrip("/")), texts)
+    stored, others = None, list[str]()
+    if h5py.is_hdf5(where.path):
+        hdf5 = opened.enter_context(h5py.File(where.path, "r", locking=False))
+        stored, others = _stored(hdf5, where, key, external)
+    return _NetCDFArray(where, names[key], axis, stored, others, netcdf.default_fillvals)
 
-    def __init__(self, where: Where, axis: int, external: bool) -> None:
-        netcdf = library("netCDF4", f"reading {where.path}")
-        check_whole(where.path)
-        self._hdf5: h5py.File | None = None
-        self._file = netcdf.Dataset(where.path, "r")
-        try:
-            names = dict(_variables(self._file))
-            key = where.key.lstrip("/")
-            texts = {name: f"{_type_of(v)} {v.shape}" for name, v in names.items()}
-            key = choose(Where(where.path, key), texts)
-            self._others: Sequence[str] = ()
-            if h5py.is_hdf5(where.path):
-                self._hdf5 = h5py.File(where.path, "r", locking=False)
-                stored, self._others = _stored(self._hdf5, where, key, external)
-                self._written, self._stored_shape = Written(stored), stored.shape
-            self._variable = names[key]
-            self._variable.set_auto_maskandscale(False)  # our `packing` does this
-            self._variable.set_auto_chartostring(False)
-            chunks = self._variable.chunking()
-            known = isinstance(chunks, list) and -len(chunks) <= axis < len(chunks)
-            dtype = _type_of(self._variable)
-            super().__init__(where, dtype, self._variable.shape, axis, chunks[axis] if known else 1)
-            found = self._variable.ncattrs()
-            self.attributes = {
-                name: self._variable.getncattr(name) for name in ATTRIBUTES if name in found
-            }
-            # Values that were never written are read as this. Single bytes have no such value.
-            if "_FillValue" not in found and dtype.itemsize > 1 and not self.text:
-                self.attributes["_FillValue"] = netcdf.default_fillvals[dtype.str[1:]]
-        except BaseException:
-            self.close()
-            raise
+
+class _NetCDFArray(ArrayFile):
+    """A variable, and the dataset that holds its values if the file is an HDF5 file."""
+
+    def __init__(
+        self,
+        where: Where,
+        variable: Any,
+        axis: int | None,
+        stored: h5py.Dataset | None,
+        others: Sequence[str],
+        fill_values: Any,
+    ) -> None:
+        variable.set_auto_maskandscale(False)  # our `packing` does this
+        variable.set_auto_chartostring(False)
+        self._variable, self._others = variable, others
+        self._written = None if stored is None else Written(stored)
+        self._stored_shape = () if stored is None else stored.shape
+        chunks, dtype, names = variable.chunking(), _type_of(variable), variable.ncattrs()
+        super().__init__(
+            *(where, dtype, variable.shape, axis),
+            chunks=chunks if isinstance(chunks, list) else (),
+            attributes={name: variable.getncattr(name) for name in ATTRIBUTES if name in names},
+        )
+        # Values that were never written are read as this. Single bytes have no such value.
+        if "_FillValue" not in names and dtype.itemsize > 1 and not self.text:
+            self.attributes["_FillValue"] = fill_values[dtype.str[1:]]
 
     def _rows(self, start: int, stop: int) -> Array:
-        try:
-            if self._hdf5 is not None:
-                # Records behind the stored ones are read as the fill value.
-                end = stop if self.single else min(stop, self._stored_shape[self.axis])
-                if problem := self._written.problem(min(start, end), end, self.axis):
-                    raise DataError(f"{self.where} {problem}")
-            return self._cut(self._variable, start, stop)
-        except READING as error:
-            raise unreadable(self.where, error) from None
+        if self._written is not None:
+            # Records behind the stored ones are read as the fill value.
+            end = stop if self.single else min(stop, self._stored_shape[self.axis])
+            if problem := self._written.problem(min(start, end), end, self.axis):
+                raise DataError(f"{self.where} {problem}")
+        return self._cut(self._variable, start, stop)
 
-    def files(self, start: int, stop: int) -> Iterable[str]:
-        """Return the file and the other files that links lead to."""
+    def _files(self, start: int, stop: int) -> Iterable[str]:
         return self.where.path, *self._others
-
-    def close(self) -> None:
-        """See `ArrayFile`."""
-        if self._hdf5 is not None:
-            self._hdf5.close()
-        self._file.close()
 
 
 def names_in(path: str) -> list[str]:
@@ -120,7 +116,10 @@ MOST = 2**24  # bytes of a name or of an attribute's values; more is taken for d
 
 
 def check_whole(path: str) -> None:
-    """Check that a file is as long as its header says. A file of another format passes."""
+    """Check that a file is as long as its header says. A file of another format passes.
+
+    netCDF4 reads what was cut off a classic file as zeros.
+    """
     with open(path, "rb") as file:
         magic = file.read(4)
         if magic[:3] != b"CDF" or magic[3:] not in (b"\x01", b"\x02", b"\x05"):
@@ -137,6 +136,8 @@ def check_whole(path: str) -> None:
 
 
 class _Header:
+    """The header of a classic file behind its first four bytes."""
+
     def __init__(self, file: IO[bytes], version: int) -> None:
         self._file = file
         self._count = 8 if version == 5 else 4  # bytes of a count
@@ -144,53 +145,53 @@ class _Header:
 
     def end(self) -> int:
         """Return the byte offset at which the last variable ends."""
-        records = self._number(self._count)
+        records = self._number()
         if records == 256**self._count - 1:  # written as a stream: the number is not known
             records = 0
         dims = []
-        for _ in range(self._list()):
-            self._text()
-            dims.append(self._number(self._count))
+        for _ in self._list():
+            self._padded(1)
+            dims.append(self._number())
         self._attributes()
-        ends, per_record, lasts = [self._file.tell()], [], []
-        for _ in range(self._list()):
-            self._text()
-            shape = [dims[self._number(self._count)] for _ in range(self._number(self._count))]
-            self._attributes()
-            size = SIZES[self._number(4)]
-            self._number(self._count)  # vsize, which is wrong for large variables
-            begin = self._number(self._offset)
-            if shape and shape[0] == 0:  # the record dimension
-                one = size * math.prod(shape[1:])
-                per_record.append(one)
-                lasts.append(begin + one)
-            else:
-                ends.append(begin + size * math.prod(shape))
+        variables = [self._variable(dims) for _ in self._list()]
+        sizes = [size for is_record, _, size in variables if is_record]
         # Each variable of a record is padded to 4 bytes, unless it is the only one.
-        step = (
-            per_record[0] if len(per_record) == 1 else sum(-(-one // 4) * 4 for one in per_record)
+        step = sizes[0] if len(sizes) == 1 else sum(-(-size // 4) * 4 for size in sizes)
+        return max(
+            self._file.tell(),
+            *(
+                begin + size + (records - 1) * step * is_record
+                for is_record, begin, size in variables
+                if records or not is_record
+            ),
+            0,
         )
-        if records:
-            ends += [last + (records - 1) * step for last in lasts]
-        return max(ends)
 
-    def _number(self, size: int) -> int:
-        return int.from_bytes(self._read(size))
+    def _variable(self, dims: Sequence[int]) -> tuple[bool, int, int]:
+        """Return whether a variable is one of records, its offset, and its size or its record's."""
+        self._padded(1)
+        shape = [dims[self._number()] for _ in range(self._number())]
+        self._attributes()
+        size = SIZES[self._number(4)]
+        self._number()  # vsize, which is wrong for large variables
+        is_record = shape[:1] == [0]  # the first dimension is the record dimension
+        return is_record, self._number(self._offset), size * math.prod(shape[is_record:])
 
-    def _list(self) -> int:
+    def _number(self, size: int = 0) -> int:
+        return int.from_bytes(self._read(size or self._count))
+
+    def _list(self) -> range:
         self._number(4)  # the tag of the list
-        return self._number(self._count)
-
-    def _text(self) -> None:
-        self._padded(self._number(self._count))
+        return range(self._number())
 
     def _attributes(self) -> None:
-        for _ in range(self._list()):
-            self._text()
-            size = SIZES[self._number(4)]
-            self._padded(self._number(self._count) * size)
+        for _ in self._list():
+            self._padded(1)
+            self._padded(SIZES[self._number(4)])
 
     def _padded(self, size: int) -> None:
+        """Skip a name, or values of some size, behind their number."""
+        size *= self._number()
         if size > MOST:
             raise OverflowError
         self._read(-(-size // 4) * 4)

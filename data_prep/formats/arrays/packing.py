@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from hpctrain.errors import DataError
 from hpctrain.shards.types import Array
 
-BOUNDS = ("valid_range", "valid_min", "valid_max")
-ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", *BOUNDS)
+# Which of the lowest (0) and highest valid value an attribute has.
+_PLACES = {"valid_range": (0, 1), "valid_min": (0,), "valid_max": (1,)}
+ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", *_PLACES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Packing:
             kinds = [value.dtype if value.dtype.kind == "f" else "f8" for value in factors.values()]
             dtype = np.result_type(dtype, *kinds)
         lowest, highest = _bounds(what, attributes, stored, unsigned=unsigned)
-        floats = [np.asarray(attributes[n]).dtype.kind == "f" for n in BOUNDS if n in attributes]
+        floats = [np.asarray(attributes[n]).dtype.kind == "f" for n in _PLACES if n in attributes]
         return cls(
             stored.str,
             dtype.newbyteorder("=").str,
@@ -87,36 +88,29 @@ class Packing:
 
         Missing floats are NaN and not in the mask.
         """
-        gone: Any = None
-        for value in self.missing:
-            equal = array == array.dtype.type(value)
-            if equal.any():
-                gone = equal if gone is None else gone | equal
+        masks = [array == array.dtype.type(value) for value in self.missing]
         if self.unsigned:
             array = array.view(array.dtype.str.replace("i", "u"))
-        outside = None if self.bounds_unpacked else self._outside(array)
+        if not self.bounds_unpacked:
+            masks += self._outside(array)
         if self.scale is not None:
             array = array.astype(self.dtype)  # a copy
             array *= array.dtype.type(self.scale)
             array += array.dtype.type(self.offset)
         if self.bounds_unpacked:
-            outside = self._outside(array)
-        if outside is not None:
-            gone = outside if gone is None else gone | outside
-        if gone is not None and array.dtype.kind == "f":
-            array = np.where(gone, np.array(np.nan, array.dtype), array)
-            gone = None
+            masks += self._outside(array)
+        masks = [mask for mask in masks if mask.any()]
+        if not masks:
+            return array, None
+        gone = np.logical_or.reduce(masks)
+        if array.dtype.kind == "f":
+            return np.where(gone, np.array(np.nan, array.dtype), array), None
         return array, gone
 
-    def _outside(self, array: Array) -> Any:
-        """Return a mask of the values outside of the bounds; None if there are none."""
-        outside: Any = None
-        if self.lowest is not None:
-            outside = array < self.lowest
-        if self.highest is not None:
-            above = array > self.highest
-            outside = above if outside is None else outside | above
-        return outside if outside is not None and outside.any() else None
+    def _outside(self, array: Array) -> list[Array]:
+        """Return masks of the values beyond each of the bounds."""
+        masks = [] if self.lowest is None else [array < self.lowest]
+        return masks if self.highest is None else [*masks, array > self.highest]
 
 
 def _bounds(
@@ -124,19 +118,19 @@ def _bounds(
 ) -> tuple[float | None, float | None]:
     """Return the lowest and the highest valid value, None without one."""
     found: list[float | None] = [None, None]
-    for name in (each for each in BOUNDS if each in attributes):
+    for name, places in _PLACES.items():
+        if name not in attributes:
+            continue
         values = np.asarray(attributes[name]).reshape(-1)
-        if values.dtype.kind not in "iuf" or len(values) != (2 if name == "valid_range" else 1):
-            kind = "two numbers" if name == "valid_range" else "a number"
+        if values.dtype.kind not in "iuf" or len(values) != len(places):
+            kind = "two numbers" if len(places) == 2 else "a number"
             raise DataError(f"{what}: its {name} {attributes[name]!r} is not {kind}")
         if stored.kind == "f":  # rounded as the values are
             values = values.astype(stored)
         elif unsigned and values.dtype.kind != "f":  # the same bits
             values = values.astype(stored).view(stored.str.replace("i", "u"))
-        numbers = [None if value != value else value for value in values.tolist()]
-        places = {"valid_range": (0, 1), "valid_min": (0,), "valid_max": (1,)}[name]
-        for place, number in zip(places, numbers, strict=True):
-            found[place] = number
+        for place, number in zip(places, values.tolist(), strict=True):
+            found[place] = None if number != number else number
     return found[0], found[1]
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from data_prep.formats.arrays.array_base import ArrayFile, Where
+from data_prep.formats.hdf5 import matlab
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.formats.hdf5.matlab import SPARSE, text_of
 from hpctrain.errors import DataError
@@ -63,42 +65,42 @@ def part_of(found: Any) -> str:
     return f"is a part of the sparse matrix {found.parent.name}; name the matrix"
 
 
-class SparseRows:
-    """The rows of a sparse matrix along an axis, as dense ones; `form` is that of `form_of`."""
+class SparseArray(ArrayFile):
+    """A sparse matrix, whose rows along an axis are read as dense ones; see `form_of`."""
 
-    def __init__(self, name: str, group: h5py.Group, form: Form, axis: int) -> None:
-        if axis % 2 != form.axis:
+    def __init__(self, where: Where, group: h5py.Group, form: Form, axis: int | None) -> None:
+        if (axis or 0) % 2 != form.axis:
             mine, other = ("columns", "rows") if form.axis else ("rows", "columns")
             to = "tocsr" if form.axis else "tocsc"
             raise DataError(
-                f"{name} is a sparse matrix stored by {mine}, so that its {other} cannot be read "
+                f"{where} is a sparse matrix stored by {mine}, so that its {other} cannot be read "
                 f"one by one. `data.X = data.X.{to}(); data.write_h5ad(FILE)` in Python stores "
                 f"them; --axis NAME={form.axis} takes the {mine} as samples"
             )
-        self.shape = form.shape[::-1] if form.axis else form.shape
         parts = []
         for of in form.parts:
             if (part := _own(group, of)) is None:
-                raise DataError(f"{name} is a sparse matrix without {of} in this file")
+                raise DataError(f"{where} is a sparse matrix without {of} in this file")
             if problem := Written(part).problem():
-                raise DataError(f"{name}/{of} {problem}")
+                raise DataError(f"{where}/{of} {problem}")
             parts.append(part)
-        self._name, self._data, self._columns = name, parts[0], parts[1]
-        self._starts = parts[2][()].astype(np.int64)
-        self.dtype = self._data.dtype
+        self._data, self._columns, starts = parts
+        self._starts = starts[()].astype(np.int64)
+        shape = form.shape[::-1] if form.axis else form.shape
+        super().__init__(where, self._data.dtype, shape, None if axis is None else 0)
+        self.note = matlab.axes(group, form.shape, axis or 0)
         counts = np.diff(self._starts, prepend=0)
         sizes = len(self._starts) - 1, int(counts.sum()), len(self._columns)
-        fit = sizes == (self.shape[0], len(self._data), len(self._data))
+        fit = sizes == (shape[0], len(self._data), len(self._data))
         if not fit or (counts < 0).any() or self._starts[:1].any():
-            raise DataError(f"{name} is damaged: {form.parts[2]} does not fit the values")
+            raise DataError(f"{where} is damaged: {form.parts[2]} does not fit the values")
 
-    def rows(self, start: int, stop: int) -> Array:
-        """Return dense rows, (stop - start, columns)."""
+    def _rows(self, start: int, stop: int) -> Array:
         first, last = int(self._starts[start]), int(self._starts[stop])
-        dense = np.zeros((stop - start, self.shape[1]), self.dtype)
+        dense = np.zeros((stop - start, self._rows_shape[1]), self.dtype)
         columns = self._columns[first:last].astype(np.int64)
-        if len(columns) and not (columns.min() >= 0 and columns.max() < self.shape[1]):
-            raise DataError(f"{self._name} is damaged: a value lies outside of the matrix")
+        if len(columns) and not (columns.min() >= 0 and columns.max() < dense.shape[1]):
+            raise DataError(f"{self.where} is damaged: a value lies outside of the matrix")
         rows = np.repeat(np.arange(stop - start), np.diff(self._starts[start : stop + 1]))
         np.add.at(dense, (rows, columns), self._data[first:last])  # equal places are added up
         return dense

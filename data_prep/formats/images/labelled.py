@@ -1,18 +1,25 @@
 """Files with labels, found in folders or named by a list, whatever the files contain."""
 
+import csv
+import json
 import os
+import re
+import stat
 import sys
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from data_prep.formats.files import Ignored, Inside, scan
-from data_prep.formats.images.listing import Files, look, rows
+from data_prep.formats.files import Ignored, Inside, Part, scan
+from data_prep.formats.opening import open_parquet, parquet_rows, way
 from data_prep.formats.samples import Unusable
+from data_prep.show import console
+from data_prep.source import SourceFile
 from data_prep.writing.piece import Problems
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.commit import PARTIAL
@@ -21,40 +28,62 @@ from hpctrain.shards.index import FILE
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 WHOLE = range(-(2**63), 2**63)
+_LISTS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 @dataclass(slots=True)
-class Labelled:
-    """Files with their labels, splits and problems; each piece has a part of them."""
+class Labelled(Sequence[SourceFile]):
+    """Files with their labels and splits; a million files take little more memory than their paths.
 
-    files: Files  # the files, in their order
-    # The label of each file as it was found; a piece needs only the number.
-    texts: list[Any] = field(default_factory=list)
+    Each piece has a part of them.
+    """
+
+    root: str  # the folder that the names are relative to
+    names: list[str] = field(default_factory=list)  # paths below the root, or absolute paths
+    sizes: "array[int]" = field(default_factory=lambda: array("q"))  # sizes in bytes
+    # Times of the last change, in ns.
+    times: "array[int]" = field(default_factory=lambda: array("q"))
     # The label of each file as a number; empty without labels.
     labels: "array[int]" = field(default_factory=lambda: array("q"))
     # The value of each file for `--split column:…` or `--group`; empty without them.
     column: list[str] = field(default_factory=list)
     # The line of each file in the list; empty without a list.
     records: list[str] = field(default_factory=list)
+    # The label of each file as it was found; a piece needs only the number.
+    texts: list[Any] = field(default_factory=list)
     # The files that cannot be used: (file, record, reason).
     problems: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def add(
+        self, name: str, found: os.stat_result, label: Any, column: Any, record: str = ""
+    ) -> None:
+        """Append a file; without labels, a column or a list, these are None or ""."""
+        self.names.append(name)
+        self.sizes.append(found.st_size)
+        self.times.append(found.st_mtime_ns)
+        self.texts += [] if label is None else [label]
+        self.column += [] if column is None else [sys.intern(str(column))]
+        self.records += [record] if record else []
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, i: Any) -> Any:
+        return SourceFile(os.path.join(self.root, self.names[i]), self.sizes[i], self.times[i])
 
     def part(self, start: int, stop: int) -> "Labelled":
         """Return the files from `start` to `stop`; the first part gets all problems."""
         some = slice(start, stop)
         return Labelled(
-            self.files[some],
-            [],
-            self.labels[some],
-            self.column[some],
-            self.records[some],
-            [] if start else self.problems,
+            *(self.root, self.names[some], self.sizes[some], self.times[some]),
+            *(self.labels[some], self.column[some], self.records[some]),
+            problems=[] if start else self.problems,
         )
 
     def digest(self) -> str:
         """Return a digest of the names, labels and splits."""
         digest = xxhash.xxh3_128()
-        for part in (self.files.names, self.column):
+        for part in (self.names, self.column):
             digest.update("\0".join([*part, ""]).encode("utf-8", "surrogateescape"))
         digest.update(self.labels.tobytes())
         return digest.hexdigest()
@@ -72,7 +101,7 @@ def by_folder(
     outside: bool = False,
 ) -> Labelled:
     """Find files in folders; the names of the folders are the labels and splits of the files."""
-    found = Labelled(Files(str(root)))
+    found = Labelled(str(root))
 
     def taken(name: str) -> bool:
         return os.path.splitext(name)[1].lower() in suffixes
@@ -87,11 +116,8 @@ def by_folder(
         if labels and fixed is not None and above[split] not in fixed:
             problems.bad(str(root / name), "", f"its class {above[split]!r} is not in --classes")
             continue
-        found.files.add(name, status)
-        if labels:
-            found.texts.append(sys.intern(above[split]))
-        if split:
-            found.column.append(sys.intern(above[0]))
+        label = sys.intern(above[split]) if labels else None
+        found.add(name, status, label, above[0] if split else None)
     if labels and fixed is None and not split:
         names = set(found.texts)
         if names and names <= SPLITS:
@@ -122,13 +148,13 @@ def by_list(
     split: bool,
     outside: bool,
 ) -> Labelled:
-    """Take the files that a list names; see `data_prep.formats.images.listing.rows`."""
+    """Take the files that a list names: CSV, JSON Lines or Parquet."""
     root = path.parent
-    found = Labelled(Files(str(root)))
+    found = Labelled(str(root))
     seen: dict[str, str] = {}
     known = None if fixed is None else frozenset(fixed)
     inside = Inside(str(root), outside)
-    for record, (name, *values) in rows(path, columns):
+    for record, (name, *values) in _rows(path, columns):
         try:
             if not isinstance(name, str) or not name:
                 raise Unusable(f"its {columns[0]!r} is {name!r}, no path")
@@ -144,20 +170,13 @@ def by_list(
                 raise Unusable(
                     f"its {columns[-1]!r} is {values[-1]!r}, no name of a split or group"
                 )
-            try:
-                status = look(os.path.join(root, plain))
-            except DataError as error:
-                raise Unusable(f"{name!r} {error}") from None
+            status = _status(os.path.join(root, plain), name)
         except Unusable as error:
             problems.bad(str(path), record, str(error))
             continue
         seen[plain] = record
-        found.files.add(plain, status)
-        found.records.append(f"{record} of {path.name}")
-        if labels:
-            found.texts.append(label)
-        if split:
-            found.column.append(sys.intern(str(values[-1])))
+        column = values[-1] if split else None
+        found.add(plain, status, label, column, f"{record} of {path.name}")
     return found
 
 
@@ -194,14 +213,8 @@ def numbers(
 def _is_whole(text: str | int) -> bool:
     if isinstance(text, int):
         return True
-    digits = text.removeprefix("-")
-    return (
-        len(text) < 20
-        and digits.isascii()
-        and digits.isdigit()
-        and str(int(text)) == text
-        and int(text) in WHOLE
-    )
+    whole = re.fullmatch(r"0|-?[1-9][0-9]{0,18}", text)
+    return whole is not None and int(text) in WHOLE
 
 
 def classes(path: Path) -> list[str]:
@@ -213,10 +226,89 @@ def classes(path: Path) -> list[str]:
     except UnicodeDecodeError:
         raise ConfigError(f"--classes {path} is not UTF-8") from None
     names = [line.strip() for line in lines if line.strip()]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None or not names:
-        raise ConfigError(
-            f"--classes {path}: "
-            + ("it is empty" if twice is None else f"{twice!r} is there twice")
-        )
+    if not names:
+        raise ConfigError(f"--classes {path}: it is empty")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"--classes {path}: {twice[0]!r} is there twice")
     return names
+
+
+def _status(path: str, name: str) -> os.stat_result:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte
+        why = error.strerror if isinstance(error, OSError) else "no path"
+        raise Unusable(f"{name!r} cannot be read: {why}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise Unusable(f"{name!r} is no file")
+    return found
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the rows of a list: a name for messages such as "line 3", and the values."""
+    reader = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
+    if reader is None:
+        raise DataError(f"{path}: {way(str(path)) or 'a list is ' + ', '.join(_LISTS)}")
+    try:
+        yield from reader(path, columns)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        try:
+            header = next(reader, [])
+            _check_columns(path, columns, header)
+            which = [header.index(name) for name in columns]
+            for cells in reader:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise DataError(
+                        f"{path}: line {reader.line_num} has {len(cells)} cells, the header has "
+                        f"{len(header)}"
+                    )
+                yield f"line {reader.line_num}", [cells[i] for i in which]
+        except csv.Error as error:
+            raise DataError(f"{path}: line {reader.line_num}: {error}") from None
+
+
+def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+    with path.open(encoding="utf-8-sig") as file:
+        first = True
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}: line {number} is not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise DataError(f"{path}: line {number} is no object {{…}}")
+            if first:
+                _check_columns(path, columns, list(row))
+                first = False
+            yield f"line {number}", [row.get(name) for name in columns]
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+    with open_parquet(str(path)) as file:
+        _check_columns(path, columns, file.schema_arrow.names)
+        for batch, number in parquet_rows(file, Part(str(path)), columns):
+            values = (batch.column(name).to_pylist() for name in columns)
+            for row in zip(*values, strict=True):
+                number += 1
+                yield f"row {number}", list(row)
+
+
+def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
+    for name in columns:
+        if found.count(name) != 1:
+            what = "two columns" if name in found else "no column"
+            raise ConfigError(
+                f"{path} has {what} {name!r}; it has {console.listed(found) or 'none'}"
+            )

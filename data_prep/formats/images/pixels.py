@@ -22,7 +22,7 @@ and the loader decodes them.
 import argparse
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -136,9 +136,8 @@ class Pixels:
                 ) from None
             if args.mode in DEEP:
                 raise ConfigError("--background: images of 16 bits have no transparent pixels")
-        names = ("resize", "filter", "background", "encoded", "quality", "max_pixels")
-        given = {name: getattr(args, name) for name in (*names, "draft", "pages")}
-        return cls(size=size, mode=args.mode or mode, **given)
+        given = {each.name: getattr(args, each.name) for each in fields(cls)}
+        return cls(**given | {"size": size, "mode": args.mode or mode})
 
     @property
     def field(self) -> Field | None:

@@ -33,15 +33,13 @@ class ColumnChoice:
             "--drop": self.drop,
             "--categorical": self.categorical,
             "--null": self.null,
+            "--cast": [name for name in self.cast if name not in self.stack],
         }
         there = frozenset(names)
         for option, given in options.items():
             for name in given:
                 if name not in there:
                     raise ConfigError(f"{option} {name}: there is no such column; {_has(names)}")
-        for name in self.cast:
-            if name not in there and name not in self.stack:
-                raise ConfigError(f"--cast {name}: there is no such column; {_has(names)}")
         if self.columns and self.drop:
             raise ConfigError("--columns and --drop: give one of them")
         dropped = frozenset(self.drop)

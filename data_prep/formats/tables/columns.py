@@ -11,7 +11,9 @@ dictionary-encoded        the field of the values
 decimal                   what --cast says; floats are then rounded, integers are exact
 """
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +27,10 @@ from hpctrain.shards.field import DTYPES, Field
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array, Int64s
 
-_DTYPES = ", ".join(DTYPES)
 _CODES = "int32"  # dtype of the codes of categories
 WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
+MANY = 16  # columns of one type that are converted together; fewer are converted one by one
 
 Taken = Callable[[Int64s | None], Any]
 """Returns the values of these rows, or of all."""
@@ -61,9 +63,8 @@ class Column:
         kind = plain(kind)
         inner, shape, variable = _layout(name, kind)
         if cast and (cast not in DTYPES or _is_text(kind)):
-            what = (
-                f"the column is {kind}" if cast in DTYPES else f"the dtypes are {', '.join(DTYPES)}"
-            )
+            known = cast in DTYPES
+            what = f"the column is {kind}" if known else f"the dtypes are {', '.join(DTYPES)}"
             raise ConfigError(f"--cast {name}={cast}: {what}")
         if categories is not None:
             field = Field(_CODES)
@@ -101,19 +102,17 @@ class Column:
         found: dict[int, str] = {}
         rows = np.arange(len(array))
         if array.null_count:
-            valid = array.is_valid()
-            null = np.flatnonzero(~np.asarray(valid.to_numpy(zero_copy_only=False)))
+            null = np.flatnonzero(_mask(array.is_null()))
             found = {int(row): f"column {self.name!r} is null; {self._hint()}" for row in null}
-            array, rows = array.filter(valid), np.delete(rows, null)
+            array, rows = array.filter(array.is_valid()), np.delete(rows, null)
         if self.categories is not None:
-            missing = np.flatnonzero(self._codes(array) < 0).tolist()
-            for i in missing:
+            for i in np.flatnonzero(self._codes(array) < 0).tolist():
                 found[int(rows[i])] = f"column {self.name!r}: {shown(array[i])} is no category"
             return found
         if _is_text(array.type):
             return found
-        ends = _ends(array)
-        leaves = _flat(array)
+        leaves, lengths = _flat(array)
+        ends = np.cumsum(lengths) * math.prod(self.field.shape)
 
         def add(bad: Array, why: str) -> None:
             for leaf in np.flatnonzero(bad).tolist():
@@ -122,7 +121,7 @@ class Column:
                 found.setdefault(row, f"column {self.name!r}{value}")
 
         if leaves.null_count:
-            add(np.asarray(leaves.is_null().to_numpy(zero_copy_only=False)), " has a null inside")
+            add(_mask(leaves.is_null()), " has a null inside")
         whole = self._of_decimals(leaves.type)
         if whole:
             add(_fractions(leaves), f": {{}} is not possible in {self.cast}")
@@ -140,11 +139,9 @@ class Column:
             return self._codes(array)
         if _is_text(array.type):
             return _text(array)
-        lengths = np.diff(_ends(array, outer=True), prepend=0)
-        leaves = _flat(array)
+        leaves, lengths = _flat(array)
         values = _numbers(leaves, self._of_decimals(leaves.type))
-        values = values.astype(self.field.dtype, copy=False)
-        values = values.reshape(-1, *self.field.shape)
+        values = values.astype(self.field.dtype, copy=False).reshape(-1, *self.field.shape)
         return Ragged(values, offsets_of(lengths)) if self.field.variable else values
 
     def _of_decimals(self, kind: Any) -> bool:
@@ -198,14 +195,13 @@ def shown(value: Any) -> str:
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_string_view(kind)
-        or types.is_binary_view(kind)
-    )
+    texts = types.is_string, types.is_large_string, types.is_string_view
+    binaries = types.is_binary, types.is_large_binary, types.is_binary_view
+    return any(check(kind) for check in (*texts, *binaries))
+
+
+def _mask(flags: Any) -> NDArray[np.bool_]:
+    return np.asarray(flags.to_numpy(zero_copy_only=False))
 
 
 def _layout(name: str, kind: Any) -> tuple[Any, tuple[int, ...], bool]:
@@ -244,35 +240,24 @@ def _dtype(name: str, kind: Any, inner: Any) -> str:
     )
 
 
-def _ends(array: Any, outer: bool = False) -> Int64s:
-    """Return where each row ends, counted in numbers, or with `outer` in elements of its list."""
-    from pyarrow import compute, types
+def _flat(array: Any) -> tuple[Any, Int64s]:
+    """Return the numbers of all rows as one flat array, and the length of each row's list.
+
+    No row may be null. The length of a row without a list is 1.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
 
     lengths = np.ones(len(array), np.int64)
-    kind = array.type
-    if types.is_list(kind) or types.is_large_list(kind):
-        lengths = compute.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
-        kind = kind.value_type
-    if not outer:
-        _, shape, _ = _layout("", kind)
-        lengths = lengths * int(np.prod(shape, dtype=np.int64))
-    return np.cumsum(lengths)
-
-
-def _flat(array: Any) -> Any:
-    """Return the numbers of all rows as one flat array; no row may be null."""
-    import pyarrow as pa
-
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        found = compute.list_value_length(array).to_numpy(zero_copy_only=False)
+        array, lengths = array.flatten(), found.astype(np.int64)
     while True:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         kind = array.type
-        if not (
-            pa.types.is_list(kind)
-            or pa.types.is_large_list(kind)
-            or pa.types.is_fixed_size_list(kind)
-        ):
-            return array
+        if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+            return array, lengths
         array = array.flatten()
 
 
@@ -284,7 +269,7 @@ def _fractions(decimals: Any) -> Array:
     wide = pa.decimal256(76, max(0, decimals.type.scale))
     integers = decimals.cast(pa.int64(), safe=False)
     same = compute.equal(integers.cast(wide), decimals.cast(wide)).fill_null(True)
-    return ~np.asarray(same.to_numpy(zero_copy_only=False))
+    return ~_mask(same)
 
 
 def _numbers(array: Any, whole: bool = False) -> Array:
@@ -311,3 +296,31 @@ def _text(array: Any) -> Ragged:
     ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     values = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
     return Ragged(values[ends[0] : ends[-1]], ends - ends[0])
+
+
+def numbers_of(batch: Any, columns: Sequence[Column]) -> dict[str, Array]:
+    """Return an array (n,) of the field's dtype for each column that can be converted together.
+
+    These are columns of single numbers, without nulls, that the fields can hold. `Column.problems`
+    would find nothing in them, and `Column.values` would return the same. A table may have 100,000
+    columns: what a call for each column and batch costs would then be all of the time.
+    """
+    from pyarrow import types
+
+    places = {name: place for place, name in enumerate(batch.schema.names)}
+    groups = defaultdict[tuple[Any, str], list[str]](list)
+    for column in columns if len(columns) >= MANY and batch.num_rows else ():
+        number = types.is_integer(column.type) or types.is_floating(column.type)
+        if number and column.categories is None and not batch[places[column.name]].null_count:
+            groups[column.type, column.field.dtype].append(column.name)
+    found: dict[str, Array] = {}
+    for (_, dtype), names in groups.items():
+        if len(names) < MANY:
+            continue
+        tensor = batch.select([places[name] for name in names]).to_tensor(row_major=False)
+        matrix = tensor.to_numpy()
+        bad = np.any(lost(matrix, np.dtype(dtype)), axis=0)
+        with np.errstate(all="ignore"):  # the columns with such values are left out
+            matrix = matrix.astype(dtype, copy=False)
+        found |= {name: matrix[:, i] for i, name in enumerate(names) if not bad[i]}
+    return found

@@ -5,14 +5,13 @@ type cannot be used and is reported, and so is a row with an integer that its co
 round. A file with a byte that its encoding does not have cannot be read.
 """
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from data_prep.formats.files import LinesOf, Part
+from data_prep.formats.files import Part, lines_of
 from data_prep.formats.opening import one_line, opened, pyarrow
 from data_prep.formats.tables import csv_text
 from data_prep.formats.tables.columns import shown
@@ -89,15 +88,14 @@ def csv_rows(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
                 yield from invalid.rows(batch, {}, done)
                 done += batch.num_rows
     except _ByValueError:
-        again, seen = _Invalid(part, csv, invalid.told), 0
-        with _csv(part, csv, dict.fromkeys(names, pyarrow().binary()), again) as reader:
+        seen = 0
+        with _csv(part, csv, dict.fromkeys(names, pyarrow().binary()), invalid) as reader:
             for batch in reader:
                 fresh = batch.slice(max(0, done - seen))
                 if fresh.num_rows:
                     converted, bad = convert_values(fresh, types, frozenset(exact))
-                    yield from again.rows(converted, bad, seen + batch.num_rows - fresh.num_rows)
+                    yield from invalid.rows(converted, bad, seen + batch.num_rows - fresh.num_rows)
                 seen += batch.num_rows
-        invalid = again
     yield from invalid.rest()
 
 
@@ -108,14 +106,15 @@ class _ByValueError(Exception):
 class _Invalid:
     """The rows with too few or too many values, and the numbers in the file of all others.
 
-    It is pyarrow's handler for invalid rows. `told` counts those that were reported already.
+    It is pyarrow's handler for invalid rows, also of those that are read a second time.
     """
 
-    def __init__(self, part: Part, csv: Csv, told: int = 0) -> None:
+    def __init__(self, part: Part, csv: Csv) -> None:
         # pyarrow counts the header as a row if it reads the header.
         self._header = 0 if csv.names or part.start else 1
         self._skipped = 0 if csv.names else 1
-        self._part, self._reasons, self.told = part, dict[int, str](), told
+        self._part, self._reasons = part, dict[int, str]()
+        self._told = 0  # so many of them were reported
 
     def __call__(self, row: Any) -> str:
         self._reasons[row.number] = (
@@ -140,7 +139,7 @@ class _Invalid:
 
     def _untold(self, before: int | None) -> list[tuple[int, str]]:
         rows = sorted(row for row in self._reasons if before is None or row < before)
-        rows, self.told = rows[self.told :], len(rows)
+        rows, self._told = rows[self._told :], len(rows)
         return [(self._number(row), self._reasons[row]) for row in rows]
 
     def _physical(self, row: int) -> int:
@@ -160,8 +159,12 @@ def _rows_before(part: Part, headers: int) -> int:
     """Count the rows of a CSV file before a part: its lines without the header; for messages."""
     if not part.start:
         return 0
-    with io.BufferedReader(LinesOf(part.path, 0, part.start)) as file:
-        return sum(1 for line in file if line.strip(b"\r\n")) - headers
+    count, left = -headers, lines_of(part)[0]
+    with open(part.path, "rb") as file:
+        while left > 0 and (line := file.readline()):
+            left -= len(line)
+            count += bool(line.strip(b"\r\n"))
+    return count
 
 
 @contextmanager
@@ -176,12 +179,12 @@ def _csv(
     block = block or csv.block or BLOCK
     names = list(csv.names) or (list(csv.types) if part.start else [])
     tabs = ".tsv" in PurePath(part.path).suffixes
+    begin, end = lines_of(part)
+    if begin == end:
+        yield ()  # no row begins in this part
+        return
     with opened(part) as stream:
-        if part.start and not cast(io.BufferedReader, stream).peek(1):
-            yield ()  # no row begins in this part
-            return
-        raw = getattr(stream, "raw", None)
-        text = Utf8(stream, encoding, raw.first if isinstance(raw, LinesOf) else 0)
+        text = Utf8(stream, encoding, begin, end)
         try:
             reader = library.open_csv(
                 text,

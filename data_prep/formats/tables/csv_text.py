@@ -84,15 +84,15 @@ def first_line(path: str, given: str, most: int) -> bytes:
 
 
 class Utf8(io.RawIOBase):
-    """The text of a stream as UTF-8 without byte order mark; it begins at `start` in the file.
+    """The text of a stream as UTF-8 without byte order mark, from byte to byte of the file.
 
     `quotes` is their number so far: Arrow accepts a quote that is still open at the end.
     """
 
-    def __init__(self, stream: BinaryIO, encoding: str, start: int = 0) -> None:
+    def __init__(self, stream: BinaryIO, encoding: str, begin: int, end: int) -> None:
         self._stream, self._encoding, self.quotes = stream, encoding, 0
         self._decoder = codecs.getincrementaldecoder(encoding)()
-        self._left, self._at = b"", start  # UTF-8 that waits, and the place in the file
+        self._left, self._at, self._end = b"", begin, end  # UTF-8 that waits, and the place
 
     def readable(self) -> bool:
         """Return True."""
@@ -103,9 +103,7 @@ class Utf8(io.RawIOBase):
         held, more = [self._left], True
         count = len(self._left)
         while count < size and more:
-            raw = self._stream.read(size)
-            if not self._at and self._encoding == "utf-8":
-                raw = raw.removeprefix(codecs.BOM_UTF8) or self._stream.read(size)
+            raw = self._stream.read(min(size, self._end - self._at))
             more = bool(raw)
             held.append(self._utf8(raw))
             count += len(held[-1])
@@ -115,6 +113,8 @@ class Utf8(io.RawIOBase):
         return content
 
     def _utf8(self, raw: bytes) -> bytes:
+        if not self._at and self._encoding == "utf-8" and raw.startswith(codecs.BOM_UTF8):
+            self._at, raw = len(codecs.BOM_UTF8), raw[len(codecs.BOM_UTF8) :]
         waiting = self._decoder.getstate()[0]
         if raw.isascii() and not waiting and self._encoding == "utf-8":
             self._at += len(raw)

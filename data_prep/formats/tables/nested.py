@@ -20,10 +20,8 @@ def flat_schema(schema: Any) -> Any:
         return schema
     fields = []
     for field in schema:
-        if _has_struct(field.type):
-            fields += [pa.field(name, kind) for name, kind in _members(field.name, field.type)]
-        else:
-            fields.append(field)
+        nodes = [(name, kind) for name, kind in _nodes(field) if not _has_struct(kind)]
+        fields += [pa.field(*node) for node in nodes] if _has_struct(field.type) else [field]
     return pa.schema(fields, schema.metadata)
 
 
@@ -31,18 +29,13 @@ def with_nodes(schema: Any) -> Any:
     """Return a `pyarrow.Schema` with the members of all structs beside the structs."""
     import pyarrow as pa
 
-    return pa.schema([node for field in schema for node in _nodes(field.name, field.type)])
+    return pa.schema([node for field in schema for node in _nodes(field)])
 
 
 def roots(schema: Any, names: Sequence[str]) -> list[str]:
     """Return the columns of a `pyarrow.Schema` that have these columns and members of structs."""
-    there = frozenset(schema.names)
-    above = {
-        name: field.name
-        for field in schema
-        if _has_struct(field.type)
-        for name, _ in _nodes(field.name, field.type)
-    }
+    there, inside = frozenset(schema.names), [field for field in schema if _has_struct(field.type)]
+    above = {name: field.name for field in inside for name, _ in _nodes(field)}
     return list(dict.fromkeys(name if name in there else above[name] for name in names))
 
 
@@ -50,8 +43,7 @@ def select(batch: Any, names: Sequence[str]) -> Any:
     """Return a `pyarrow.RecordBatch` with these columns and members of structs."""
     import pyarrow as pa
 
-    there = frozenset(batch.schema.names)
-    if there.issuperset(names):
+    if frozenset(batch.schema.names).issuperset(names):
         return batch.select(list(names))
     found: dict[str, Any] = {}
     for name in roots(batch.schema, names):
@@ -74,40 +66,19 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _list_of(kind: Any, values: Any) -> Any:
-    """Return the list type `kind` with other values."""
+def _nodes(field: Any) -> list[tuple[str, Any]]:
+    """Return a column and all members of its structs, with their types."""
     import pyarrow as pa
 
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(values, kind.list_size)
-    return pa.large_list(values) if pa.types.is_large_list(kind) else pa.list_(values)
-
-
-def _nodes(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a column and all members of its structs, with their types."""
-    yield name, kind
-    if not _has_struct(kind):
-        return
-    if _is_list(kind):
-        for below, values in _nodes(name, kind.value_type):
-            if below != name:
-                yield below, _list_of(kind, values)
-    else:
-        for i in range(kind.num_fields):
-            member = kind.field(i)
-            yield from _nodes(f"{name}.{member.name}", member.type)
-
-
-def _members(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the members that have no members themselves."""
-    for below, each in _nodes(name, kind):
-        if not _has_struct(each):
-            yield below, each
+    if not _has_struct(field.type):
+        return [(field.name, field.type)]
+    return [(name, array.type) for name, array in _arrays(field.name, pa.nulls(0, field.type))]
 
 
 def _arrays(name: str, array: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of `_nodes`."""
+    """Yield the array of a column and those of all members of its structs."""
     import pyarrow as pa
+    from pyarrow import compute
 
     kind = array.type
     yield name, array
@@ -125,7 +96,7 @@ def _arrays(name: str, array: Any) -> Iterator[tuple[str, Any]]:
             if below != name:
                 yield below, pa.FixedSizeListArray.from_arrays(values, size, mask=null)
         return
-    lengths = pa.compute.list_value_length(array).fill_null(0)
+    lengths = compute.list_value_length(array).fill_null(0)
     large = pa.types.is_large_list(kind)
     offsets = pa.array(offsets_of(lengths.to_numpy()), pa.int64() if large else pa.int32())
     maker = pa.LargeListArray if large else pa.ListArray

@@ -15,14 +15,21 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.files import Part, ranges
-from data_prep.formats.opening import GROWTH, one_line, open_parquet, parquet_batches, pyarrow, way
+from data_prep.formats.opening import (
+    GROWTH,
+    ROWS,
+    one_line,
+    open_parquet,
+    parquet_rows,
+    pyarrow,
+    way,
+)
 from data_prep.formats.tables import nested
 from data_prep.formats.tables.columns import plain
 from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, first_rows, may_be_cut
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
-ROWS = 2**16  # rows of a batch at most
 _MAGIC = b"ARROW1"  # an Arrow file begins and ends with it
 SUFFIXES = {
     ".csv": "csv",
@@ -100,15 +107,9 @@ def rows_of(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
 
 def _parquet_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
     with open_parquet(part.path) as table:
-        groups = [table.metadata.row_group(i) for i in range(part.stop)]
-        first = sum(group.num_rows for group in groups[: part.start])
-        size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-        count = min(ROWS, max(1, BLOCK_BYTES // max(1, size)))
-        which = range(part.start, part.stop)
         columns = nested.roots(table.schema_arrow, names)
-        for batch in parquet_batches(table, part.path, count, which, columns):
+        for batch, first in parquet_rows(table, part, columns):
             yield _checked(batch, names), first
-            first += batch.num_rows
 
 
 def arrow_batches(part: Part, names: Sequence[str]) -> Iterator[tuple[Any, int]]:
@@ -142,13 +143,10 @@ def _checked(batch: Any, names: Sequence[str]) -> Any:
         return batch
     columns = []
     for column in batch.columns:
-        if (kind := ordinary.get(plain(column.type))) is None:
-            columns.append(column)
-        elif pa.types.is_dictionary(column.type):
-            values = column.dictionary.cast(kind)
-            columns.append(pa.DictionaryArray.from_arrays(column.indices, values))
-        else:
-            columns.append(column.cast(kind))
+        kind = ordinary.get(plain(column.type), plain(column.type))
+        if pa.types.is_dictionary(column.type):
+            kind = pa.dictionary(column.type.index_type, kind)
+        columns.append(column.cast(kind))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 

@@ -4,20 +4,21 @@ One document at a time is in memory. It has at most MAX_DOCUMENT bytes.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from data_prep.formats.files import LinesOf, Part, line_at, ranges
-from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_batches
+from data_prep.formats.files import Part, line_at, lines_of, ranges
+from data_prep.formats.opening import BUFFER, GROWTH, open_parquet, opened, parquet_rows
 from data_prep.show import console
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.errors import ConfigError, DataError
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30
-ROWS = 256  # rows of Parquet that are read at once
+_ROWS = 256  # rows of Parquet that are read at once: values that repeat take less in the file
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -26,6 +27,10 @@ class Document(NamedTuple):
 
     text: str
     column: str
+
+
+_Found = tuple[Callable[[], str], Document | str]
+"""Returns the name of a record for messages; and its document, or why it cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -76,50 +81,46 @@ class Reader:
     def read(self, part: Part, reading: BadRecords) -> Iterator[Document]:
         """Yield the documents of a part in their order, without the empty ones."""
         kind, _ = kind_of(part.path)
-        if kind == "parquet":
-            yield from self._rows(part, reading)
-            return
-        by_line = self._by_line(kind)
-        with opened(part) as stream:
-            if by_line:
-                yield from self._lines(part, kind, stream, reading)
-                return
-            content = stream.read(MAX_DOCUMENT + 1)
-            if len(content) > MAX_DOCUMENT:
-                reading.bad(part.path, "", f"{_too_long()}; --documents lines takes its lines")
+        found = self._lines(part, kind) if self._by_line(kind) else _whole(part)
+        for record, document in self._rows(part) if kind == "parquet" else found:
+            if isinstance(document, str):
+                reading.bad(part.path, record(), document)
+            elif not document.text:
+                reading.skip("empty")
+            elif (place := _surrogate(document.text)) >= 0:
+                # JSON can contain halves of characters (surrogates), which no encoding can store.
+                half = f"U+{ord(document.text[place]):04X}"
+                why = f"character {place} is {half}, half of a surrogate pair"
+                reading.bad(part.path, record(), why)
             else:
-                document = _decoded(content.removeprefix(_BOM))
-                yield from _usable(document, part.path, lambda: "", reading)
+                yield document
 
     def _by_line(self, kind: str) -> bool:
         return kind == "jsonl" or self.lines
 
-    def _lines(
-        self, part: Part, kind: str, stream: BinaryIO, reading: BadRecords
-    ) -> Iterator[Document]:
-        at, number = 0, 0
-        raw = getattr(stream, "raw", None)
-        first = raw.first if isinstance(raw, LinesOf) else 0
-        while line := stream.readline(MAX_DOCUMENT + 1):
-            start, number = first + at, number + 1
-            at += len(line)
+    def _lines(self, part: Part, kind: str) -> Iterator[_Found]:
+        (at, end), number = lines_of(part), 0
+        with opened(part) as stream:
+            while at < end and (line := stream.readline(MAX_DOCUMENT + 1)):
+                start, number = at, number + 1
+                at += len(line)
 
-            def record(start: int = start, number: int = number) -> str:
-                return f"line {line_at(part.path, start) if part.start else number}"
+                def record(start: int = start, number: int = number) -> str:
+                    return f"line {line_at(part.path, start) if part.start else number}"
 
-            if len(line) > MAX_DOCUMENT:
-                reading.bad(part.path, record(), _too_long())
-                while line and not line.endswith(b"\n"):
-                    line = stream.readline(BUFFER)
-                    at += len(line)
-                continue
-            if start == 0:
-                line = line.removeprefix(_BOM)
-            line = line.removesuffix(b"\n").removesuffix(b"\r")
-            if kind != "jsonl":
-                yield from _usable(_decoded(line), part.path, record, reading)
-            elif line.strip():
-                yield from _usable(self._json(line), part.path, record, reading)
+                if len(line) > MAX_DOCUMENT:
+                    yield record, _too_long()
+                    while line and not line.endswith(b"\n"):
+                        line = stream.readline(BUFFER)
+                        at += len(line)
+                    continue
+                if start == 0:
+                    line = line.removeprefix(_BOM)
+                line = line.removesuffix(b"\n").removesuffix(b"\r")
+                if kind != "jsonl":
+                    yield record, _decoded(line)
+                elif line.strip():
+                    yield record, self._json(line)
 
     def _json(self, line: bytes) -> Document | str:
         try:
@@ -153,20 +154,16 @@ class Reader:
             column = column.decode(errors="backslashreplace")
         return Document(text, str(column))
 
-    def _rows(self, part: Part, reading: BadRecords) -> Iterator[Document]:
+    def _rows(self, part: Part) -> Iterator[_Found]:
+        keys = [self.key, *([self.column] if self.column not in ("", self.key) else [])]
         with open_parquet(part.path) as table:
             self._place(table, part.path)
-            counts = [table.metadata.row_group(i).num_rows for i in range(part.start)]
-            number = sum(counts)
-            keys = list(dict.fromkeys([self.key, *([self.column] if self.column else [])]))
-            groups = range(part.start, part.stop)
-            for batch in parquet_batches(table, part.path, ROWS, groups, keys):
+            for batch, number in parquet_rows(table, part, keys, _ROWS):
                 columns = [_values(batch.column(key)) for key in keys]
                 for values in zip(*columns, strict=True):
                     number += 1
                     document = self._of_row(dict(zip(keys, values, strict=True)))
-                    record = f"row {number}"
-                    yield from _usable(document, part.path, lambda r=record: r, reading)
+                    yield partial("row {}".format, number), document
 
     def _place(self, table: Any, path: str) -> int:
         """Return the number of the text column among the leaf columns of a Parquet file."""
@@ -199,19 +196,13 @@ def kind_of(path: str) -> tuple[str, str]:
     return kind, packing
 
 
-def _usable(
-    document: Document | str, path: str, record: Any, reading: BadRecords
-) -> Iterator[Document]:
-    if isinstance(document, str):
-        reading.bad(path, record(), document)
-    elif not document.text:
-        reading.skip("empty")
-    elif (place := _surrogate(document.text)) >= 0:
-        # JSON can contain halves of characters (surrogates), which no encoding can store.
-        half = f"U+{ord(document.text[place]):04X}"
-        reading.bad(path, record(), f"character {place} is {half}, half of a surrogate pair")
-    else:
-        yield document
+def _whole(part: Part) -> Iterator[_Found]:
+    """Yield the whole file as one document."""
+    with opened(part) as stream:
+        content = stream.read(MAX_DOCUMENT + 1)
+    too_long = f"{_too_long()}; --documents lines takes its lines"
+    is_long = len(content) > MAX_DOCUMENT
+    yield lambda: "", too_long if is_long else _decoded(content.removeprefix(_BOM))
 
 
 def _values(array: Any) -> list[Any]:

@@ -6,6 +6,8 @@ that, so a shard from somebody else could be used to read the files of the perso
 """
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import h5py
 
@@ -16,32 +18,20 @@ class Elsewhere(Exception):
     """The values of a dataset lie in another file; the message says how, after the name."""
 
 
+class Circle(Exception):
+    """Too many links follow each other."""
+
+
 def find(file: h5py.File, place: str) -> h5py.Dataset | None:
     """Return the dataset at a path in an open file, or None if no dataset is there.
 
     Soft links are followed inside the file. No other file is opened. A link that leads to another
     file, and values that lie in another file, raise Elsewhere.
     """
-    here: h5py.Group | h5py.Dataset = file["/"]
-    names, followed = _names(place), 0
-    while names:
-        name = names.pop(0).encode()
-        if not isinstance(here, h5py.Group) or not here.id.links.exists(name):
-            return None
-        kind = here.id.links.get_info(name).type
-        if kind == h5py.h5l.TYPE_SOFT:
-            target = here.id.links.get_val(name).decode()
-            followed += 1
-            if followed > _MOST_LINKS:
-                return None
-            names = _names(target) + names
-            here = here.file["/"] if target.startswith("/") else here
-            continue
-        if kind == h5py.h5l.TYPE_EXTERNAL:
-            raise Elsewhere(f"is a link into {os.fsdecode(here.id.links.get_val(name)[0])}")
-        if kind != h5py.h5l.TYPE_HARD:  # a link of a type that a plug-in of HDF5 would follow
-            raise Elsewhere(f"is a link of the type {kind}, which may lead to another file")
-        here = here[name]
+    try:
+        here = walk(file["/"], place, _refused)
+    except Circle:
+        return None
     if not isinstance(here, h5py.Dataset):
         return None
     if here.is_virtual:
@@ -50,6 +40,47 @@ def find(file: h5py.File, place: str) -> h5py.Dataset | None:
     if here.external:
         raise Elsewhere(f"is stored in the file {here.external[0][0]}")
     return here
+
+
+def walk(root: h5py.Group, place: str, leaving: Callable[[h5py.Group, str, str], None]) -> Any:
+    """Return the object at a path below a group, or None if there is none.
+
+    Args:
+        root: An open file or a group in it.
+        place: The path; links in it are followed one by one.
+        leaving: Called with the group that holds an external link, and the link's file and path,
+            before that file is opened. What it raises stops the walk.
+
+    Raises:
+        Elsewhere: A link of a type that a plug-in of HDF5 would follow.
+        Circle: Too many links.
+    """
+    here: Any = root
+    names, followed = _names(place), 0
+    while names:
+        name = names.pop(0).encode()
+        if not isinstance(here, h5py.Group) or not here.id.links.exists(name):
+            return None
+        kind = here.id.links.get_info(name).type
+        if kind in (h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL):
+            followed += 1
+            if followed > _MOST_LINKS:
+                raise Circle
+        elif kind != h5py.h5l.TYPE_HARD:
+            raise Elsewhere(f"is a link of the type {kind}, which may lead to another file")
+        if kind == h5py.h5l.TYPE_SOFT:
+            target = here.id.links.get_val(name).decode()
+            names = _names(target) + names
+            here = here.file["/"] if target.startswith("/") else here
+            continue
+        if kind == h5py.h5l.TYPE_EXTERNAL:
+            leaving(here, *(os.fsdecode(part) for part in here.id.links.get_val(name)))
+        here = here[name]
+    return here
+
+
+def _refused(_: h5py.Group, file: str, __: str) -> None:
+    raise Elsewhere(f"is a link into {file}")
 
 
 def _names(place: str) -> list[str]:

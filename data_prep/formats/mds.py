@@ -14,10 +14,8 @@ compressed, is:
     samples         each: uint32 sizes of the values without a fixed size, then all values
 """
 
-import bz2
 import hashlib
 import mmap
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +24,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from data_prep.formats.opening import one_line, pyarrow
 from data_prep.formats.samples import Unusable
-from data_prep.libraries import library
 from data_prep.source import SourceFile, readable
 from hpctrain.disk import parse_json
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 
 INDEX = "index.json"
 SCALARS = frozenset(
@@ -39,6 +37,7 @@ SCALARS = frozenset(
         *("float16", "float32", "float64"),
     )
 )
+_PACKED = {"gz": "gzip", "bz2": "bz2", "zstd": "zstd"}  # pyarrow's names of the compressions
 
 # The codes of the dtypes in the values of an ndarray column that has no fixed dtype.
 DTYPES = dict(
@@ -93,28 +92,30 @@ def shards_of(folder: Path, name: str) -> Iterator[tuple[Shard, tuple[Column, ..
                 entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True
             )
             raw, packed = entry["raw_data"], entry["zip_data"]
-            names = [str(info["basename"]) for info in (raw, packed) if info]
-            for basename in names:
-                if Path(basename).name != basename:
-                    raise DataError(f"{path}: the shard {basename!r} leads out of the folder")
-            there = (folder / names[0]).exists() or not packed
-            file = SourceFile.of(folder / names[0 if there else 1])
-            compression = "" if there else str(entry["compression"])
-            digests = [dict((info or {}).get("hashes") or {}) for info in (packed, raw)]
-            yield (
-                Shard(
-                    *(file, compression, int(entry["samples"]), int(raw["bytes"]), name),
-                    digests=({} if there else digests[0], digests[1]),
-                ),
-                tuple(
-                    Column(str(n), str(encoding), int(size or 0)) for n, encoding, size in columns
-                ),
+            for info in filter(None, (raw, packed)):
+                if Path(str(info["basename"])).name != str(info["basename"]):
+                    raise DataError(
+                        f"{path}: the shard {info['basename']!r} leads out of the folder"
+                    )
+            is_packed = bool(packed) and not (folder / str(raw["basename"])).exists()
+            shard = Shard(
+                file=SourceFile.of(folder / str((packed if is_packed else raw)["basename"])),
+                compression=str(entry["compression"]) if is_packed else "",
+                samples=int(entry["samples"]),
+                bytes=int(raw["bytes"]),
+                folder=name,
+                digests=(_digests(packed) if is_packed else {}, _digests(raw)),
             )
+            yield shard, tuple(Column(str(n), str(of), int(size or 0)) for n, of, size in columns)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"the key {error} is missing" if isinstance(error, KeyError) else error
         raise DataError(f"{path} is no index of MDS: {what}") from None
+
+
+def _digests(info: Mapping[str, Any]) -> dict[str, str]:
+    return dict(info.get("hashes") or {})
 
 
 def samples(shard: Shard) -> Iterator[bytes]:
@@ -130,12 +131,9 @@ def samples(shard: Shard) -> Iterator[bytes]:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     head = 4 * (shard.samples + 2)  # bytes of the count and of all byte offsets
     ends = np.frombuffer(content[:head], "<u4", count=min(head, len(content)) // 4).astype(int)
+    whole = len(content) == shard.bytes and len(ends) == shard.samples + 2
     if (
-        len(content) != shard.bytes
-        or len(ends) != shard.samples + 2
-        or ends[0] != shard.samples
-        or ends[1] < head
-        or ends[-1] > len(content)
+        not (whole and ends[0] == shard.samples and head <= ends[1] <= ends[-1] <= len(content))
         or (np.diff(ends[1:]) < 0).any()
     ):
         raise DataError(
@@ -161,27 +159,18 @@ def _check_digests(path: str, content: Any, digests: Mapping[str, str]) -> None:
             raise DataError(f"{path} is damaged: its {name} is {digest}, {INDEX} lists {listed}")
 
 
-def _decompressed(content: bytes, shard: Shard) -> bytes:
+def _decompressed(content: bytes, shard: Shard) -> Any:
     """Return the decompressed content of a shard."""
     kind = shard.compression.partition(":")[0]
-    limit = shard.bytes + 1  # a file that expands to more than the index says is damaged
+    if kind not in _PACKED:
+        raise DataError(f"{shard.file.path} is compressed by {kind!r}; gz, bz2 and zstd are read")
+    pa = pyarrow()
     try:
-        if kind in ("gz", "bz2"):
-            stream: Any = zlib.decompressobj(31) if kind == "gz" else bz2.BZ2Decompressor()
-            raw: bytes = stream.decompress(content, limit)
-            if not stream.eof:
-                raise ValueError("its end is not where it should be")
-            return raw
-        if kind == "zstd":
-            zstandard = library("zstandard", "zstd", error=ConfigError)
-            try:
-                found: bytes = zstandard.ZstdDecompressor().stream_reader(content).read(limit)
-            except zstandard.ZstdError as error:
-                raise ValueError(error) from None
-            return found
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{shard.file.path} is damaged: {error}") from None
-    raise DataError(f"{shard.file.path} is compressed by {kind!r}; gz, bz2 and zstd are read")
+        with pa.CompressedInputStream(pa.BufferReader(content), _PACKED[kind]) as stream:
+            # A file that expands to more than the index says is damaged.
+            return stream.read(shard.bytes + 1)
+    except OSError as error:
+        raise DataError(f"{shard.file.path} is damaged: {one_line(error)}") from None
 
 
 def columns_of(sample: bytes, layout: Sequence[Column]) -> dict[str, bytes]:

@@ -1,1 +1,0 @@
-"""Shards of other libraries: MDS."""

@@ -23,7 +23,8 @@ mark at the start of a file is dropped. Empty documents are left out and counted
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -36,12 +37,12 @@ from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, add_arguments, add_options, parse_size
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.writing.job import begun
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByFile
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.field import Field
-from hpctrain.shards.index import FILE as INDEX
+from hpctrain.shards.index import Index
 
 _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
 _BLOCK_DOCUMENTS = 4096
@@ -239,17 +240,21 @@ def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
 
 def _earlier(out: Path, name: str) -> str:
     """Return the tokenizer of this name in `out` or in its interrupted conversion, or ""."""
-    for index, content in ((out / PARTIAL / "job.json", None), (out / INDEX, out / tokens.FILE)):
-        try:
-            found: dict[str, Any] = json.loads(index.read_bytes())
-            about = found["provenance"]["source"]["tokenizer"]
-            if about["name"] != name:
-                continue
-            earlier: str = (
-                found["beside"][tokens.FILE] if content is None else content.read_text("utf-8")
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if tokens.digest_of(earlier) == about["digest"]:
+    with suppress(DataError):  # the conversion itself says so, unless OUT is replaced
+        if (plan := begun(out)) is not None and (
+            earlier := _same(plan.provenance, name, plan.beside.get(tokens.FILE, ""))
+        ):
             return earlier
+    with suppress(DataError, OSError, ValueError):
+        content = (out / tokens.FILE).read_text("utf-8")
+        return _same(Index.load(out).provenance, name, content)
     return ""
+
+
+def _same(provenance: Mapping[str, Any], name: str, content: str) -> str:
+    """Return the content of a tokenizer if it is the one that this provenance calls so, or ""."""
+    source = provenance.get("source")
+    about = source.get("tokenizer") if isinstance(source, Mapping) else None
+    if not isinstance(about, Mapping) or about.get("name") != name:
+        return ""
+    return content if tokens.digest_of(content) == about.get("digest") else ""

@@ -14,7 +14,8 @@ import xxhash
 
 import hpctrain
 from data_prep.show.console import size
-from data_prep.writing.job import JOB, Job, Plan, Problem, Result
+from data_prep.writing.job import JOB, Job
+from data_prep.writing.records import Plan, Problem, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, DataError

@@ -24,12 +24,21 @@ VARIABLE = """
 --variable FIELD ...
     the first axis of this field's arrays varies in length
 """
+DIR = """
+folder=DIR : path
+    folder of the data set
+"""
+_TYPE = r"( : (?P<type>\w+))?"
 _OPTION = re.compile(
-    r"(?P<flags>-\S+(, -\S+)*)( (?P<value>[^ =.]\S*))?(?P<many> \.\.\.)?"
-    r"( =(?P<default>.*?))?( : (?P<type>\w+))?"
+    r"(?P<flags>-\S+(, -\S+)*)( (?P<value>[^ =.]\S*))?(?P<many> \.\.\.)?( =(?P<default>.*?))?"
+    + _TYPE
 )
+_POSITIONAL = re.compile(r"(?P<name>\w+)=(?P<value>\{.*\}|\w+)(?P<nargs>[+*]?)" + _TYPE)
 _LEVELS = ", ".join(f"{name} {levels[1]}" for name, levels in LEVELS.items() if levels)
 _WRITING = f"""
+out=OUT : path
+    folder to write
+[writing]
 --shard-size SIZE = 256MiB
     the most data in one shard, before compression, such as 64MB or 1GiB
 --codec {{{",".join([*LEVELS, "auto"])}}} = none
@@ -139,9 +148,14 @@ class Options:
 
         `on_error` is not among them: it only decides whether there is a result.
         """
+        codec = asdict(self.compression)
+        if self.auto:  # the choice must not change the fingerprint of the job
+            codec = {"codec": "auto", "chunk_bytes": self.compression.chunk_bytes}
+        elif self.compression.codec == "none":
+            codec = {"codec": "none"}
         return {
             "shard_bytes": self.shard_bytes,
-            **self._of_compression,
+            **codec,
             "split": str(self.split),
             "stratify": self.stratify,
             # Left out where there is none, so that earlier data sets are known again.
@@ -165,49 +179,52 @@ class Options:
         """Return the column of the source that decides the split, "" for none."""
         return self.split.column if isinstance(self.split, ByColumn) else self.group
 
-    @property
-    def _of_compression(self) -> dict[str, Any]:
-        compression = self.compression
-        if self.auto:  # the choice must not change the fingerprint of the job
-            return {"codec": "auto", "chunk_bytes": compression.chunk_bytes}
-        if compression.codec == "none":
-            return {"codec": "none"}
-        return asdict(compression)
-
 
 def add_options(parser: Any, text: str) -> None:
-    """Add options to a parser, or to a group of it.
+    """Add arguments to a parser, or to a group of it.
 
     The text lists them as --help does: a line such as `--level N = 3 : int` for each, and its help
     below. `{a,b}` in place of N are the choices, nothing is a switch. `= 3` is the default, which
-    the help then names. An option with `...` may be repeated, and its value is a list.
+    the help then names. An option with `...` may be repeated, and its value is a list. The line
+    `paths=FILE+ : path` is a positional argument; `[NAME]` begins a group, `[]` ends it, and
+    `[one of]` begins options that exclude each other.
     """
     types: dict[str, Callable[[str], Any]] = {"int": int, "path": Path, "positive": positive}
-    for entry in re.split(r"\n(?=-)", text.strip()):
+    group = into = parser
+    for entry in re.split(r"\n(?=\S)", text.strip()):
         head, *lines = entry.split("\n")
-        found = _OPTION.fullmatch(head)
+        if head.startswith("["):
+            if head == "[one of]":
+                into = group.add_mutually_exclusive_group()
+            else:
+                group = into = parser.add_argument_group(head[1:-1]) if head[1:-1] else parser
+            continue
+        found = _OPTION.fullmatch(head) or _POSITIONAL.fullmatch(head)
         assert found is not None, head
-        about, value, default = " ".join(map(str.strip, lines)), found["value"], found["default"]
+        given, value = found.groupdict(), found["value"]
+        about, default = " ".join(filter(None, map(str.strip, lines))), given.get("default")
+        more: dict[str, Any] = {"metavar": value, "type": types.get(found["type"], str)}
         if value is None:
-            more: dict[str, Any] = {"action": "store_true"}
+            more = {"action": "store_true"}
         elif value.startswith("{"):
-            more = {"choices": value[1:-1].split(",")}
-        else:
-            more = {"metavar": value, "type": types.get(found["type"], str)}
+            more = {"choices": tuple(value[1:-1].split(","))}
         if default is not None:
             more["default"] = default.strip()
             about += f" (default: {default.strip()})" * bool(default.strip())
-        if found["many"]:
+        if given.get("many"):
             more |= {"action": "append", "default": []}
             about += " (may be repeated)"
-        parser.add_argument(*found["flags"].split(", "), help=about.replace("%", "%%"), **more)
+        about = about.replace("%", "%%")
+        if given.get("name"):
+            nargs = {"nargs": found["nargs"]} if found["nargs"] else {}
+            parser.add_argument(found["name"], help=about or None, **more, **nargs)
+        else:
+            into.add_argument(*found["flags"].split(", "), help=about, **more)
 
 
-def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> None:
-    """Add the common options to the parser of a command; `split` is the default of `--split`."""
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
-    group = parser.add_argument_group("writing")
-    add_options(group, _WRITING.replace("SPLIT =", f"SPLIT = {split}".rstrip()))
+def writing(split: str = "train=1") -> str:
+    """Return OUT and the options of every command that writes; `split` is that of `--split`."""
+    return _WRITING.replace("SPLIT =", f"SPLIT = {split}".rstrip())
 
 
 def parse_size(text: str, option: str = "--shard-size") -> int:

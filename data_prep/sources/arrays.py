@@ -56,7 +56,7 @@ from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.arrays.array_files import addresses, among_others
 from data_prep.formats.samples import is_name, text_of
-from data_prep.options import Options, add_arguments, add_options, pairs
+from data_prep.options import Options, pairs, writing
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
@@ -64,7 +64,9 @@ from hpctrain.shards.field import DTYPES
 from hpctrain.shards.types import Array
 from hpctrain.terminal import few
 
-_OPTIONS = """
+ARGUMENTS = f"""
+files=FILE* : path
+    .npy or .npz
 --field NAME=FILE[:KEY] ...
     an array as the field NAME; the arrays of a repeated NAME are joined
 --axis NAME=K ...
@@ -75,14 +77,8 @@ _OPTIONS = """
     store the numbers of the file; ignore scale_factor, add_offset, _FillValue and valid_range
 --external
     follow links and virtual datasets of HDF5 and NetCDF4 files into other files
+{writing()}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
-    add_options(parser, _OPTIONS)
-    add_arguments(parser)
 
 
 def source(args: argparse.Namespace, options: Options) -> Source:

@@ -20,6 +20,7 @@ Other features, such as Audio and Video, are an error that names them: use --dro
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from data_prep.formats.tables import nested, tables
 from data_prep.formats.tables.column_choice import ColumnChoice, listed
 from data_prep.formats.tables.columns import Column, Taken
 from data_prep.libraries import library
-from data_prep.options import Options, add_arguments, add_options, pairs
+from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.sources.table import Table
 from hpctrain.errors import DataError
@@ -44,24 +45,22 @@ from hpctrain.shards.types import Array
 
 SPLIT = "split"  # the name of the column that holds the split names of a DatasetDict
 
-
-_OPTIONS = """
+ARGUMENTS = (
+    """
+folder=FOLDER : path
+    written by save_to_disk
+[huggingface]
 --columns NAME,… ...
     take only these columns, in this order
 --drop NAME,… ...
     take all columns except these
 --cast NAME=DTYPE ...
     the dtype to store, such as price=float64
-"""
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="written by save_to_disk")
-    add_options(parser.add_argument_group("huggingface"), _OPTIONS)
-    pixels.add_arguments(parser, mode="")
-    add_arguments(parser, split="")
+""",
+    partial(pixels.add_arguments, mode=""),
+    writing(""),
+)
+EPILOG = pixels.__doc__
 
 
 @dataclass(frozen=True)

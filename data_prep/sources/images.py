@@ -29,7 +29,7 @@ from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_li
 from data_prep.formats.images.labelled import classes as read_classes
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
-from data_prep.options import Options, add_arguments, add_options
+from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByColumn, ByFile
@@ -38,8 +38,11 @@ from hpctrain.shards.field import Field, check_name
 
 _MAX_FILE = 2**31  # bytes
 
-
-_OPTIONS = """
+ARGUMENTS = (
+    """
+source=SRC : path
+    a folder, or a list of paths
+[labels]
 --no-labels
     write no labels
 --classes FILE : path
@@ -50,16 +53,11 @@ _OPTIONS = """
     the list's column of labels
 --allow-outside
     allow paths in a list, and symbolic links, that lead out of its folder or of SRC
-"""
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("source", type=Path, metavar="SRC", help="a folder, or a list of paths")
-    add_options(parser.add_argument_group("labels"), _OPTIONS)
-    pixels.add_arguments(parser)
-    add_arguments(parser)
+""",
+    pixels.add_arguments,
+    writing(),
+)
+EPILOG = pixels.__doc__
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from data_prep.formats.shards.mds import (
     samples,
     shards_of,
 )
-from data_prep.options import VARIABLE, Options, add_arguments, add_options
+from data_prep.options import VARIABLE, Options, writing
 from data_prep.source import BadRecords, Piece, Source
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError, DataError
@@ -38,20 +38,17 @@ from hpctrain.shards.field import check_name
 IMAGES = ("jpeg", "png", "pil")
 TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAGES)
 
-
-_OPTIONS = """
+ARGUMENTS = (
+    f"""
+folder=FOLDER : path
 --column COLUMN[:KEY] ...
     take only this column; COLUMN:KEY takes a key of a json column
-"""
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    add_options(parser, _OPTIONS + VARIABLE)
-    pixels.add_arguments(parser)
-    add_arguments(parser, split="")
+{VARIABLE}
+""",
+    pixels.add_arguments,
+    writing(""),
+)
+EPILOG = pixels.__doc__
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,15 @@ from typing import Any
 from data_prep.formats.files import ranges
 from data_prep.formats.tables.column_choice import listed
 from data_prep.formats.user_code import SPLIT, Code, check_same, file_of, parts_of, place_of
-from data_prep.options import VARIABLE, Options, add_arguments, add_options, pairs
+from data_prep.options import VARIABLE, Options, pairs, writing
 from data_prep.source import BadRecords, Piece, Source, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError
 from hpctrain.shards.field import DTYPES
 
-_OPTIONS = """
+ARGUMENTS = f"""
+function=CODE
+    FILE.py:NAME or MODULE:NAME, a function, or a data set with __len__ and __getitem__
 --fields NAME,…
     names of the items of samples that are no dicts
 --arg KEY=VALUE ...
@@ -57,15 +59,9 @@ _OPTIONS = """
     store a field as this dtype; values that do not fit cannot be used
 --input FILE ... : path
     a file that the function reads; a change in it makes another data set
+{VARIABLE}
+{writing("")}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    what = "FILE.py:NAME or MODULE:NAME, a function, or a data set with __len__ and __getitem__"
-    parser.add_argument("function", metavar="CODE", help=what)
-    add_options(parser, _OPTIONS + VARIABLE)
-    add_arguments(parser, split="")
 
 
 @dataclass(frozen=True)

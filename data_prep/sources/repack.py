@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.datasets.shards import blocks, some
-from data_prep.options import Options, add_arguments, add_options
+from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile, readable
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
@@ -41,20 +41,15 @@ _SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump les
 OPEN = 4096  # shards that are open at a time, at most
 FULL = 15 / 16  # part of a shard that a piece fills, if only the average length is known
 
-
-_OPTIONS = """
+ARGUMENTS = f"""
+src=SRC : path
+    folder of a data set
 --shuffle SEED : int
     put the samples in a random order
 --fields A,B
     write only these fields, in this order (default: all)
+{writing(_KEEP)}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("src", type=Path, metavar="SRC", help="folder of a data set")
-    add_options(parser, _OPTIONS)
-    add_arguments(parser, split=_KEEP)
 
 
 def prepare(args: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ from data_prep.formats.files import Part
 from data_prep.formats.opening import is_utf8
 from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
-from data_prep.options import Options, add_arguments, add_options
+from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.sources import flow
 from data_prep.writing.split import ByColumn, ByFile
@@ -43,11 +43,13 @@ SKIPPED = {
 }
 _DOCUMENTS = 256  # documents in a block
 SPLITS = {"digits": "train=0.8,val=0.2", "stdlib": "train=0.9,val=0.1", "flow": "train=0.9,val=0.1"}
-_STDLIB = """
+ARGUMENTS = f"""
+name={{{",".join(SPLITS)}}}
+{writing("")}
+[stdlib]
 --train-bpe VOCABULARY : int
     also write tokens, of a byte-level BPE with this number of tokens
-"""
-_FLOW = f"""
+[flow]
 --size N : int
     number of points along each side of the grid (default: {flow.SIZE})
 --steps N : int
@@ -57,14 +59,6 @@ _FLOW = f"""
 --seed N : int
     seed of the random initial fields (default: 0)
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("name", choices=tuple(SPLITS))
-    add_arguments(parser, split="")
-    add_options(parser.add_argument_group("stdlib"), _STDLIB)
-    add_options(parser.add_argument_group("flow"), _FLOW)
 
 
 def prepare(args: argparse.Namespace) -> None:

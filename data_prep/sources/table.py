@@ -31,7 +31,6 @@ says (Excel writes one for UTF-16), or what --encoding says. A row must fit in -
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,12 +44,15 @@ from data_prep.formats.tables.columns import Column, Taken, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.matrices import numbers_of
 from data_prep.formats.tables.tables import without
-from data_prep.options import Options, add_arguments, add_options, pairs, parse_size
+from data_prep.options import Options, pairs, parse_size, writing
 from data_prep.source import BadRecords, Block, Names, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 
-_OPTIONS = """
+ARGUMENTS = f"""
+sources=SRC+ : path
+    files or folders
+[table]
 --columns NAME,… ...
     take only these columns, in this order
 --drop NAME,… ...
@@ -74,14 +76,9 @@ _OPTIONS = """
     types (default: 4MiB, 1MiB for the types; more if there are many columns)
 --no-quotes
     CSV: treat " as an ordinary character
+{files.OUTSIDE}
+{writing()}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
-    add_options(parser.add_argument_group("table"), _OPTIONS + files.OUTSIDE)
-    add_arguments(parser)
 
 
 def _block_size(text: str) -> int:

@@ -35,7 +35,7 @@ from data_prep.formats.files import Part
 from data_prep.formats.text import documents, tokens
 from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
-from data_prep.options import Options, add_arguments, add_options, parse_size
+from data_prep.options import Options, parse_size, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.job import begun
 from data_prep.writing.piece import Problems
@@ -48,8 +48,10 @@ _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100
 _BLOCK_DOCUMENTS = 4096
 _BYTES_PER_TOKEN = 4  # an estimate for a trained tokenizer; only used for the size of the shards
 
-
-_OPTIONS = f"""
+ARGUMENTS = f"""
+sources=SRC+ : path
+    files or folders
+[text]
 --glob PATTERN ...
     file names to take from folders (default: {" ".join(documents.PATTERNS)})
 --documents {{files,lines}} = files
@@ -58,29 +60,19 @@ _OPTIONS = f"""
     the column with the text, in JSON Lines and Parquet
 --train-bytes SIZE = 100MB
     maximum amount of text for --train-bpe, taken from all parts of the source
-"""
-_TOKENIZER = """
+{files.OUTSIDE}
+[one of]
 --tokenizer bytes|FILE.json = bytes
     the bytes of UTF-8, or a tokenizer.json of Hugging Face
 --train-bpe VOCABULARY : int
     train a byte-level BPE with this number of tokens on the source
-"""
-_END = """
+[one of]
 --eod TOKEN
     the tokenizer's token that ends a document
 --no-eod
     write no token at the end of a document
+{writing()}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
-    group = parser.add_argument_group("text")
-    add_options(group, _OPTIONS + files.OUTSIDE)
-    add_options(group.add_mutually_exclusive_group(), _TOKENIZER)
-    add_options(group.add_mutually_exclusive_group(), _END)
-    add_arguments(parser)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, key_of
-from data_prep.options import VARIABLE, Options, add_arguments, add_options
+from data_prep.options import VARIABLE, Options, writing
 from data_prep.source import BadRecords, Piece, Source, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from data_prep.writing.piece import Problems
@@ -42,21 +42,19 @@ CODE = frozenset(("pyd", "pkl", "pickle", "pth", "pt", "ckpt", "joblib", "dill",
 NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
 KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
 
-
-_OPTIONS = """
+ARGUMENTS = (
+    f"""
+tars=TAR+ : path
+    a tar, or a folder
 --field NAME=EXT,… ...
     the field NAME is the member with one of these extensions; json:KEY takes a key of a JSON
     object, EXT:bytes takes the bytes of any member
-"""
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("tars", nargs="+", type=Path, metavar="TAR", help="a tar, or a folder")
-    add_options(parser, _OPTIONS + VARIABLE)
-    pixels.add_arguments(parser)
-    add_arguments(parser)
+{VARIABLE}
+""",
+    pixels.add_arguments,
+    writing(),
+)
+EPILOG = pixels.__doc__
 
 
 class _Member(NamedTuple):

@@ -31,7 +31,6 @@ from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_on, same
 from data_prep.formats.hdf5.survey import Found, Survey
-from data_prep.options import add_options
 from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
@@ -46,8 +45,9 @@ from hpctrain.terminal import few
 
 SUFFIXES = (".h5", ".hdf5")
 
-
-_OPTIONS = """
+ARGUMENTS = """
+files=FILE+ : path
+    HDF5 file, or a folder of them
 --field NAME=DATASET ...
     a field and its dataset in the files, or NAME=VALUES:OFFSETS if its samples have different
     lengths
@@ -68,13 +68,6 @@ _OPTIONS = """
 --quiet
     print errors only
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    what = "HDF5 file, or a folder of them"
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=what)
-    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.dataset import DataSet, add_arguments, sizes
+from data_prep.datasets.dataset import DataSet, samples_of, sizes
 from data_prep.formats.opening import is_utf8
 from data_prep.libraries import library
-from data_prep.options import add_options
 from data_prep.show import console
 from data_prep.show.images import is_text
 from hpctrain.disk import TEMPORARY, temporary
@@ -31,7 +30,9 @@ from hpctrain.shards.index import Split
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array
 
-_OPTIONS = """
+ARGUMENTS = f"""{samples_of("export")}
+out=OUT : path
+    folder to write; it must be empty or new
 --to FORMAT = parquet
     format of the files
 --limit N : positive
@@ -47,14 +48,6 @@ _OTHERS = {
     "images": "Pillow's `Image.fromarray(h5py.File(SHARD)[FIELD][i].transpose(1, 2, 0))` is the "
     "image of sample i",
 }
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    add_arguments(parser, "export")
-    what = "folder to write; it must be empty or new"
-    parser.add_argument("out", type=Path, metavar="OUT", help=what)
-    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.dataset import DataSet, add_arguments
+from data_prep.datasets.dataset import DataSet, samples_of
 from data_prep.formats.text.tokens import FILE as TOKENIZER
-from data_prep.options import add_options
 from data_prep.show import console
 from data_prep.show.images import SIGNATURES, is_text
 from hpctrain.shards.field import Field
@@ -18,19 +17,12 @@ from hpctrain.shards.types import Array
 _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text
 
-
-_OPTIONS = """
+ARGUMENTS = f"""{samples_of("show")}
 -n, --samples N = 5 : positive
     number of samples of each split
 --json
     print JSON, one sample in each line
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    add_arguments(parser)
-    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from data_prep.datasets.dataset import DataSet, add_arguments
-from data_prep.options import add_options
+from data_prep.datasets.dataset import DataSet, samples_of
 from data_prep.show import console
 from data_prep.show.views import Summary, class_name
 from hpctrain.shards.index import Split
@@ -21,19 +20,12 @@ from hpctrain.shards.moments import Moments
 MOST = 30  # the most classes that are listed
 _BAR = 24  # the length of the longest bar, in characters
 
-
-_OPTIONS = """
+ARGUMENTS = f"""{samples_of("show")}
 --plot FILE : path
     draw a .png file
 --json
     print JSON
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    add_arguments(parser)
-    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
-from data_prep.options import add_options
+from data_prep.options import DIR
 from data_prep.show import console
 from data_prep.tools import label_ranges
 from data_prep.tools.label_ranges import LabelRanges
@@ -42,14 +42,14 @@ _MAX_THREADS = 32
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 
-
-_DEPTH = """
+ARGUMENTS = f"""{DIR}
+[one of]
 --quick
     open each file, read no samples
 --full
     read everything (the default)
-"""
-_OPTIONS = """
+[]
+{label_ranges.OPTIONS}
 --workers N : positive
     number of threads (default: the cores)
 --group FIELD
@@ -60,13 +60,6 @@ _OPTIONS = """
 --quiet
     print problems only
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    add_options(parser.add_mutually_exclusive_group(), _DEPTH)
-    add_options(parser, label_ranges.OPTIONS + _OPTIONS)
 
 
 @dataclass(frozen=True)

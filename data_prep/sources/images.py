@@ -18,7 +18,9 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -106,28 +108,17 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     problems, ignored = Problems(options.on_error), Ignored()
     if not path.exists():
         raise DataError(f"{path} does not exist")
+    if path.is_dir() and split not in ("", FOLDER):
+        given = f"--split column:{split}" if by_column else f"--group {split}"
+        raise ConfigError(f"{given}: a folder of images has column:{FOLDER}")
+    how: Any = {"labels": labels, "split": bool(split), "outside": args.allow_outside}
     if path.is_dir():
-        if split and split != FOLDER:
-            given = f"--split column:{split}" if by_column else f"--group {split}"
-            raise ConfigError(f"{given}: a folder of images has column:{FOLDER}")
-        found = by_folder(
-            *(path, SUFFIXES, problems, ignored, fixed),
-            labels=labels,
-            split=bool(split),
-            outside=args.allow_outside,
-        )
+        found = by_folder(path, SUFFIXES, problems, ignored, fixed, **how)
     else:
-        found = by_list(
-            path,
-            [args.path_column, *[args.label_column] * labels, *[split] * bool(split)],
-            *(problems, fixed),
-            labels=labels,
-            split=bool(split),
-            outside=args.allow_outside,
-        )
+        columns = [args.path_column, *[args.label_column] * labels, *[split] * bool(split)]
+        found = by_list(path, columns, problems, fixed, **how)
     if not found.files:
-        why = f": {problems.found[0]}" if problems.found else ""
-        raise DataError(f"{path} has no images{why}")
+        raise DataError(f"{path} has no images{problems.why()}")
     names: list[str] | None = None
     if labels:
         names, found.labels = numbers(path, found, fixed)
@@ -171,20 +162,19 @@ def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> F
 
 
 def _pieces(found: Labelled, spec: Field, shard_bytes: int) -> list[Piece]:
-    pieces = []
     row_bytes = 0 if spec.variable else spec.nbytes
-    start, nbytes = 0, 0
-    for i, size in enumerate(found.files.sizes):
-        size = row_bytes or size
-        if i > start and nbytes + size > shard_bytes:
-            pieces.append(_piece(found.part(start, i), nbytes))
-            start, nbytes = i, 0
+    ends, sizes, nbytes = [0], list[int](), 0
+    for i, size in enumerate(row_bytes or size for size in found.files.sizes):
+        if i > ends[-1] and nbytes + size > shard_bytes:
+            ends.append(i)
+            sizes.append(nbytes)
+            nbytes = 0
         nbytes += size
-    return [*pieces, _piece(found.part(start, len(found.files)), nbytes)]
-
-
-def _piece(part: Labelled, nbytes: int) -> Piece:
-    return Piece(part, part.files, samples=len(part.files), bytes=nbytes)
+    parts = [found.part(*pair) for pair in pairwise([*ends, len(found.files)])]
+    return [
+        Piece(part, part.files, samples=len(part.files), bytes=size)
+        for part, size in zip(parts, [*sizes, nbytes], strict=True)
+    ]
 
 
 def _content(file: SourceFile) -> bytes:

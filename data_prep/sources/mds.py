@@ -146,19 +146,17 @@ def _chosen(
         if column not in kinds:
             raise ConfigError(f"--column {text}: there are {', '.join(kinds)}")
         kind, name = kinds[column], key or column
-        others = "; --column takes only others"
+        problem = ""
         if kind == "pkl":
-            raise ConfigError(f"{folder}: column {column!r} holds pickles, which run code{others}")
-        if (kind == "json") != bool(key):
-            raise ConfigError(
-                f"{folder}: column {column!r} holds JSON: --column {column}:KEY takes a key{others}"
-                if kind == "json"
-                else f"--column {text}: the column is {kind}, which has no keys"
-            )
-        if kind == "uint64" or kind not in SCALARS | set(TAKEN):
-            raise ConfigError(
-                f"{folder}: column {column!r} is {kind}, which no field can hold{others}"
-            )
+            problem = "holds pickles, which run code"
+        elif kind == "json" and not key:
+            problem = f"holds JSON: --column {column}:KEY takes a key"
+        elif key and kind != "json":
+            raise ConfigError(f"--column {text}: the column is {kind}, which has no keys")
+        elif kind == "uint64" or kind not in SCALARS | set(TAKEN):
+            problem = f"is {kind}, which no field can hold"
+        if problem:
+            raise ConfigError(f"{folder}: column {column!r} {problem}; --column takes only others")
         if name in chosen:
             raise ConfigError(f"--column: the field {name!r} is there twice")
         chosen[name] = column, key

@@ -87,16 +87,14 @@ class Stream(Source):
                 except Unusable as error:
                     problems.bad(self.place(what), record, str(error))
                     continue
-                own = self.own if split else ""
-                names = [name for name, field in fields.items() if is_name(field)]
+                own = [self.own] if split else []
                 by = options.split.column if isinstance(options.split, ByColumn) else ""
                 return replace(
                     self,
                     fields=fields,
-                    own=own,
-                    columns=[own, *names] if own else names,
-                    column=by or own,
+                    own="".join(own),
+                    columns=[*own, *(name for name, field in fields.items() if is_name(field))],
+                    column=by or "".join(own),
                     sample_bytes=max(1, sum(value.nbytes for value in first.values())),
                 )
-        why = f": {problems.found[0]}" if problems.found else ""
-        raise DataError(f"{none}{why}")
+        raise DataError(f"{none}{problems.why()}")

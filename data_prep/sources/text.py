@@ -79,27 +79,12 @@ sources=SRC+ : path
 class Corpus:
     """The files with documents, and how they are read."""
 
-    sources: tuple[str, ...]
-    files: tuple[SourceFile, ...]
-    ignored: int
+    found: files.Found
     reader: documents.Reader
-
-    @classmethod
-    def of(
-        cls,
-        sources: Sequence[Path],
-        patterns: Sequence[str],
-        reader: documents.Reader,
-        allow_outside: bool = False,
-    ) -> "Corpus":
-        """Find the files; see `files.find`."""
-        found = files.find(sources, patterns, allow_outside)
-        named = tuple(str(source.absolute()) for source in sources)
-        return cls(named, found.files, found.ignored, reader)
 
     def parts(self, nbytes: int) -> Iterator[tuple[Part, SourceFile, int]]:
         """Yield all parts, each with its file and the approximate bytes of its text."""
-        for file in self.files:
+        for file in self.found.files:
             for part, size in self.reader.parts(file, nbytes):
                 yield part, file, size
 
@@ -110,13 +95,14 @@ class Corpus:
         passed = used = 0
         for part, _, size in parts:
             passed += size
-            share = limit * min(1.0, passed / total)  # bytes of the parts so far
+            # The bytes of the parts so far.
+            share = limit * min(1.0, passed / total) if total > limit else limit
             if used >= share and total > limit:
                 continue
             for document in self.reader.read(part, Problems("skip")):
                 yield document.text
                 used += len(document.text.encode())
-                if used >= (share if total > limit else limit):
+                if used >= share:
                     break
 
 
@@ -159,12 +145,9 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     """Return documents as tokens."""
     if args.eod and (args.train_bpe is not None or args.tokenizer == "bytes"):
         raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
-    corpus = Corpus.of(
-        args.sources,
-        args.glob or documents.PATTERNS,
-        documents.Reader(args.documents == "lines", args.text_column, options.column),
-        args.allow_outside,
-    )
+    reader = documents.Reader(args.documents == "lines", args.text_column, options.column)
+    found = files.find(args.sources, args.glob or documents.PATTERNS, args.allow_outside)
+    corpus = Corpus(found, reader)
     if args.train_bpe is not None:
         tokenizer = _trained(corpus, args)
     elif args.tokenizer == "bytes":
@@ -178,27 +161,28 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     parts = ((part, file, int(size * growth)) for part, file, size in corpus.parts(room))
     pieces: list[Piece] = files.pieces(parts, int(room * growth))
     by_file = isinstance(options.split, ByFile)
+    sources = [str(source.absolute()) for source in args.sources]
     return _Text(
         name="text",
         fields={"tokens": Field(tokenizer.dtype, variable=True)},
         pieces=pieces,
         identity={
-            **asdict(corpus.reader),
+            **asdict(reader),
             "tokenizer": tokenizer.digest,
             "eod": tokenizer.eod,
-            "files": [file.path for file in corpus.files] if by_file else [],
+            "files": [file.path for file in found.files] if by_file else [],
         },
         about={
-            "from": list(corpus.sources),
-            "ignored": corpus.ignored,
-            "documents": "lines" if corpus.reader.lines else "files",
-            "text_column": corpus.reader.key,
+            "from": sources,
+            "ignored": found.ignored,
+            "documents": "lines" if reader.lines else "files",
+            "text_column": reader.key,
             "tokenizer": tokenizer.about,
         },
-        columns=corpus.reader.columns(corpus.files[0]),
-        folders=corpus.sources,
+        columns=reader.columns(found.files[0]),
+        folders=sources,
         beside={tokens.FILE: tokenizer.content} if tokenizer.content else {},
-        reader=corpus.reader,
+        reader=reader,
         tokenizer=tokenizer,
         by_file=by_file,
         threads=options.workers if len(pieces) == 1 else 1,
@@ -209,7 +193,7 @@ def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
     """Train a BPE on the corpus, or return the one that an earlier run has trained for OUT."""
     vocabulary, limit = args.train_bpe, parse_size(args.train_bytes, "--train-bytes")
     tokens.check_vocabulary(vocabulary)
-    read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.files]])
+    read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.found.files]])
     of = tokens.digest_of(read)
     name = f"BPE of {vocabulary} tokens, trained on {limit} bytes of {of}"
     content = _earlier(args.out, name)
@@ -217,7 +201,8 @@ def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
         texts = corpus.sample(limit)
         first = next(texts, None)
         if first is None:
-            raise DataError(f"{', '.join(corpus.sources)}: no text to train a tokenizer on")
+            named = ", ".join(str(source.absolute()) for source in args.sources)
+            raise DataError(f"{named}: no text to train a tokenizer on")
         if not args.quiet:
             print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
         content = tokens.trained(chain([first], texts), vocabulary)

@@ -17,6 +17,7 @@ import io
 import re
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -129,15 +130,14 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 def _tars(paths: Sequence[Path]) -> list[Path]:
     tars: list[Path] = []
     for path in paths:
+        found = [path]
         if path.is_dir():
             found = sorted(p for p in path.iterdir() if ".tar" in p.suffixes or p.suffix == ".tgz")
-            if not found:
-                raise DataError(f"{path} has no .tar files")
-            tars += found
-        else:
-            tars.append(path)
-    for path in tars:
-        if tars.count(path) > 1:
+        if not found:
+            raise DataError(f"{path} has no .tar files")
+        tars += found
+    for path, count in Counter(tars).items():
+        if count > 1:
             raise ConfigError(f"{path} is given twice")
     return tars
 

@@ -85,28 +85,23 @@ out=OUT : path
 
 @dataclass(frozen=True)
 class Options:
-    """How to write a data set, whatever the source."""
+    """How to write a data set, whatever the source; see the options of the same names."""
 
-    shard_bytes: int  # the most bytes of data in one shard, before compression
-    compression: Compression = field(default_factory=Compression)  # the compression of the shards
+    shard_bytes: int
+    compression: Compression = field(default_factory=Compression)
     # Whether `data_prep.writing.codec` chooses the codec; `compression` has the chunk size.
     auto: bool = False
-    # The rule that assigns each sample to a split.
     split: Split = field(default_factory=lambda: Fractions({"train": 1.0}))
-    stratify: str = ""  # the field whose classes are all split in the same proportions, or ""
-    group: str = ""  # the field or column of which no value may be in two splits, or ""
-    dedup: str = "none"  # "exact" leaves out samples that are equal to an earlier one; or "none"
-    # What to do with records that cannot be used: "stop", "skip" or "collect".
+    stratify: str = ""
+    group: str = ""
+    dedup: str = "none"
     on_error: str = "stop"
-    # "refuse" if samples with values that are not finite cannot be used, or "allow".
     nan: str = "allow"
-    # The most bytes of samples; None: a limit that only a bomb exceeds.
-    max_output: int | None = None
-    workers: int = 1  # the number of worker processes
-    # (i, n) writes only the i-th of n parts, from 1; `finalize` puts them together.
+    max_output: int | None = None  # bytes; None: a limit that only a bomb exceeds
+    workers: int = 1
     part: tuple[int, int] | None = None
-    overwrite: bool = False  # whether another data set or unfinished command in OUT may be replaced
-    quiet: bool = False  # whether only errors are printed
+    overwrite: bool = False
+    quiet: bool = False
     rename: Mapping[str, str] = field(default_factory=dict)  # new names of fields, by the old ones
     command: str = ""  # the command line, for the provenance
     by_own: bool = False  # whether `Source.own` decides the splits, because --split is not given
@@ -114,18 +109,12 @@ class Options:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
         """Return the options that the arguments of the command line give."""
-        part = _part(args.part)
-        all_samples = {
-            "--dedup": args.dedup != "none",
-            "--stratify": args.stratify,
-            "--group": args.group,
-        }
-        if part and any(all_samples.values()):
-            option = next(name for name, given in all_samples.items() if given)
-            raise ConfigError(
-                f"{option} has to see all samples, --part only some: leave it out here, and "
-                f"after `finalize` run `python -m data_prep repack OUT NEW {option} …`"
-            )
+        for option in ("dedup", "stratify", "group") if args.part else ():
+            if vars(args)[option] not in ("none", "", None):
+                raise ConfigError(
+                    f"--{option} has to see all samples, --part only some: leave it out here, and "
+                    f"after `finalize` run `python -m data_prep repack OUT NEW --{option} …`"
+                )
         names = ("stratify", "dedup", "on_error", "nan", "overwrite", "quiet")
         return cls(
             shard_bytes=parse_size(args.shard_size),
@@ -136,10 +125,10 @@ class Options:
             group=args.group or "",
             max_output=parse_size(args.max_output, "--max-output") if args.max_output else None,
             workers=args.workers or len(os.sched_getaffinity(0)),
-            part=part,
+            part=_part(args.part),
             rename=pairs("--rename", args.rename, "OLD=NEW"),
             command=args.command_line,
-            **{name: getattr(args, name) for name in names},
+            **{name: vars(args)[name] for name in names},
         )
 
     @property

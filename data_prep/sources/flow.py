@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.formats.files import ranges
 from data_prep.options import Options
 from data_prep.source import BadRecords, Block, Piece, Source
 from hpctrain.errors import ConfigError
@@ -167,14 +168,14 @@ def flow(
     }
     nbytes = 4 * steps * size * size + 12
     in_piece = max(1, min(_MOST_IN_PIECE, options.shard_bytes // nbytes))
-    ends = [
-        (first, min(first + in_piece, trajectories)) for first in range(0, trajectories, in_piece)
-    ]
     about: dict[str, Any] = {"size": size, "steps": steps, "seed": seed, "interval": INTERVAL}
     return _Flow(
         name="flow",
         fields=fields,
-        pieces=[Piece((a, b), samples=b - a, bytes=(b - a) * nbytes) for a, b in ends],
+        pieces=[
+            Piece((a, b), samples=b - a, bytes=(b - a) * nbytes)
+            for a, b in ranges(trajectories, in_piece)
+        ],
         identity={**about, "trajectories": trajectories},
         about={"from": "a pseudo-spectral solver of the Navier-Stokes equations", **about},
         size=size,

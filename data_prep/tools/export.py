@@ -140,9 +140,7 @@ class Parquet:
         metadata = {"shape": json.dumps(list(field.shape))}
         if names := list(self.data.categories(name)):
             metadata["categories"] = json.dumps(names)
-        kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
-        if field.shape:
-            kind = self._element(field)
+        kind = self._element(field)
         if field.variable:
             kind = self._pa.large_list(kind)
         if name in self._text:
@@ -154,7 +152,7 @@ class Parquet:
         kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
         if len(field.shape) > 1:
             return self._pa.fixed_shape_tensor(kind, field.shape)
-        return self._pa.list_(kind, field.shape[0])
+        return self._pa.list_(kind, field.shape[0]) if field.shape else kind
 
     def _array(self, name: str, value: Array | Ragged, first: int) -> Any:
         field, pa = self.fields[name], self._pa

@@ -125,14 +125,10 @@ def _progress(
     source: Source, numbers: Sequence[int], options: Options, label: str = ""
 ) -> ProgressBar:
     pieces = [source.pieces[number] for number in numbers]
-    counts = [piece.samples for piece in pieces]
-    known = [count for count in counts if count is not None]
-    return ProgressBar(
-        samples=sum(known) if len(known) == len(counts) else None,
-        nbytes=sum(piece.bytes for piece in pieces),
-        label=label,
-        quiet=options.quiet,
-    )
+    known = [piece.samples for piece in pieces if piece.samples is not None]
+    samples = sum(known) if len(known) == len(pieces) else None
+    nbytes = sum(piece.bytes for piece in pieces)
+    return ProgressBar(samples, nbytes, label=label, quiet=options.quiet)
 
 
 def _is_last(job: Job, options: Options) -> bool:
@@ -176,44 +172,38 @@ def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tupl
 
 def _check_split(source: Source, options: Options) -> None:
     """Check that the source has what --split, --group and --stratify need."""
-    split = options.split
-    if isinstance(split, ByColumn) and split.column not in source.columns:
+    split, group, fields = options.split, options.group, source.fields
+    by_column = split.column if isinstance(split, ByColumn) else ""
+    if by_column and by_column not in source.columns:
         has = ", ".join(source.columns) or "none"
         raise ConfigError(
             f"--split {split}: {source.name} has no such column to go by; it has {has}"
         )
     if isinstance(split, ByFile) and (files := [*source.split_files()]):
         split.of_files(files)
-    _check_group(source, options)
+    if group and group not in fields:
+        if group not in source.columns:
+            columns = f", and the columns {', '.join(source.columns)}" if source.columns else ""
+            raise ConfigError(
+                f"--group {group}: {source.name} has no such field or column to go by; it has the "
+                f"fields {', '.join(fields)}{columns}"
+            )
+        if by_column not in ("", group):
+            raise ConfigError(
+                f"--group {group} with --split {split}: of two columns, one has to be a field that "
+                "is written"
+            )
     if not options.stratify:
         return
-    field = source.fields.get(options.stratify)
+    field = fields.get(options.stratify)
     if field is None or field.shape or field.variable or field.dtype.startswith("float"):
-        have = ", ".join(f"{name} {field}" for name, field in source.fields.items())
+        have = ", ".join(f"{name} {field}" for name, field in fields.items())
         raise ConfigError(
             f"--stratify {options.stratify!r}: it is a field with one whole number per sample; "
             f"there are {have}"
         )
     if not isinstance(split, Fractions) or len(split.fractions) < 2:
         raise ConfigError(f"--stratify needs fractions to split by; --split is {split}")
-
-
-def _check_group(source: Source, options: Options) -> None:
-    """Check that the source has what --group needs."""
-    group = options.group
-    if not group or group in source.fields:
-        return
-    if group not in source.columns:
-        columns = f", and the columns {', '.join(source.columns)}" if source.columns else ""
-        raise ConfigError(
-            f"--group {group}: {source.name} has no such field or column to go by; it has the "
-            f"fields {', '.join(source.fields)}{columns}"
-        )
-    if isinstance(options.split, ByColumn) and options.split.column != group:
-        raise ConfigError(
-            f"--group {group} with --split {options.split}: of two columns, one has to be a field "
-            "that is written"
-        )
 
 
 def _check_apart(source: Source, out: Path) -> None:
@@ -289,7 +279,7 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
 def _existing(out: Path) -> Index | None:
     """Return the index of the data set in `out`, or None when `out` is free for a new one."""
     try:
-        names = {path.name for path in out.iterdir()}
+        names = set(os.listdir(out))
     except FileNotFoundError:
         return None
     except NotADirectoryError:

@@ -119,7 +119,8 @@ def run(args: argparse.Namespace) -> None:
         what += [f"groups of {group}"] * bool(group and full)
         what += ["statistics"] * bool(index.statistics and full)
         checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
-        for line in f"{args.folder}: {checked}: {summary(index, groups=full)}".splitlines():
+        first, *more = summary(index, groups=full).splitlines()
+        for line in (f"{args.folder}: {checked}: {first}", *more):
             console.say(line)
 
 

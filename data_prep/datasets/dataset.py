@@ -63,8 +63,8 @@ class DataSet:
         """Open a shard to read these fields."""
         opened = OpenShard(self.folder / shard.path, shard, fields)
         for problem in opened.problems():
-            opened.close()
-            raise DataError(f"shard {opened.path}: {problem}")
+            with opened:
+                raise DataError(f"shard {opened.path}: {problem}")
         return opened
 
     def blocks(

@@ -93,12 +93,13 @@ class _WebDataset(Stream):
                 some = "two members" if found else "no member"
                 listed = ", .".join(found or member.extensions)
                 raise Unusable(f"it has {some} .{listed} for {name!r}")
+            content = parts[found[0]]
             try:
-                content = parts[found[0]]
-                if member.kind == "image":
-                    values[name] = self.pixels.sample(content, self.fields.get(name))
-                else:
-                    values[name] = _decoded(content, member)
+                values[name] = (
+                    self.pixels.sample(content, self.fields.get(name))
+                    if member.kind == "image"
+                    else _decoded(content, member)
+                )
             except Unusable as error:
                 raise Unusable(f".{found[0]}: {error}") from None
         return values, ""
@@ -189,22 +190,23 @@ def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, _Member]:
     _check_no_code(tar, parts)
     for extension in parts:
         kind = _kind(extension)
+        name = names.get(kind, extension.removesuffix(".npy").replace("npy", "array"))
+        problem = cure = ""
         if not kind:
-            example = "NAME=json:KEY" if extension == "json" else f"NAME={extension}:bytes"
-            raise ConfigError(
-                f"{tar}: the first sample has members .{', .'.join(parts)}, and .{extension} has "
-                f"no field by default: give every field, such as --field {example}"
+            problem = (
+                f"the first sample has members .{', .'.join(parts)}, and .{extension} has no field "
+                "by default"
             )
-        name = extension.removesuffix(".npy").replace("npy", "array")
-        name = names.get(kind, name)
-        if name in members:
-            raise ConfigError(
-                f"{tar}: the members .{members[name].extensions[0]} and .{extension} would both be "
-                f"the field {name!r}: give every field, such as --field {name}={extension}"
-            )
-        members[name] = _Member((extension,), kind)
-        if kind == "image":  # other samples may have another image format
-            members[name] = _Member((extension, *sorted(IMAGES - {extension})), kind)
+            cure = "NAME=json:KEY" if extension == "json" else f"NAME={extension}:bytes"
+        elif name in members:
+            other = members[name].extensions[0]
+            problem = f"the members .{other} and .{extension} would both be the field {name!r}"
+            cure = f"{name}={extension}"
+        if problem:
+            raise ConfigError(f"{tar}: {problem}: give every field, such as --field {cure}")
+        # Other samples may have another image format.
+        others = sorted(IMAGES - {extension}) if kind == "image" else []
+        members[name] = _Member((extension, *others), kind)
     return members
 
 

@@ -76,34 +76,26 @@ def run(args: argparse.Namespace) -> None:
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `out` at the end, or removed after an error."""
+    folder = temporary(out.resolve())
     try:
         if out.exists() and next(out.iterdir(), None) is not None:
             raise DataError(f"{out} is not empty; give an empty or new folder")
-        folder = temporary(out.resolve())
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _clear(folder)
+        prefix = folder.name.rpartition(".")[0]
+        for path in folder.parent.iterdir():  # of killed exports to here, by this machine
+            found = TEMPORARY.match(path.name)
+            same = found is not None and path.name.rpartition(".")[0] == prefix
+            if found and same and not Path("/proc", found["pid"]).exists():
+                shutil.rmtree(path, ignore_errors=True)
         folder.mkdir()
+        yield folder
+        os.replace(folder, out.resolve())
     except (NotADirectoryError, FileExistsError):
         raise DataError(f"{out} is a file, or lies in one; OUT is a folder") from None
     except OSError as error:
         raise storage_error(out, error) from None
-    try:
-        yield folder
-        os.replace(folder, out.resolve())
-    except OSError as error:
-        raise storage_error(out, error) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _clear(folder: Path) -> None:
-    """Remove the temporary folders of killed exports to the same place on this machine."""
-    prefix = folder.name.rpartition(".")[0]
-    for path in folder.parent.iterdir():
-        found = TEMPORARY.match(path.name)
-        same = found is not None and path.name.rpartition(".")[0] == prefix
-        if found and same and not Path("/proc", found["pid"]).exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 class Parquet:

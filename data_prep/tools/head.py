@@ -120,13 +120,12 @@ def _range(value: Array) -> str:
 
 def _value(value: Array, field: Field) -> Any:
     """Return a value for JSON: all of it, or a description of a large array."""
+    large = {"dtype": field.dtype, "shape": list(value.shape)}
     if is_text(field) and value.size and (text := _text(value)) is not None:
         if text not in SIGNATURES.values() and len(text.encode()) == value.size:
             return text
-        return {"dtype": field.dtype, "shape": list(value.shape), "starts": text[:_CHARACTERS]}
+        return {**large, "starts": text[:_CHARACTERS]}
     if value.size > _PRINTED**2:
-        return {"dtype": field.dtype, "shape": list(value.shape), "values": _range(value)}
-    content = value.tolist()
-    if value.dtype.kind != "f" or np.isfinite(value).all():
-        return content
-    return json.loads(json.dumps(content), parse_constant=str)  # JSON has no NaN
+        return {**large, "values": _range(value)}
+    # JSON has no NaN.
+    return json.loads(json.dumps(value.tolist()), parse_constant=str)

@@ -58,14 +58,10 @@ class _Mds(Stream):
     layout: tuple[Column, ...] = ()
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # (column, key) by field
 
-    def encoded(self, what: Shard, reading: BadRecords) -> Iterator[Encoded]:
+    def encoded(self, file: str, what: Shard, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
         for number, content in enumerate(samples(what)):
             yield Encoded(f"sample {number}", partial(self._values, content, what.folder))
-
-    def place(self, what: Shard) -> str:
-        """See `Stream`."""
-        return what.file.path
 
     def _values(self, sample: bytes, folder: str) -> tuple[dict[str, Any], str]:
         """Decode the chosen values of a sample."""
@@ -103,7 +99,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     found = _Mds(
         name="mds",
         fields={},
-        pieces=[Piece(s, (s.file,), samples=s.samples, bytes=s.bytes) for s in shards],
+        pieces=[Piece((s.file.path, s), (s.file,), s.samples, s.bytes) for s in shards],
         identity={
             "layout": [asdict(column) for column in layout],
             "wanted": chosen,

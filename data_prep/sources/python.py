@@ -71,14 +71,10 @@ class _Python(Stream):
     unpacks = False
     code: Code = field(default_factory=lambda: Code("", "", {}))
 
-    def encoded(self, what: int | range, reading: BadRecords) -> Iterator[Encoded]:
+    def encoded(self, file: str, what: int | range, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
         for record, values in self.code.items(what):
             yield Encoded(record, partial(self.code.sample, values))
-
-    def place(self, what: Any) -> str:
-        """See `Stream`."""
-        return self.code.place
 
 
 def source(args: argparse.Namespace, options: Options) -> Source:
@@ -101,7 +97,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     found = _Python(
         name="python",
         fields={},
-        pieces=[Piece(what, files) for what in calls],
+        pieces=[Piece((place, what), files) for what in calls],
         identity={
             "function": name,
             "args": given,
@@ -119,7 +115,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     nbytes = found.sample_bytes
     step = -(-len(data) // pieces) if pieces else max(1, options.shard_bytes // nbytes)
     parts = [range(*ends) for ends in ranges(len(data), step)]
-    cut = [Piece(part, files, len(part), len(part) * nbytes) for part in parts]
+    cut = [Piece((place, part), files, len(part), len(part) * nbytes) for part in parts]
     return replace(found, pieces=cut)
 
 

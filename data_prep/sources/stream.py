@@ -36,18 +36,14 @@ class Stream(Source):
     sample_bytes: int = 1  # the size of the first sample
 
     @abstractmethod
-    def encoded(self, what: Any, reading: BadRecords) -> Iterator[Encoded]:
-        """Yield the samples of a piece; see `Source.read`."""
+    def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
+        """Yield the samples of a piece. Each piece's `what` are these two, the file for messages."""
 
-    @abstractmethod
-    def place(self, what: Any) -> str:
-        """Return the file of a piece, for messages."""
-
-    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
+    def read(self, what: tuple[str, Any], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        place, by_field = self.place(what), self.column in self.fields and self.column != self.own
+        place, by_field = what[0], self.column in self.fields and self.column != self.own
         samples = Samples(self.fields, place, keyed=self.keyed, columned=bool(self.column))
-        for record, decode, key in self.encoded(what, reading):
+        for record, decode, key in self.encoded(*what, reading):
             try:
                 values, split = decode()
                 if bool(split) != bool(self.own):
@@ -78,14 +74,14 @@ class Stream(Source):
         """
         problems = Problems(options.on_error)
         for what in (piece.what for piece in self.pieces):
-            for record, decode, _ in self.encoded(what, problems):
+            for record, decode, _ in self.encoded(*what, problems):
                 try:
                     values, split = decode()
                     fields = fields_of(values, variable, dtypes)
                     fields |= {name: self.pixels.field_of(values[name]) for name in self.images}
                     first = fit_all(values, fields, self.rounded)
                 except Unusable as error:
-                    problems.bad(self.place(what), record, str(error))
+                    problems.bad(what[0], record, str(error))
                     continue
                 own = [self.own] if split else []
                 by = options.split.column if isinstance(options.split, ByColumn) else ""

@@ -73,16 +73,12 @@ class _WebDataset(Stream):
     keyed = True
     members: Mapping[str, _Member] = field(default_factory=dict)
 
-    def encoded(self, what: str, reading: BadRecords) -> Iterator[Encoded]:
+    def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
         extensions = frozenset(e for m in self.members.values() for e in m.extensions)
-        for key, parts in samples(what, extensions, reading):
+        for key, parts in samples(file, extensions, reading):
             name = key.encode("utf-8", "surrogateescape")
             yield Encoded(f"sample {key!r}", partial(self._values, parts), name)
-
-    def place(self, what: str) -> str:
-        """See `Stream`."""
-        return what
 
     def _values(self, parts: Mapping[str, bytes]) -> tuple[dict[str, Any], str]:
         """Decode the members of a sample."""
@@ -117,7 +113,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     found = _WebDataset(
         name="webdataset",
         fields={},
-        pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
+        pieces=[Piece((file.path, None), (file,), bytes=file.size) for file in files],
         identity={"members": members, "pixels": asdict(pixels)},
         about={"from": [str(tar.absolute()) for tar in tars]},
         pixels=pixels,

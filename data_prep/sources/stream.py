@@ -37,20 +37,21 @@ class Stream(Source):
 
     @abstractmethod
     def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
-        """Yield the samples of a piece. Each piece's `what` are these two, the file for messages."""
+        """Yield the samples of a piece, whose `what` is these two: the file is for messages."""
 
     def read(self, what: tuple[str, Any], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        place, by_field = what[0], self.column in self.fields and self.column != self.own
-        samples = Samples(self.fields, place, keyed=self.keyed, columned=bool(self.column))
-        for record, decode, key in self.encoded(*what, reading):
+        file, inside = what
+        by_field = self.column in self.fields and self.column != self.own
+        samples = Samples(self.fields, file, keyed=self.keyed, columned=bool(self.column))
+        for record, decode, key in self.encoded(file, inside, reading):
             try:
                 values, split = decode()
                 if bool(split) != bool(self.own):
                     raise Unusable("some samples have a 'split', some have none")
                 sample = fit_all(values, self.fields, self.rounded)
             except Unusable as error:
-                reading.bad(place, record, str(error))
+                reading.bad(file, record, str(error))
                 continue
             if by_field:
                 split = text_of(sample[self.column])
@@ -73,15 +74,15 @@ class Stream(Source):
         is no such sample, and `dtypes` are those to store, by field.
         """
         problems = Problems(options.on_error)
-        for what in (piece.what for piece in self.pieces):
-            for record, decode, _ in self.encoded(*what, problems):
+        for file, inside in (piece.what for piece in self.pieces):
+            for record, decode, _ in self.encoded(file, inside, problems):
                 try:
                     values, split = decode()
                     fields = fields_of(values, variable, dtypes)
                     fields |= {name: self.pixels.field_of(values[name]) for name in self.images}
                     first = fit_all(values, fields, self.rounded)
                 except Unusable as error:
-                    problems.bad(what[0], record, str(error))
+                    problems.bad(file, record, str(error))
                     continue
                 own = [self.own] if split else []
                 by = options.split.column if isinstance(options.split, ByColumn) else ""

@@ -14,6 +14,8 @@ from hpctrain import progress_bar
 def data_prep(capsys, monkeypatch):
     """Return a function that runs a command and returns (exit code, stdout, stderr).
 
+    `data_prep.refuses(code, words, *command)` checks an exit code and words on stderr.
+
     A command has one worker process unless it says `--workers`: as many as there are cores would
     cost a second of CPU time in each test.
     """
@@ -29,6 +31,13 @@ def data_prep(capsys, monkeypatch):
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
+    def refuses(code, words, *args):
+        found, _, err = run(*args)
+        assert found == code, err
+        for each in (words,) if isinstance(words, str) else words:
+            assert each in err
+
+    run.refuses = refuses
     return run
 
 

@@ -122,9 +122,7 @@ def test_the_codec_is_a_part_of_what_was_asked(tmp_path, files, data_prep):
     ],
 )
 def test_bad_options(tmp_path, files, data_prep, asked, words):
-    code, _, err = data_prep("arrays", *files[0], tmp_path / "OUT", *asked)
-    assert code == 2
-    assert words in err
+    data_prep.refuses(2, words, "arrays", *files[0], tmp_path / "OUT", *asked)
     assert not (tmp_path / "OUT").exists()
 
 

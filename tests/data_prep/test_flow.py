@@ -122,7 +122,5 @@ def test_more_trajectories_leave_the_others_in_their_split(tmp_path, data_prep):
     ],
 )
 def test_numbers_that_cannot_be(tmp_path, data_prep, option, value, words):
-    code, _, err = data_prep("sample", "flow", tmp_path / "OUT", f"{option}={value}")
-    assert code == 2
-    assert words in err
+    data_prep.refuses(2, words, "sample", "flow", tmp_path / "OUT", f"{option}={value}")
     assert not (tmp_path / "OUT").exists()

@@ -166,11 +166,10 @@ def test_it_is_said_that_a_file_has_a_group_per_sample(recordings, data_prep, co
         "arrays": ["arrays", "OUT", "--field", "x=rec.h5:/rec_3/eeg"],
         "index": ["index", "rec.h5", "--field", "x=/rec_3/eeg"],
     }[command]
-    code, _, err = data_prep(*one)
-    assert code == 2
-    assert (
-        "rec.h5:/rec_3/eeg has 4 rows, each of which would be a sample; the file has 24 arrays"
-        in err
+    data_prep.refuses(
+        2,
+        "rec.h5:/rec_3/eeg has 4 rows, each of which would be a sample; the file has 24 arrays",
+        *one,
     )
     code, out, _ = data_prep(*one, "--axis", "x=0")
     assert (code, "4 samples" in out) == (0, True)

@@ -90,8 +90,6 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 
 @dataclass(frozen=True)
 class _Arrays(Source):
-    """See `arrays`."""
-
     unpacks = False
     data: tuple[Column, ...] = ()
     step: int = 1

@@ -209,8 +209,6 @@ def _image(name: str, item: Any, pixels: Pixels, field: Field | None = None) -> 
 
 @dataclass(frozen=True)
 class _HuggingFace(Table):
-    """See the module."""
-
     def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         split, path = what

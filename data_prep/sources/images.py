@@ -64,8 +64,6 @@ EPILOG = pixels.__doc__
 
 @dataclass(frozen=True)
 class _ImageSource(Source):
-    """See the module."""
-
     pixels: Pixels = field(default_factory=Pixels)
     root: str = ""
     singly: bool = False  # the split is by file, so each block has one image

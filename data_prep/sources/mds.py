@@ -53,8 +53,6 @@ EPILOG = pixels.__doc__
 
 @dataclass(frozen=True)
 class _Mds(Stream):
-    """See the module."""
-
     layout: tuple[Column, ...] = ()
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # (column, key) by field
 

@@ -66,8 +66,6 @@ function=CODE
 
 @dataclass(frozen=True)
 class _Python(Stream):
-    """See the module."""
-
     unpacks = False
     code: Code = field(default_factory=lambda: Code("", "", {}))
 

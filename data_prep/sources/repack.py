@@ -75,8 +75,6 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Repack(Source):
-    """See the module."""
-
     unpacks = False
     folder: str = ""  # folder of the data set
     # The fields of the source, with their places in its files.

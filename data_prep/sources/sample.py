@@ -84,8 +84,6 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 
 @dataclass(frozen=True)
 class _Digits(Source):
-    """See `digits`."""
-
     def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         image, label = _digits()
@@ -119,8 +117,6 @@ def _digits() -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class _Stdlib(Source):
-    """See `stdlib`."""
-
     folder: str = ""
     tokenizer: Tokenizer | None = None
 

@@ -108,8 +108,6 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Text(Source):
-    """See the module."""
-
     reader: documents.Reader = field(default_factory=documents.Reader)
     tokenizer: Tokenizer = field(default_factory=lambda: tokens.of_bytes(True))
     by_file: bool = False

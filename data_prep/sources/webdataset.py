@@ -68,8 +68,6 @@ class _Member(NamedTuple):
 
 @dataclass(frozen=True)
 class _WebDataset(Stream):
-    """See the module."""
-
     keyed = True
     members: Mapping[str, _Member] = field(default_factory=dict)
 

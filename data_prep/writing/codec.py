@@ -52,7 +52,7 @@ class Trial:
     mb_s: float  # the speed at which one core reads samples, in MB/s
 
 
-class Chosen(Record, frozen=True):
+class _Chosen(Record, frozen=True):
     """A codec, and why it was chosen; as in the provenance."""
 
     codec: str
@@ -61,12 +61,12 @@ class Chosen(Record, frozen=True):
     why: str
 
     @classmethod
-    def of(cls, compression: Compression, why: str) -> "Chosen":
+    def of(cls, compression: Compression, why: str) -> "_Chosen":
         """Return the choice of a compression."""
         return cls(**asdict(compression), why=why)
 
 
-def recorded(out: Path, fingerprint: str) -> Chosen | None:
+def recorded(out: Path, fingerprint: str) -> _Chosen | None:
     """Return the choice of the job that was begun in `out`, or None if there is no such job."""
     try:
         plan = begun(out)
@@ -76,16 +76,16 @@ def recorded(out: Path, fingerprint: str) -> Chosen | None:
         return None
     path = out / PARTIAL / JOB
     try:
-        return convert(Chosen, plan.provenance.get("compression"), path)
+        return convert(_Chosen, plan.provenance.get("compression"), path)
     except DamageError as error:
         raise DataError(f"{error}; remove {path.parent} to begin anew") from None
 
 
-def choose(source: Source, asked: Compression, *, quiet: bool = False) -> Chosen:
+def choose(source: Source, asked: Compression, *, quiet: bool = False) -> _Chosen:
     """Try the codecs on a few samples, print the results, and return the choice and its reason."""
     batches = list(_samples(source))
     if not batches:
-        return Chosen.of(replace(asked, codec="none"), "there are no samples to try")
+        return _Chosen.of(replace(asked, codec="none"), "there are no samples to try")
     trials: list[Trial] = []
     reasons: dict[str, str] = {}
     for codec in LEVELS:
@@ -106,7 +106,7 @@ def choose(source: Source, asked: Compression, *, quiet: bool = False) -> Chosen
         for codec, reason in reasons.items():
             print(f"  {codec:18}not tried: {reason}")
         print(f"--codec auto takes {best}: {why}")
-    return Chosen.of(best, why)
+    return _Chosen.of(best, why)
 
 
 def decide(trials: list[Trial]) -> tuple[Compression, str]:

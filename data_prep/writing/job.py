@@ -20,7 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from data_prep.writing.records import Plan, Result, as_json, load
-from hpctrain.disk import sync, write_atomically
+from hpctrain.disk import open_regular, sync, write_atomically
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.commit import PARTIAL, storage_error
@@ -97,7 +97,7 @@ class JobFolder:
         """Return the arrays of a kind that were noted of a piece."""
         path = self._noted(number, kind)
         try:
-            with np.load(path) as content:
+            with open_regular(path, 3) as file, np.load(file) as content:
                 return dict(content)
         except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise DataError(f"{path} is damaged ({error}): {_THEN}") from None

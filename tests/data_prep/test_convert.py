@@ -200,24 +200,6 @@ def test_out_is_not_writable(tmp_path, numbers, data_prep):
     data_prep.refuses(6, "Permission denied", "arrays", numbers, tmp_path / "OUT")
 
 
-FULL = """
-import resource, sys
-from data_prep.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the limit stands for a full disk
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_the_disk_is_full_in_the_middle(tmp_path):
-    np.save(tmp_path / "x.npy", np.zeros((1000, 1000)))
-    command = [sys.executable, "-c", FULL, "arrays", tmp_path / "x.npy", tmp_path / "OUT"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 6, result.stderr
-    assert "cannot write" in result.stderr
-    assert "train-00000.h5" in result.stderr
-    assert not (tmp_path / "OUT").exists()
-
-
 def test_a_traceback_only_when_asked_for(tmp_path, monkeypatch):
     for debug, tracebacks in (("0", 0), ("1", 1)):
         monkeypatch.setenv("HPCTRAIN_DEBUG", debug)

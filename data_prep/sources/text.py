@@ -26,7 +26,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -115,19 +115,17 @@ class _Text(Source):
 
     def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        found: list[Document] = []
-        size = 0
-        for i, part in enumerate(what):
-            for document in self.reader.read(part, reading):
-                found.append(document)
-                size += len(document.text)
-                if size >= _BLOCK_TEXT or len(found) == _BLOCK_DOCUMENTS:
-                    yield self._block(found, part.path)
-                    found, size = [], 0
-            other = i + 1 == len(what) or what[i + 1].path != part.path
-            if found and (i + 1 == len(what) or (self.by_file and other)):
+        for _, parts in groupby(what, lambda part: part.path if self.by_file else ""):
+            found, size = list[Document](), 0
+            for part in parts:
+                for document in self.reader.read(part, reading):
+                    found.append(document)
+                    size += len(document.text)
+                    if size >= _BLOCK_TEXT or len(found) == _BLOCK_DOCUMENTS:
+                        yield self._block(found, part.path)
+                        found, size = [], 0
+            if found:
                 yield self._block(found, part.path)
-                found, size = [], 0
 
     def _block(self, found: list[Document], file: str) -> Block:
         texts = [document.text for document in found]

@@ -4,10 +4,15 @@ import os
 import pickle
 
 import pytest
+from hypothesis import settings
 
 from data_prep import processes
 from data_prep.cli import main
 from hpctrain import progress_bar
+
+# Other programs may use the machine, so an example has no time limit.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 from hpctrain.errors import DataError, HpctrainError
 from hpctrain.terminal import indented
 
-# Each is a module with `arguments(parser)`, and `run(args)` or, if it writes a data set,
-# `source(args, options)`; `prepare(args)` may change the arguments before.
+# Each is a module with ARGUMENTS for `add_options`, and `run(args)` or, if it writes a data set,
+# `source(args, options)`; `prepare(args)` may change the arguments before. A part of ARGUMENTS may
+# be a function that adds more to the parser, which EPILOG explains.
 COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
@@ -126,8 +127,11 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             allow_abbrev=False,  # a later option would make a script's abbreviation ambiguous
         )
         if name == chosen:
+            from data_prep.options import add_options
+
             found = import_module(f"data_prep.{module}")
-            command.description = found.__doc__
+            command.description, command.epilog = found.__doc__, getattr(found, "EPILOG", None)
             command.set_defaults(run=getattr(found, "run", partial(_write, found)))
-            found.arguments(command)
+            for part in (found.ARGUMENTS,) if isinstance(found.ARGUMENTS, str) else found.ARGUMENTS:
+                add_options(command, part) if isinstance(part, str) else part(command)
     return parser

@@ -24,12 +24,21 @@ VARIABLE = """
 --variable FIELD ...
     the first axis of this field's arrays varies in length
 """
+DIR = """
+folder=DIR : path
+    folder of the data set
+"""
+_TYPE = r"( : (?P<type>\w+))?"
 _OPTION = re.compile(
-    r"(?P<flags>-\S+(, -\S+)*)( (?P<value>[^ =.]\S*))?(?P<many> \.\.\.)?"
-    r"( =(?P<default>.*?))?( : (?P<type>\w+))?"
+    r"(?P<flags>-\S+(, -\S+)*)( (?P<value>[^ =.]\S*))?(?P<many> \.\.\.)?( =(?P<default>.*?))?"
+    + _TYPE
 )
+_POSITIONAL = re.compile(r"(?P<name>\w+)=(?P<value>\{.*\}|\w+)(?P<nargs>[+*]?)" + _TYPE)
 _LEVELS = ", ".join(f"{name} {levels[1]}" for name, levels in LEVELS.items() if levels)
 _WRITING = f"""
+out=OUT : path
+    folder to write
+[writing]
 --shard-size SIZE = 256MiB
     the most data in one shard, before compression, such as 64MB or 1GiB
 --codec {{{",".join([*LEVELS, "auto"])}}} = none
@@ -76,28 +85,23 @@ _WRITING = f"""
 
 @dataclass(frozen=True)
 class Options:
-    """How to write a data set, whatever the source."""
+    """How to write a data set, whatever the source; see the options of the same names."""
 
-    shard_bytes: int  # the most bytes of data in one shard, before compression
-    compression: Compression = field(default_factory=Compression)  # the compression of the shards
+    shard_bytes: int
+    compression: Compression = field(default_factory=Compression)
     # Whether `data_prep.writing.codec` chooses the codec; `compression` has the chunk size.
     auto: bool = False
-    # The rule that assigns each sample to a split.
     split: Split = field(default_factory=lambda: Fractions({"train": 1.0}))
-    stratify: str = ""  # the field whose classes are all split in the same proportions, or ""
-    group: str = ""  # the field or column of which no value may be in two splits, or ""
-    dedup: str = "none"  # "exact" leaves out samples that are equal to an earlier one; or "none"
-    # What to do with records that cannot be used: "stop", "skip" or "collect".
+    stratify: str = ""
+    group: str = ""
+    dedup: str = "none"
     on_error: str = "stop"
-    # "refuse" if samples with values that are not finite cannot be used, or "allow".
     nan: str = "allow"
-    # The most bytes of samples; None: a limit that only a bomb exceeds.
-    max_output: int | None = None
-    workers: int = 1  # the number of worker processes
-    # (i, n) writes only the i-th of n parts, from 1; `finalize` puts them together.
+    max_output: int | None = None  # bytes; None: a limit that only a bomb exceeds
+    workers: int = 1
     part: tuple[int, int] | None = None
-    overwrite: bool = False  # whether another data set or unfinished command in OUT may be replaced
-    quiet: bool = False  # whether only errors are printed
+    overwrite: bool = False
+    quiet: bool = False
     rename: Mapping[str, str] = field(default_factory=dict)  # new names of fields, by the old ones
     command: str = ""  # the command line, for the provenance
     by_own: bool = False  # whether `Source.own` decides the splits, because --split is not given
@@ -105,18 +109,12 @@ class Options:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
         """Return the options that the arguments of the command line give."""
-        part = _part(args.part)
-        all_samples = {
-            "--dedup": args.dedup != "none",
-            "--stratify": args.stratify,
-            "--group": args.group,
-        }
-        if part and any(all_samples.values()):
-            option = next(name for name, given in all_samples.items() if given)
-            raise ConfigError(
-                f"{option} has to see all samples, --part only some: leave it out here, and "
-                f"after `finalize` run `python -m data_prep repack OUT NEW {option} …`"
-            )
+        for option in ("dedup", "stratify", "group") if args.part else ():
+            if vars(args)[option] not in ("none", "", None):
+                raise ConfigError(
+                    f"--{option} has to see all samples, --part only some: leave it out here, and "
+                    f"after `finalize` run `python -m data_prep repack OUT NEW --{option} …`"
+                )
         names = ("stratify", "dedup", "on_error", "nan", "overwrite", "quiet")
         return cls(
             shard_bytes=parse_size(args.shard_size),
@@ -127,10 +125,10 @@ class Options:
             group=args.group or "",
             max_output=parse_size(args.max_output, "--max-output") if args.max_output else None,
             workers=args.workers or len(os.sched_getaffinity(0)),
-            part=part,
+            part=_part(args.part),
             rename=pairs("--rename", args.rename, "OLD=NEW"),
             command=args.command_line,
-            **{name: getattr(args, name) for name in names},
+            **{name: vars(args)[name] for name in names},
         )
 
     @property
@@ -139,9 +137,14 @@ class Options:
 
         `on_error` is not among them: it only decides whether there is a result.
         """
+        codec = asdict(self.compression)
+        if self.auto:  # the choice must not change the fingerprint of the job
+            codec = {"codec": "auto", "chunk_bytes": self.compression.chunk_bytes}
+        elif self.compression.codec == "none":
+            codec = {"codec": "none"}
         return {
             "shard_bytes": self.shard_bytes,
-            **self._of_compression,
+            **codec,
             "split": str(self.split),
             "stratify": self.stratify,
             # Left out where there is none, so that earlier data sets are known again.
@@ -165,49 +168,52 @@ class Options:
         """Return the column of the source that decides the split, "" for none."""
         return self.split.column if isinstance(self.split, ByColumn) else self.group
 
-    @property
-    def _of_compression(self) -> dict[str, Any]:
-        compression = self.compression
-        if self.auto:  # the choice must not change the fingerprint of the job
-            return {"codec": "auto", "chunk_bytes": compression.chunk_bytes}
-        if compression.codec == "none":
-            return {"codec": "none"}
-        return asdict(compression)
-
 
 def add_options(parser: Any, text: str) -> None:
-    """Add options to a parser, or to a group of it.
+    """Add arguments to a parser, or to a group of it.
 
     The text lists them as --help does: a line such as `--level N = 3 : int` for each, and its help
     below. `{a,b}` in place of N are the choices, nothing is a switch. `= 3` is the default, which
-    the help then names. An option with `...` may be repeated, and its value is a list.
+    the help then names. An option with `...` may be repeated, and its value is a list. The line
+    `paths=FILE+ : path` is a positional argument; `[NAME]` begins a group, `[]` ends it, and
+    `[one of]` begins options that exclude each other.
     """
     types: dict[str, Callable[[str], Any]] = {"int": int, "path": Path, "positive": positive}
-    for entry in re.split(r"\n(?=-)", text.strip()):
+    group = into = parser
+    for entry in re.split(r"\n(?=\S)", text.strip()):
         head, *lines = entry.split("\n")
-        found = _OPTION.fullmatch(head)
+        if head.startswith("["):
+            if head == "[one of]":
+                into = group.add_mutually_exclusive_group()
+            else:
+                group = into = parser.add_argument_group(head[1:-1]) if head[1:-1] else parser
+            continue
+        found = _OPTION.fullmatch(head) or _POSITIONAL.fullmatch(head)
         assert found is not None, head
-        about, value, default = " ".join(map(str.strip, lines)), found["value"], found["default"]
+        given, value = found.groupdict(), found["value"]
+        about, default = " ".join(filter(None, map(str.strip, lines))), given.get("default")
+        more: dict[str, Any] = {"metavar": value, "type": types.get(found["type"], str)}
         if value is None:
-            more: dict[str, Any] = {"action": "store_true"}
+            more = {"action": "store_true"}
         elif value.startswith("{"):
-            more = {"choices": value[1:-1].split(",")}
-        else:
-            more = {"metavar": value, "type": types.get(found["type"], str)}
+            more = {"choices": tuple(value[1:-1].split(","))}
         if default is not None:
             more["default"] = default.strip()
             about += f" (default: {default.strip()})" * bool(default.strip())
-        if found["many"]:
+        if given.get("many"):
             more |= {"action": "append", "default": []}
             about += " (may be repeated)"
-        parser.add_argument(*found["flags"].split(", "), help=about.replace("%", "%%"), **more)
+        about = about.replace("%", "%%")
+        if given.get("name"):
+            nargs = {"nargs": found["nargs"]} if found["nargs"] else {}
+            parser.add_argument(found["name"], help=about or None, **more, **nargs)
+        else:
+            into.add_argument(*found["flags"].split(", "), help=about, **more)
 
 
-def add_arguments(parser: argparse.ArgumentParser, split: str = "train=1") -> None:
-    """Add the common options to the parser of a command; `split` is the default of `--split`."""
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
-    group = parser.add_argument_group("writing")
-    add_options(group, _WRITING.replace("SPLIT =", f"SPLIT = {split}".rstrip()))
+def writing(split: str = "train=1") -> str:
+    """Return OUT and the options of every command that writes; `split` is that of `--split`."""
+    return _WRITING.replace("SPLIT =", f"SPLIT = {split}".rstrip())
 
 
 def parse_size(text: str, option: str = "--shard-size") -> int:

@@ -124,9 +124,9 @@ def _death(processes: set[BaseProcess], numbers: dict[int, int]) -> StorageError
     dead = min(processes, key=lambda process: process.exitcode in (0, None, -signal.SIGTERM))
     code = dead.exitcode or 0
     why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    hint = " (out of memory? --workers takes fewer)" if why == "SIGKILL" else ""
+    why += " (out of memory? --workers takes fewer)" * (why == "SIGKILL")
     where = f"at piece {numbers[dead.pid]}" if dead.pid in numbers else "at its start"
-    return StorageError(f"a worker process died {where}: {why}{hint}; the same command goes on")
+    return StorageError(f"a worker process died {where}: {why}; the same command goes on")
 
 
 def keep_memory() -> None:

@@ -4,14 +4,13 @@ All storage layouts of HDF5 are supported. Samples are read in ranges of a few M
 given fields. Each shard is compared with the index before samples are read from it.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.datasets.shards import OpenShard, Rows
-from data_prep.options import add_options
+from data_prep.options import DIR
 from data_prep.show import console
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards import index as index_file
@@ -21,16 +20,14 @@ from hpctrain.shards.sample_schema import row_bytes
 from hpctrain.shards.types import Array
 
 
-def add_arguments(parser: argparse.ArgumentParser, what: str = "show") -> None:
-    """Add DIR, --split and --field to the parser of a command that shows or writes samples."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    options = f"""
+def samples_of(what: str) -> str:
+    """Return DIR, --split and --field of a command that shows or writes samples."""
+    return f"""{DIR}
 --split NAME
     {what} only this split
 --field, -f NAME ...
     {what} only this field
 """
-    add_options(parser, options)
 
 
 class DataSet:
@@ -66,8 +63,8 @@ class DataSet:
         """Open a shard to read these fields."""
         opened = OpenShard(self.folder / shard.path, shard, fields)
         for problem in opened.problems():
-            opened.close()
-            raise DataError(f"shard {opened.path}: {problem}")
+            with opened:
+                raise DataError(f"shard {opened.path}: {problem}")
         return opened
 
     def blocks(

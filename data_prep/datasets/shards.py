@@ -144,7 +144,7 @@ class OpenShard:
         with self._damage():
             yield from self._wrong_attributes()
             for name, field in self.fields.items():
-                values, offsets, axis = place(name, field)
+                values, offsets = field.datasets(name)
                 count = self.shard.count
                 if offsets:
                     # The offsets in files of other programs may be of any integer type.
@@ -152,7 +152,7 @@ class OpenShard:
                     yield from self._wrong(values, (field.dtype,), [None, *field.shape])
                 else:
                     shape: list[int | None] = [*field.shape]
-                    shape.insert(axis, count)
+                    shape.insert(field.axis, count)
                     yield from self._wrong(values, (field.dtype,), shape)
 
     def check_offsets(self) -> None:
@@ -190,7 +190,7 @@ class OpenShard:
     def layout(self, name: str) -> str:
         """Say how a field's values are stored: `contiguous`, or `chunks of 64, zstd, 2.1:1`."""
         with self._damage():
-            dataset = self._file[place(name, self.fields[name])[0]]
+            dataset = self._file[self.fields[name].datasets(name)[0]]
             if dataset.chunks is None:
                 return "contiguous"
             codecs = [codec(each) for each in filters(dataset)]
@@ -199,32 +199,24 @@ class OpenShard:
             chunk = " x ".join(map(str, dataset.chunks))
             return ", ".join([f"chunks of {chunk}", *(codecs or ["not compressed"]), ratio])
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._file.close()
 
     def _wrong_attributes(self) -> Iterator[str]:
         """Compare the attributes of a shard in our format; adopted files do not have them."""
         attributes = self._file.attrs
         if attributes.get("format") != shard_format.FORMAT.encode():
             return
-        want: dict[str, Any] = {
-            "version": shard_format.VERSION,
-            "split": self.shard.split.encode(),
-            "count": self.shard.count,
-        }
+        shard = self.shard
+        want = {"version": shard_format.VERSION, "split": shard.split, "count": shard.count}
         for key, value in want.items():
             found = attributes.get(key)
-            if isinstance(found, np.ndarray) or found != value:
-                listed = value.decode() if isinstance(value, bytes) else value
-                text = found.decode("utf-8", "replace") if isinstance(found, bytes) else found
-                yield f"its {key} is {text}, the index says {listed}"
+            text = found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+            if isinstance(found, np.ndarray) or text != value:
+                yield f"its {key} is {text}, the index says {value}"
 
     def _wrong(
         self, name: str, dtypes: Sequence[str], shape: Sequence[int | None]
@@ -258,9 +250,3 @@ class OpenShard:
             raise DataError(f"shard {self.path} is damaged: {message}") from None
         except MemoryError as error:
             raise DataError(f"shard {self.path}: a sample is too large to read: {error}") from None
-
-
-def place(name: str, field: Field) -> tuple[str, str, int]:
-    """Return the dataset of a field, the dataset of its offsets or "", and the samples' axis."""
-    values, offsets = field.datasets(name)
-    return values, offsets, field.axis

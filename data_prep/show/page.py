@@ -101,7 +101,7 @@ def _height(view: View) -> float:
     """Return the height of the drawing of a field in inches."""
     if view.pictures:
         return 1.1 + 0.8 * -(-len(view.pictures) // _COLUMNS)
-    bars = [len(s.classes) for s in view.summaries.values() if s.classes]
+    bars = [len(s.values.classes) for s in view.summaries.values() if s.values.classes]
     return 1.3 + 0.17 * max(bars) if bars and 6 <= max(bars) <= _BARS else 2.7
 
 
@@ -112,7 +112,7 @@ def _draw(part: "Figure | SubFigure", view: View) -> None:
     part.text(0.045, 1 - 0.22 / inches, view.name, fontsize=11, fontweight="bold", va="center")
     said = _described(first)
     part.text(0.955, 1 - 0.22 / inches, said, color=_FAINT, va="center", ha="right")
-    left, shape = 0.16 if first.classes else 0.09, view.field.shape
+    left, shape = 0.16 if first.values.classes else 0.09, view.field.shape
     if view.pictures or view.samples:
         left = 0.65
         space: Any = {"left": 0.06, "right": 0.57, "top": top, "bottom": bottom}
@@ -128,7 +128,7 @@ def _draw(part: "Figure | SubFigure", view: View) -> None:
             note = f"{min(_CURVES, len(view.samples))} samples"
         part.text(0.045, 1 - 0.4 / inches, note, fontsize=7.5, color=_FAINT, va="center")
     axes = part.add_subplot(part.add_gridspec(left=left, right=0.955, top=top, bottom=bottom)[0])
-    if any(summary.classes for summary in view.summaries.values()):
+    if any(summary.values.classes for summary in view.summaries.values()):
         _classes(axes, view)
     else:
         _histogram(axes, view)
@@ -137,14 +137,13 @@ def _draw(part: "Figure | SubFigure", view: View) -> None:
 
 
 def _described(summary: Summary) -> str:
-    text = [str(summary.field)]
-    if summary.lengths:
-        low, high = summary.lengths["min"], summary.lengths["max"]
-        text.append(f"lengths {number(low)} to {number(high)}")
-    elif summary.mean is not None:
-        text.append(f"mean {number(summary.mean)}, std {number(summary.std)}")
-        text.append(f"{number(summary.min)} to {number(summary.max)}")
-    return "   ".join([*text, *([summary.not_finite] if summary.nonfinite else [])])
+    text, values = [str(summary.field)], summary.values
+    if values.lengths:
+        text.append(f"lengths {number(values.lengths.min)} to {number(values.lengths.max)}")
+    elif values.mean is not None:
+        text.append(f"mean {number(values.mean)}, std {number(values.std)}")
+        text.append(f"{number(values.min)} to {number(values.max)}")
+    return "   ".join([*text, *([summary.not_finite] if values.nonfinite else [])])
 
 
 def _images(part: "Figure | SubFigure", space: dict[str, float], view: View) -> None:
@@ -213,16 +212,20 @@ def _histogram(axes: "Axes", view: View) -> None:
 
 
 def _classes(axes: "Axes", view: View) -> None:
-    splits = {name: s for name, s in view.summaries.items() if s.classes}
-    values = sorted({value for s in splits.values() for value in s.classes or {}})
-    thick, rows = 0.8 / len(splits), np.arange(len(values))
-    for place, (name, s) in enumerate(splits.items()):
-        shares = np.array([100 * (s.classes or {}).get(value, 0) / s.count for value in values])
+    shares = {  # in percent, by split and value
+        name: {value: 100 * count / s.count for value, count in s.values.classes.items()}
+        for name, s in view.summaries.items()
+        if s.values.classes
+    }
+    values = sorted({value for found in shares.values() for value in found})
+    thick, rows = 0.8 / len(shares), np.arange(len(values))
+    for place, (name, found) in enumerate(shares.items()):
+        bars = np.array([found.get(value, 0) for value in values])
         if len(values) > _BARS:  # one curve for each split, the most frequent class first
-            axes.stairs(np.sort(shares)[::-1], color=_colour(place), lw=1.2, label=name)
-            continue
-        at = rows - 0.4 + thick * (place + 0.5)
-        axes.barh(at, shares, thick * 0.92, color=_colour(place), label=name)
+            axes.stairs(np.sort(bars)[::-1], color=_colour(place), lw=1.2, label=name)
+        else:
+            at = rows - 0.4 + thick * (place + 0.5)
+            axes.barh(at, bars, thick * 0.92, color=_colour(place), label=name)
     if len(values) > _BARS:
         axes.set_xlabel(f"{len(values):,} classes, the most frequent first")
         axes.set_ylabel("% of samples")

@@ -4,7 +4,7 @@ The samples are evenly spaced over the split and the same each time. No other sa
 """
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.datasets.dataset import DataSet, evenly
 from data_prep.show.images import SIGNATURES, as_image, is_text, stretched
 from hpctrain.shards.field import Field
-from hpctrain.shards.index import Split
+from hpctrain.shards.index import Split, Statistics
 from hpctrain.shards.types import Array
 from hpctrain.terminal import printable
 
@@ -27,27 +27,18 @@ class Summary:
     """The statistics of a field in a split."""
 
     split: str
-    count: int
+    count: int  # samples
     name: str
     field: Field
-    # The mean of the finite values; None where there are none, as for the next three.
-    mean: float | None = None
-    std: float | None = None  # the population standard deviation of the finite values
-    min: float | None = None
-    max: float | None = None
-    nonfinite: int = 0  # the number of values that are not finite, of which `nan` are NaN
-    nan: int = 0
-    # How often each value occurs, for a field of whole numbers with few values.
-    classes: Mapping[int, int] | None = None
-    # The mean, std, min, max and total of the lengths of a variable-length field.
-    lengths: Mapping[str, float | None] | None = None
+    values: Statistics
 
     @property
     def not_finite(self) -> str:
         """`12 NaN, 3 infinite`, "0", or "-" if there are no statistics."""
-        if not self.nonfinite:
-            return "-" if self.mean is None and self.min is None else "0"
-        counts = {"NaN": self.nan, "infinite": self.nonfinite - self.nan}
+        bad, nan = self.values.nonfinite, self.values.nan
+        if not bad:
+            return "-" if self.values.mean is None and self.values.min is None else "0"
+        counts = {"NaN": nan, "infinite": bad - nan}
         return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
@@ -75,9 +66,12 @@ def class_name(value: int, names: Sequence[str]) -> str:
 
 def views(data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) -> Iterator[View]:
     """Yield the data to draw for each field of the summaries."""
-    label = _label(data, summaries)
     shown = evenly(splits[0].count, SHOWN)
     captions = [str(number) for number in shown]
+    # The captions are the field whose values have names, or that has the fewest classes.
+    named = [name for name in data.index.fields if data.categories(name)]
+    counts = {s.name: len(s.values.classes) for s in summaries if s.values.classes}
+    label = next(iter([*named, *sorted(counts, key=lambda name: counts[name])]), "")
     if label:
         names, fields = data.categories(label), data.fields([label])
         values = [int(sample[label]) for _, sample in data.take(splits[0], fields, shown)]
@@ -86,23 +80,14 @@ def views(data: DataSet, splits: Sequence[Split], summaries: Sequence[Summary]) 
         field = data.index.fields[name]
         samples, pictures = _samples(data, splits[0], name, shown)
         yield View(
-            name,
-            field,
-            data.categories(name),
-            {summary.split: summary for summary in summaries if summary.name == name},
-            label,
-            captions,
-            [] if field.variable else samples,
-            pictures,
-            {split.name: _values(data, split, name) for split in splits},
+            *(name, field, data.categories(name)),
+            summaries={s.split: s for s in summaries if s.name == name},
+            label=label,
+            captions=captions,
+            samples=[] if field.variable else samples,
+            pictures=pictures,
+            values={split.name: _values(data, split, name) for split in splits},
         )
-
-
-def _label(data: DataSet, summaries: Sequence[Summary]) -> str:
-    """Return the field for the captions: its values have names, or it has the fewest classes."""
-    named = [name for name in data.index.fields if data.categories(name)]
-    counts = {s.name: len(s.classes) for s in summaries if s.classes}
-    return next(iter([*named, *sorted(counts, key=lambda name: counts[name])]), "")
 
 
 def _samples(
@@ -112,12 +97,11 @@ def _samples(
     field = data.index.fields[name]
     if not field.shape and not is_text(field):
         return [], []
-    fields = {name: field}
     if is_text(field):
-        ((_, first),) = data.take(split, fields, shown[:1])
+        ((_, first),) = data.take(split, {name: field}, shown[:1])
         if not first[name].tobytes().startswith(tuple(SIGNATURES)):
             return [], []
-    samples = [sample[name] for _, sample in data.take(split, fields, shown)]
+    samples = [sample[name] for _, sample in data.take(split, {name: field}, shown)]
     if is_text(field):
         return samples, _decoded(samples)
     images = [image for sample in samples if (image := as_image(sample, field)) is not None]
@@ -142,22 +126,18 @@ def _decoded(files: Sequence[Array]) -> list[Array]:
 
 def _values(data: DataSet, split: Split, name: str) -> Array:
     field = data.index.fields[name]
+    fields = {name: field}
     if field.variable:
-        return _lengths(data, split, name)
+        most = max(1, _LENGTHS * len(split.shards) // max(_LENGTHS, split.count))
+        parts = []
+        for i in evenly(len(split.shards), most):
+            with data.open(split.shards[i], fields) as opened:
+                parts.append(opened.lengths(name, 0, min(split.shards[i].count, _LENGTHS)))
+        return np.concatenate(parts)
     most = SAMPLES if field.shape else 16 * SAMPLES
     most = max(1, min(most, _READ_BYTES // field.nbytes))
     if split.count <= most:  # all samples: blocks are faster than single samples
-        blocks = data.blocks(split, {name: field})
+        blocks = data.blocks(split, fields)
         return np.concatenate([np.asarray(block[name]).reshape(-1) for block in blocks])
-    found = data.take(split, {name: field}, evenly(split.count, most))
+    found = data.take(split, fields, evenly(split.count, most))
     return np.concatenate([sample[name].reshape(-1) for _, sample in found])
-
-
-def _lengths(data: DataSet, split: Split, name: str) -> Array:
-    most = max(1, _LENGTHS * len(split.shards) // max(_LENGTHS, split.count))
-    parts = []
-    for i in evenly(len(split.shards), most):
-        shard = split.shards[i]
-        with data.open(shard, {name: data.index.fields[name]}) as opened:
-            parts.append(opened.lengths(name, 0, min(shard.count, _LENGTHS)))
-    return np.concatenate(parts)

@@ -55,8 +55,9 @@ import numpy as np
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
 from data_prep.formats.arrays.array_files import addresses, among_others
+from data_prep.formats.files import ranges
 from data_prep.formats.samples import is_name, text_of
-from data_prep.options import Options, add_arguments, add_options, pairs
+from data_prep.options import Options, pairs, writing
 from data_prep.source import BLOCK_BYTES, BadRecords, Block, Names, Piece, Source, SourceFile
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import ConfigError, DataError
@@ -64,7 +65,9 @@ from hpctrain.shards.field import DTYPES
 from hpctrain.shards.types import Array
 from hpctrain.terminal import few
 
-_OPTIONS = """
+ARGUMENTS = f"""
+files=FILE* : path
+    .npy or .npz
 --field NAME=FILE[:KEY] ...
     an array as the field NAME; the arrays of a repeated NAME are joined
 --axis NAME=K ...
@@ -75,14 +78,8 @@ _OPTIONS = """
     store the numbers of the file; ignore scale_factor, add_offset, _FillValue and valid_range
 --external
     follow links and virtual datasets of HDF5 and NetCDF4 files into other files
+{writing()}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".npy or .npz")
-    add_options(parser, _OPTIONS)
-    add_arguments(parser)
 
 
 def source(args: argparse.Namespace, options: Options) -> Source:
@@ -93,8 +90,6 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 
 @dataclass(frozen=True)
 class _Arrays(Source):
-    """See `arrays`."""
-
     unpacks = False
     data: tuple[Column, ...] = ()
     step: int = 1
@@ -132,9 +127,8 @@ class _Arrays(Source):
                 if good[row]:
                     good[row] = False
                     of, number = column.column.place(start + row)
-                    reading.bad(
-                        str(of.where), f"row {number}", f"field {column.column.name!r}: {why}"
-                    )
+                    why = f"field {column.column.name!r}: {why}"
+                    reading.bad(str(of.where), f"row {number}", why)
         kept = np.flatnonzero(good)
         if len(kept) < len(good):
             values = {
@@ -170,20 +164,15 @@ def arrays(
     wheres, notes = addresses(files, named, external=external)
     if twice := {name for name in packed if packed.count(name) > 1}:
         raise ConfigError(f"--packed: the field {min(twice)!r} is there twice")
-    of = {
-        "--axis": _by_field("--axis", axes, wheres, "K"),
-        "--cast": _by_field("--cast", casts, wheres, "DTYPE"),
-        "--packed": _by_field("--packed", [f"{name}=yes" for name in set(packed)], wheres, "yes"),
-    }
+    axis_of = _by_field("--axis", axes, wheres, "K")
+    cast_of = _by_field("--cast", casts, wheres, "DTYPE")
+    stored = _by_field("--packed", [f"{name}=yes" for name in packed], wheres, "yes")
     columns, fields, among = [], {}, ""
     for name, parts in wheres.items():
-        given = of["--axis"].get(name, "none" if parts[0].matched else "")
+        given = axis_of.get(name, "none" if parts[0].matched else "")
         column, fields[name] = open_parts(
-            name,
-            parts,
-            _axis(given or "0"),
-            _dtype(of["--cast"].get(name, "")),
-            unpack=name not in of["--packed"],
+            *(name, parts, _axis(given or "0"), _dtype(cast_of.get(name, ""))),
+            unpack=name not in stored,
             external=external,
         )
         columns.append(column)
@@ -199,8 +188,7 @@ def arrays(
     by_value = [column.name for column in columns if is_name(fields[column.name])]
     split = options.split.column if isinstance(options.split, ByColumn) else ""
     row_bytes = max(1, sum(column.nbytes for column in columns) // total)
-    in_piece = max(1, options.shard_bytes // row_bytes)
-    ends = [(start, min(start + in_piece, total)) for start in range(0, total, in_piece)]
+    ends = list(ranges(total, max(1, options.shard_bytes // row_bytes)))
     return _Arrays(
         name="arrays",
         fields=fields,
@@ -209,14 +197,12 @@ def arrays(
             for (start, stop), of_piece in zip(ends, _source_files(columns, ends), strict=True)
         ],
         identity={
-            column.name: {
-                "parts": [
-                    [part.where.key, part.rows, asdict(part.packing)] for part in column.parts
-                ],
-                "axis": column.axis,
-                "cast": column.cast,
+            c.name: {
+                "parts": [[p.where.key, p.rows, asdict(p.packing)] for p in c.parts],
+                "axis": c.axis,
+                "cast": c.cast,
             }
-            for column in columns
+            for c in columns
         },
         about={"fields": {column.name: _about(column) for column in columns}},
         columns=by_value,
@@ -254,19 +240,16 @@ def _dtype(text: str) -> str:
 
 def _count(columns: Sequence[Column]) -> int:
     """Return the number of samples, after checking that it is the same in all fields."""
-    counts = {column.name: column.ends[-1] for column in columns}
-    first, *others = columns
-    for other in others:
-        if counts[other.name] != counts[first.name]:
+    first, *others = (
+        (column.ends[-1], few((part.where for part in column.parts), 1)) for column in columns
+    )
+    for count, named in others:
+        if count != first[0]:
             raise DataError(
-                f"{_named(first)} has {counts[first.name]} samples, {_named(other)} has "
-                f"{counts[other.name]}; --axis NAME=K says which axis is the sample"
+                f"{first[1]} has {first[0]} samples, {named} has {count}; --axis NAME=K says which "
+                "axis is the sample"
             )
-    return counts[first.name]
-
-
-def _named(column: Column) -> str:
-    return few((part.where for part in column.parts), 1)
+    return first[0]
 
 
 def _about(column: Column) -> dict[str, Any]:
@@ -277,19 +260,15 @@ def _about(column: Column) -> dict[str, Any]:
     )
     count, packing = len(column.parts), column.parts[0].packing
     about: dict[str, Any] = {"from": first if count == 1 else f"{first} … {last} ({count} arrays)"}
-    if column.axis:
-        about["axis"] = column.axis
+    about |= {"axis": column.axis} if column.axis else {}
     if any(part.packing != packing for part in column.parts):
         about["packing"] = "each file's own"
     elif packing.scale is not None:
         about |= {"scale_factor": packing.scale, "add_offset": packing.offset}
-    if packing.missing:
-        about["missing"] = list(packing.missing)
+    about |= {"missing": list(packing.missing)} if packing.missing else {}
     if (packing.lowest, packing.highest) != (None, None):
         about["valid_range"] = [packing.lowest, packing.highest]
-    if column.cast:
-        about["cast"] = column.cast
-    return about
+    return about | ({"cast": column.cast} if column.cast else {})
 
 
 def _source_files(

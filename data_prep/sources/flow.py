@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.formats.files import ranges
 from data_prep.options import Options
 from data_prep.source import BadRecords, Block, Piece, Source
 from hpctrain.errors import ConfigError
@@ -55,12 +56,12 @@ class Solver:
     def velocity(self, modes: _Modes) -> tuple[Real, Real]:
         """Return the velocity on the grid: its components along the last axis and the first."""
         stream = modes * self._inverse
-        return self._grid(self._y * stream), self._grid(-self._x * stream)
+        return self.grid(self._y * stream), self.grid(-self._x * stream)
 
     def advection(self, modes: _Modes) -> _Modes:
         """Return -u . grad w without aliasing."""
         u, v = self.velocity(modes)
-        product = u * self._grid(self._x * modes) + v * self._grid(self._y * modes)
+        product = u * self.grid(self._x * modes) + v * self.grid(self._y * modes)
         return np.where(self._kept, -np.fft.rfft2(product), 0)
 
     def advance(self, modes: _Modes, time: float) -> _Modes:
@@ -89,22 +90,13 @@ class Solver:
         """Return half the mean square of the velocity."""
         return 0.5 * float(np.mean(sum(part**2 for part in self.velocity(modes))))
 
-    def enstrophy(self, modes: _Modes) -> float:
-        """Return half the mean square of the vorticity. d(energy)/dt = -2 viscosity enstrophy."""
-        return 0.5 * float(np.mean(self._grid(modes) ** 2))
-
-    def vorticity(self, modes: _Modes) -> Real:
-        """Return the vorticity on the grid, (size, size)."""
-        return self._grid(modes)
-
-    def _grid(self, modes: _Modes) -> Real:
+    def grid(self, modes: _Modes) -> Real:
+        """Return what has these modes on the grid, (size, size), such as the vorticity."""
         return np.fft.irfft2(modes, (self.size, self.size))
 
 
 @dataclass(frozen=True)
 class _Flow(Source):
-    """See `flow`."""
-
     unpacks = False
     size: int = SIZE
     steps: int = STEPS
@@ -139,7 +131,7 @@ def trajectory(
     for step in range(steps):
         if step:
             modes = solver.advance(modes, INTERVAL)
-        vorticity[step] = solver.vorticity(modes)
+        vorticity[step] = solver.grid(modes)
     return viscosity, vorticity
 
 
@@ -167,14 +159,14 @@ def flow(
     }
     nbytes = 4 * steps * size * size + 12
     in_piece = max(1, min(_MOST_IN_PIECE, options.shard_bytes // nbytes))
-    ends = [
-        (first, min(first + in_piece, trajectories)) for first in range(0, trajectories, in_piece)
-    ]
     about: dict[str, Any] = {"size": size, "steps": steps, "seed": seed, "interval": INTERVAL}
     return _Flow(
         name="flow",
         fields=fields,
-        pieces=[Piece((a, b), samples=b - a, bytes=(b - a) * nbytes) for a, b in ends],
+        pieces=[
+            Piece((a, b), samples=b - a, bytes=(b - a) * nbytes)
+            for a, b in ranges(trajectories, in_piece)
+        ],
         identity={**about, "trajectories": trajectories},
         about={"from": "a pseudo-spectral solver of the Navier-Stokes equations", **about},
         size=size,

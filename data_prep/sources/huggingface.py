@@ -18,8 +18,10 @@ Other features, such as Audio and Video, are an error that names them: use --dro
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from data_prep.formats.tables import nested, tables
 from data_prep.formats.tables.column_choice import ColumnChoice, listed
 from data_prep.formats.tables.columns import Column, Taken
 from data_prep.libraries import library
-from data_prep.options import Options, add_arguments, add_options, pairs
+from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.sources.table import Table
 from hpctrain.errors import DataError
@@ -44,24 +46,22 @@ from hpctrain.shards.types import Array
 
 SPLIT = "split"  # the name of the column that holds the split names of a DatasetDict
 
-
-_OPTIONS = """
+ARGUMENTS = (
+    """
+folder=FOLDER : path
+    written by save_to_disk
+[huggingface]
 --columns NAME,… ...
     take only these columns, in this order
 --drop NAME,… ...
     take all columns except these
 --cast NAME=DTYPE ...
     the dtype to store, such as price=float64
-"""
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="written by save_to_disk")
-    add_options(parser.add_argument_group("huggingface"), _OPTIONS)
-    pixels.add_arguments(parser, mode="")
-    add_arguments(parser, split="")
+""",
+    partial(pixels.add_arguments, mode=""),
+    writing(""),
+)
+EPILOG = pixels.__doc__
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def _load(folder: Path) -> _Saved:
     splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"": loaded}
     if not splits:
         raise DataError(f"{folder} has no splits")
-    (first_name, first), *others = splits.items()
-    for name, split in others:
+    first_name, first = next(iter(splits.items()))
+    for name, split in splits.items():
         if split.features != first.features:
             raise DataError(f"{folder}: the splits {first_name} and {name} have other features")
     if any(split._indices is not None for split in splits.values()):
@@ -96,15 +96,13 @@ def _load(folder: Path) -> _Saved:
             f"{folder} has an order beside its rows, as old versions of datasets wrote it; load "
             "and save it again"
         )
-    features: dict[str, Any] = {}
-    for name, feature in first.features.items():
-        members = _members(name, feature)
-        if twice := sorted(features.keys() & members.keys()):
-            raise DataError(f"{folder} has the feature {twice[0]!r} twice; rename one of them")
-        features |= members
+    found = [each for item in first.features.items() for each in _members(*item)]
+    for name, count in Counter(name for name, _ in found).items():
+        if count > 1:
+            raise DataError(f"{folder} has the feature {name!r} twice; rename one of them")
     return _Saved(
         folder=str(folder.absolute()),
-        features=features,
+        features=dict(found),
         schema=nested.with_nodes(first.features.arrow_schema),
         splits={
             name: [file["filename"] for file in split.cache_files] for name, split in splits.items()
@@ -112,16 +110,17 @@ def _load(folder: Path) -> _Saved:
     )
 
 
-def _members(name: str, feature: Any) -> dict[str, Any]:
-    """Return a feature; those in a dict, or in a list of dicts, have the names DICT.KEY."""
-    found: dict[str, Any] = {}
-    if isinstance(feature, dict):
+def _members(name: str, feature: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a feature; those in a dict, or in a list of dicts, have the names DICT.KEY."""
+    inside = getattr(feature, "feature", None)  # of a list
+    if isinstance(feature, dict) and feature:
         for key, member in feature.items():
-            found |= _members(f"{name}.{key}", member)
-    elif isinstance(inside := getattr(feature, "feature", None), dict):  # a list of dicts
+            yield from _members(f"{name}.{key}", member)
+    elif isinstance(inside, dict) and inside:
         for key, member in inside.items():
-            found |= _members(f"{name}.{key}", replace(feature, feature=member))
-    return found or {name: feature}
+            yield from _members(f"{name}.{key}", replace(feature, feature=member))
+    else:
+        yield name, feature
 
 
 @dataclass(frozen=True)
@@ -197,11 +196,10 @@ class _Images(Column):
 
 def _image(name: str, item: Any, pixels: Pixels, field: Field | None = None) -> Array | str:
     """Return the sample of an image, or why it cannot be used."""
-    if item is None:
-        why = "it is null"
-    elif item["bytes"] is None:
+    why = "it is null"
+    if item is not None and item["bytes"] is None:
         why = f"it is not in the data set but at {item['path']!r}; save it with it"
-    else:
+    elif item is not None:
         try:
             return pixels.sample(item["bytes"], field)
         except Unusable as error:
@@ -211,8 +209,6 @@ def _image(name: str, item: Any, pixels: Pixels, field: Field | None = None) -> 
 
 @dataclass(frozen=True)
 class _HuggingFace(Table):
-    """See the module."""
-
     def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         split, path = what
@@ -228,14 +224,14 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     with naming([saved.folder]):
         chosen = choice.choose(list(saved.features))
         columns = {name: _column(name, saved, choice.cast.get(name, ""), images) for name in chosen}
-    kinds = {name: type(saved.features[name]).__name__ for name in chosen}
     categories = {
-        name: list(saved.features[name].names) for name in chosen if kinds[name] == "ClassLabel"
+        name: list(saved.features[name].names)
+        for name in chosen
+        if type(saved.features[name]).__name__ == "ClassLabel"
     }
     files = [
         (split, SourceFile.of(path)) for split, paths in saved.splits.items() for path in paths
     ]
-    extra = [] if "" in saved.splits or SPLIT in saved.features else [SPLIT]
     return _HuggingFace(
         name="huggingface",
         fields={name: column.field for name, column in columns.items()},
@@ -252,7 +248,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
             "features": {name: str(saved.features[name]) for name in chosen},
         },
         categories=categories,
-        columns=[*saved.features, *extra],
+        columns=list(dict.fromkeys([*saved.features, *([own] if own else [])])),
         fields_of={name: (column,) for name, column in columns.items()},
         own=own,
         column=column if column in (*saved.features, SPLIT) else "",

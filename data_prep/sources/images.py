@@ -18,7 +18,9 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +31,7 @@ from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_li
 from data_prep.formats.images.labelled import classes as read_classes
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Samples, Unusable
-from data_prep.options import Options, add_arguments, add_options
+from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByColumn, ByFile
@@ -38,8 +40,11 @@ from hpctrain.shards.field import Field, check_name
 
 _MAX_FILE = 2**31  # bytes
 
-
-_OPTIONS = """
+ARGUMENTS = (
+    """
+source=SRC : path
+    a folder, or a list of paths
+[labels]
 --no-labels
     write no labels
 --classes FILE : path
@@ -50,22 +55,15 @@ _OPTIONS = """
     the list's column of labels
 --allow-outside
     allow paths in a list, and symbolic links, that lead out of its folder or of SRC
-"""
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("source", type=Path, metavar="SRC", help="a folder, or a list of paths")
-    add_options(parser.add_argument_group("labels"), _OPTIONS)
-    pixels.add_arguments(parser)
-    add_arguments(parser)
+""",
+    pixels.add_arguments,
+    writing(),
+)
+EPILOG = pixels.__doc__
 
 
 @dataclass(frozen=True)
 class _ImageSource(Source):
-    """See the module."""
-
     pixels: Pixels = field(default_factory=Pixels)
     root: str = ""
     singly: bool = False  # the split is by file, so each block has one image
@@ -108,28 +106,17 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     problems, ignored = Problems(options.on_error), Ignored()
     if not path.exists():
         raise DataError(f"{path} does not exist")
+    if path.is_dir() and split not in ("", FOLDER):
+        given = f"--split column:{split}" if by_column else f"--group {split}"
+        raise ConfigError(f"{given}: a folder of images has column:{FOLDER}")
+    how: Any = {"labels": labels, "split": bool(split), "outside": args.allow_outside}
     if path.is_dir():
-        if split and split != FOLDER:
-            given = f"--split column:{split}" if by_column else f"--group {split}"
-            raise ConfigError(f"{given}: a folder of images has column:{FOLDER}")
-        found = by_folder(
-            *(path, SUFFIXES, problems, ignored, fixed),
-            labels=labels,
-            split=bool(split),
-            outside=args.allow_outside,
-        )
+        found = by_folder(path, SUFFIXES, problems, ignored, fixed, **how)
     else:
-        found = by_list(
-            path,
-            [args.path_column, *[args.label_column] * labels, *[split] * bool(split)],
-            *(problems, fixed),
-            labels=labels,
-            split=bool(split),
-            outside=args.allow_outside,
-        )
+        columns = [args.path_column, *[args.label_column] * labels, *[split] * bool(split)]
+        found = by_list(path, columns, problems, fixed, **how)
     if not found:
-        why = f": {problems.found[0]}" if problems.found else ""
-        raise DataError(f"{path} has no images{why}")
+        raise DataError(f"{path} has no images{problems.why()}")
     names: list[str] | None = None
     if labels:
         names, found.labels = numbers(path, found, fixed)
@@ -173,20 +160,19 @@ def _first(pixels: Pixels, found: Labelled, problems: Problems, path: Path) -> F
 
 
 def _pieces(found: Labelled, spec: Field, shard_bytes: int) -> list[Piece]:
-    pieces = []
     row_bytes = 0 if spec.variable else spec.nbytes
-    start, nbytes = 0, 0
-    for i, size in enumerate(found.sizes):
-        size = row_bytes or size
-        if i > start and nbytes + size > shard_bytes:
-            pieces.append(_piece(found.part(start, i), nbytes))
-            start, nbytes = i, 0
+    ends, sizes, nbytes = [0], list[int](), 0
+    for i, size in enumerate(row_bytes or size for size in found.sizes):
+        if i > ends[-1] and nbytes + size > shard_bytes:
+            ends.append(i)
+            sizes.append(nbytes)
+            nbytes = 0
         nbytes += size
-    return [*pieces, _piece(found.part(start, len(found)), nbytes)]
-
-
-def _piece(part: Labelled, nbytes: int) -> Piece:
-    return Piece(part, part, samples=len(part), bytes=nbytes)
+    parts = [found.part(*pair) for pair in pairwise([*ends, len(found)])]
+    return [
+        Piece(part, part, samples=len(part), bytes=size)
+        for part, size in zip(parts, [*sizes, nbytes], strict=True)
+    ]
 
 
 def _content(file: SourceFile) -> bytes:

@@ -29,7 +29,7 @@ from data_prep.formats.mds import (
     shards_of,
 )
 from data_prep.formats.samples import Unusable, key_of
-from data_prep.options import VARIABLE, Options, add_arguments, add_options
+from data_prep.options import VARIABLE, Options, writing
 from data_prep.source import BadRecords, Piece, Source
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError, DataError
@@ -38,37 +38,28 @@ from hpctrain.shards.field import check_name
 IMAGES = ("jpeg", "png", "pil")
 TAKEN = ("bytes", "str", "int", "str_int", "str_float", "ndarray", "json", *IMAGES)
 
-
-_OPTIONS = """
+ARGUMENTS = (
+    f"""
+folder=FOLDER : path
 --column COLUMN[:KEY] ...
     take only this column; COLUMN:KEY takes a key of a json column
-"""
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    add_options(parser, _OPTIONS + VARIABLE)
-    pixels.add_arguments(parser)
-    add_arguments(parser, split="")
+{VARIABLE}
+""",
+    pixels.add_arguments,
+    writing(""),
+)
+EPILOG = pixels.__doc__
 
 
 @dataclass(frozen=True)
 class _Mds(Stream):
-    """See the module."""
-
     layout: tuple[Column, ...] = ()
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # (column, key) by field
 
-    def encoded(self, what: Shard, reading: BadRecords) -> Iterator[Encoded]:
+    def encoded(self, file: str, what: Shard, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
         for number, content in enumerate(samples(what)):
             yield Encoded(f"sample {number}", partial(self._values, content, what.folder))
-
-    def place(self, what: Shard) -> str:
-        """See `Stream`."""
-        return what.file.path
 
     def _values(self, sample: bytes, folder: str) -> tuple[dict[str, Any], str]:
         """Decode the chosen values of a sample."""
@@ -106,7 +97,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     found = _Mds(
         name="mds",
         fields={},
-        pieces=[Piece(s, (s.file,), samples=s.samples, bytes=s.bytes) for s in shards],
+        pieces=[Piece((s.file.path, s), (s.file,), s.samples, s.bytes) for s in shards],
         identity={
             "layout": [asdict(column) for column in layout],
             "wanted": chosen,
@@ -149,19 +140,17 @@ def _chosen(
         if column not in kinds:
             raise ConfigError(f"--column {text}: there are {', '.join(kinds)}")
         kind, name = kinds[column], key or column
-        others = "; --column takes only others"
+        problem = ""
         if kind == "pkl":
-            raise ConfigError(f"{folder}: column {column!r} holds pickles, which run code{others}")
-        if (kind == "json") != bool(key):
-            raise ConfigError(
-                f"{folder}: column {column!r} holds JSON: --column {column}:KEY takes a key{others}"
-                if kind == "json"
-                else f"--column {text}: the column is {kind}, which has no keys"
-            )
-        if kind == "uint64" or kind not in SCALARS | set(TAKEN):
-            raise ConfigError(
-                f"{folder}: column {column!r} is {kind}, which no field can hold{others}"
-            )
+            problem = "holds pickles, which run code"
+        elif kind == "json" and not key:
+            problem = f"holds JSON: --column {column}:KEY takes a key"
+        elif key and kind != "json":
+            raise ConfigError(f"--column {text}: the column is {kind}, which has no keys")
+        elif kind == "uint64" or kind not in SCALARS | set(TAKEN):
+            problem = f"is {kind}, which no field can hold"
+        if problem:
+            raise ConfigError(f"{folder}: column {column!r} {problem}; --column takes only others")
         if name in chosen:
             raise ConfigError(f"--column: the field {name!r} is there twice")
         chosen[name] = column, key

@@ -39,13 +39,15 @@ from typing import Any
 from data_prep.formats.files import ranges
 from data_prep.formats.tables.column_choice import listed
 from data_prep.formats.user_code import SPLIT, Code, check_same, file_of, parts_of, place_of
-from data_prep.options import VARIABLE, Options, add_arguments, add_options, pairs
+from data_prep.options import VARIABLE, Options, pairs, writing
 from data_prep.source import BadRecords, Piece, Source, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError
 from hpctrain.shards.field import DTYPES
 
-_OPTIONS = """
+ARGUMENTS = f"""
+function=CODE
+    FILE.py:NAME or MODULE:NAME, a function, or a data set with __len__ and __getitem__
 --fields NAME,…
     names of the items of samples that are no dicts
 --arg KEY=VALUE ...
@@ -57,32 +59,20 @@ _OPTIONS = """
     store a field as this dtype; values that do not fit cannot be used
 --input FILE ... : path
     a file that the function reads; a change in it makes another data set
+{VARIABLE}
+{writing("")}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    what = "FILE.py:NAME or MODULE:NAME, a function, or a data set with __len__ and __getitem__"
-    parser.add_argument("function", metavar="CODE", help=what)
-    add_options(parser, _OPTIONS + VARIABLE)
-    add_arguments(parser, split="")
 
 
 @dataclass(frozen=True)
 class _Python(Stream):
-    """See the module."""
-
     unpacks = False
     code: Code = field(default_factory=lambda: Code("", "", {}))
 
-    def encoded(self, what: int | range, reading: BadRecords) -> Iterator[Encoded]:
+    def encoded(self, file: str, what: int | range, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
         for record, values in self.code.items(what):
             yield Encoded(record, partial(self.code.sample, values))
-
-    def place(self, what: Any) -> str:
-        """See `Stream`."""
-        return self.code.place
 
 
 def source(args: argparse.Namespace, options: Options) -> Source:
@@ -105,7 +95,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     found = _Python(
         name="python",
         fields={},
-        pieces=[Piece(what, files) for what in calls],
+        pieces=[Piece((place, what), files) for what in calls],
         identity={
             "function": name,
             "args": given,
@@ -123,7 +113,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     nbytes = found.sample_bytes
     step = -(-len(data) // pieces) if pieces else max(1, options.shard_bytes // nbytes)
     parts = [range(*ends) for ends in ranges(len(data), step)]
-    cut = [Piece(part, files, len(part), len(part) * nbytes) for part in parts]
+    cut = [Piece((place, part), files, len(part), len(part) * nbytes) for part in parts]
     return replace(found, pieces=cut)
 
 

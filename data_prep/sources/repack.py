@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.datasets.shards import blocks, some
-from data_prep.options import Options, add_arguments, add_options
+from data_prep.formats.files import ranges
+from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Names, Piece, Source, SourceFile, readable
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
@@ -41,20 +42,15 @@ _SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump les
 OPEN = 4096  # shards that are open at a time, at most
 FULL = 15 / 16  # part of a shard that a piece fills, if only the average length is known
 
-
-_OPTIONS = """
+ARGUMENTS = f"""
+src=SRC : path
+    folder of a data set
 --shuffle SEED : int
     put the samples in a random order
 --fields A,B
     write only these fields, in this order (default: all)
+{writing(_KEEP)}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("src", type=Path, metavar="SRC", help="folder of a data set")
-    add_options(parser, _OPTIONS)
-    add_arguments(parser, split=_KEEP)
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -79,8 +75,6 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Repack(Source):
-    """See the module."""
-
     unpacks = False
     folder: str = ""  # folder of the data set
     # The fields of the source, with their places in its files.
@@ -116,16 +110,17 @@ class _Repack(Source):
     def _in_order(
         self, what: _Part, first: int, ends: Int64s, opened: Callable[[int], Layout]
     ) -> Iterator[Block]:
-        number = int(np.searchsorted(ends, what.start, side="right"))
         at = what.start
-        while at < what.stop:
+        for number in range(int(np.searchsorted(ends, at, side="right")), len(ends)):
             shard = self.shards[first + number]
-            begin = int(ends[number]) - shard.count
-            stop = min(what.stop - begin, shard.count)
-            for row, values in blocks(opened(first + number), dict(self.stored), at - begin, stop):
+            begin, end = int(ends[number]) - shard.count, min(int(ends[number]), what.stop)
+            if at >= end:
+                return
+            layout = opened(first + number)
+            for row, values in blocks(layout, dict(self.stored), at - begin, end - begin):
                 count = len(next(iter(values.values())))
                 yield self._block([shard] * count, np.arange(row, row + count), values)
-            at, number = int(ends[number]), number + 1
+            at = end
 
     def _shuffled(
         self, what: _Part, seed: int, first: int, ends: Int64s, opened: Callable[[int], Layout]
@@ -170,13 +165,12 @@ class _Repack(Source):
         return Layout(Path(self._path(shard)), shard, dict(self.stored), mapped=False)
 
     def _verify(self, number: int) -> None:
-        shard = self.shards[number]
-        with readable(self._path(shard)):
-            found = digest_file(Path(self._path(shard)))
-        if found != shard.digest:
+        path, listed = self._path(self.shards[number]), self.shards[number].digest
+        with readable(path):
+            found = digest_file(Path(path))
+        if found != listed:
             raise DataError(
-                f"shard {self._path(shard)} is damaged: its digest is {found}, index.json lists "
-                f"{shard.digest}"
+                f"shard {path} is damaged: its digest is {found}, index.json lists {listed}"
             )
 
 
@@ -232,11 +226,9 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     )
 
 
-def _stored(src: Path, index: Index, names: Sequence[str] | None) -> dict[str, Field]:
-    """Return the chosen fields."""
-    if names is None:
-        return dict(index.fields)
-    for name in names:
+def _stored(src: Path, index: Index, chosen: Sequence[str] | None) -> dict[str, Field]:
+    names = [*index.fields] if chosen is None else chosen
+    for name in chosen or ():
         if name not in index.fields or names.count(name) > 1:
             problem = "is there twice" if name in index.fields else "is no field"
             raise ConfigError(f"--fields: {name!r} {problem}; {src} has {', '.join(index.fields)}")
@@ -247,19 +239,16 @@ def _parts(
     group: int, first: int, shards: Sequence[Shard], size: int, seed: int | None
 ) -> list[_Part]:
     """Cut a group into parts of `size` samples; each shard is owned by one part."""
-    ends = np.cumsum([shard.count for shard in shards])
-    total = int(ends[-1])
-    starts = range(0, total, size)
+    counts = np.array([shard.count for shard in shards])
+    ends = list(ranges(int(counts.sum()), size))
     # Without shuffling, the part that reads the first sample of a shard owns it: verifying it puts
     # the shard into the page cache.
-    begins = ends - [shard.count for shard in shards]
-    owners = begins // size if seed is None else np.arange(len(shards)) % len(starts)
-    owned: list[list[int]] = [[] for _ in starts]
-    for i, owner in enumerate(owners.tolist()):
-        owned[owner].append(first + i)
+    begins = np.cumsum(counts) - counts
+    owners = begins // size if seed is None else np.arange(len(shards)) % len(ends)
+    order = np.argsort(owners, kind="stable")
+    owned = np.split(first + order, np.searchsorted(owners[order], np.arange(1, len(ends))))
     return [
-        _Part(group, start, min(start + size, total), tuple(mine))
-        for start, mine in zip(starts, owned, strict=True)
+        _Part(group, *pair, tuple(mine.tolist())) for pair, mine in zip(ends, owned, strict=True)
     ]
 
 
@@ -272,16 +261,14 @@ def _bytes_each(src: Path, shards: Sequence[Shard], fields: dict[str, Field]) ->
     """Return the bytes of a sample: exact, or the average if fields are variable-length."""
     size = 0.0
     for name, field in fields.items():
-        element = field.nbytes
         if not field.variable:
-            size += element
+            size += field.nbytes
             continue
         known = [shard for shard in shards if name in shard.elements]
-        if known:
-            elements = sum(shard.elements[name] for shard in known)
-        else:  # the index does not have the numbers: take the average of the first shard
+        elements = sum(shard.elements[name] for shard in known)
+        if not known:  # the index does not have the numbers: take the average of the first shard
             known = [shards[0]]
             layout = Layout(src / known[0].path, known[0], {name: field}, mapped=False)
             elements = layout.totals[f"{name}/values"]
-        size += element * elements / sum(shard.count for shard in known) + 8
+        size += field.nbytes * elements / sum(shard.count for shard in known) + 8
     return math.ceil(size)

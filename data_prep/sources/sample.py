@@ -17,7 +17,8 @@ import argparse
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from data_prep.formats.files import Part
 from data_prep.formats.opening import is_utf8
 from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
-from data_prep.options import Options, add_arguments, add_options
+from data_prep.options import Options, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
 from data_prep.sources import flow
 from data_prep.writing.split import ByColumn, ByFile
@@ -43,11 +44,13 @@ SKIPPED = {
 }
 _DOCUMENTS = 256  # documents in a block
 SPLITS = {"digits": "train=0.8,val=0.2", "stdlib": "train=0.9,val=0.1", "flow": "train=0.9,val=0.1"}
-_STDLIB = """
+ARGUMENTS = f"""
+name={{{",".join(SPLITS)}}}
+{writing("")}
+[stdlib]
 --train-bpe VOCABULARY : int
     also write tokens, of a byte-level BPE with this number of tokens
-"""
-_FLOW = f"""
+[flow]
 --size N : int
     number of points along each side of the grid (default: {flow.SIZE})
 --steps N : int
@@ -57,14 +60,6 @@ _FLOW = f"""
 --seed N : int
     seed of the random initial fields (default: 0)
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("name", choices=tuple(SPLITS))
-    add_arguments(parser, split="")
-    add_options(parser.add_argument_group("stdlib"), _STDLIB)
-    add_options(parser.add_argument_group("flow"), _FLOW)
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -82,18 +77,13 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         raise ConfigError(f"--train-bpe is of `sample stdlib`, not of `sample {args.name}`")
     if args.train_bpe is not None and not args.quiet:
         print(f"training a tokenizer of {args.train_bpe} tokens", file=sys.stderr, flush=True)
-    match args.name:
-        case "flow":
-            return flow.flow(options, **given)
-        case "stdlib":
-            return stdlib(options, vocabulary=args.train_bpe)
-    return digits(options)
+    if args.name == "flow":
+        return flow.flow(options, **given)
+    return stdlib(options, vocabulary=args.train_bpe) if args.name == "stdlib" else digits(options)
 
 
 @dataclass(frozen=True)
 class _Digits(Source):
-    """See `digits`."""
-
     def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
         image, label = _digits()
@@ -127,33 +117,19 @@ def _digits() -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class _Stdlib(Source):
-    """See `stdlib`."""
-
     folder: str = ""
     tokenizer: Tokenizer | None = None
 
     def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        documents: list[tuple[str, bytes]] = []
-        for path, *_ in what:
-            text = Path(self.folder, path).read_bytes()
-            if text and is_utf8(text):
-                documents.append((path, text))
-            if len(documents) == _DOCUMENTS:
-                yield self._block(documents)
-                documents = []
-        if documents:
-            yield self._block(documents)
-
-    def _block(self, documents: Sequence[tuple[str, bytes]]) -> Block:
-        paths = [path.encode() for path, _ in documents]
-        values: dict[str, Any] = {
-            "text": [_bytes(text) for _, text in documents],
-            "path": [_bytes(path) for path in paths],
-        }
-        if self.tokenizer is not None:
-            values["tokens"] = self.tokenizer.encode([text.decode() for _, text in documents])
-        return Block(values, keys=paths)
+        found = ((path, Path(self.folder, path).read_bytes()) for path, *_ in what)
+        documents = ((path.encode(), text) for path, text in found if text and is_utf8(text))
+        while some := list(islice(documents, _DOCUMENTS)):
+            paths, texts = zip(*some, strict=True)
+            values: dict[str, Any] = {"text": [*map(_bytes, texts)], "path": [*map(_bytes, paths)]}
+            if self.tokenizer is not None:
+                values["tokens"] = self.tokenizer.encode([text.decode() for text in texts])
+            yield Block(values, keys=paths)
 
 
 def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None = None) -> Source:
@@ -167,22 +143,23 @@ def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None 
     parts = [(Part(path), file, file.size) for path, file in zip(paths, found, strict=True)]
     pieces = files.pieces(parts, options.shard_bytes)
     fields = {"text": Field("uint8", variable=True), "path": Field("uint8", variable=True)}
-    identity: dict[str, Any] = {"paths": paths}
-    about: dict[str, Any] = {"from": "the Python standard library"}
-    tokenizer = None
-    if vocabulary is not None:
-        tokenizer = _trained(folder, paths, vocabulary, options)
-        fields["tokens"] = Field(tokenizer.dtype, variable=True)
-        identity["tokenizer"] = tokenizer.digest
-        about["tokenizer"] = tokenizer.about
-    return _Stdlib(
+    made = _Stdlib(
         name="stdlib",
         fields=fields,
         pieces=pieces,
-        identity=identity,
-        about=about,
-        beside={} if tokenizer is None else {tokens.FILE: tokenizer.content},
+        identity={"paths": paths},
+        about={"from": "the Python standard library"},
         folder=str(folder),
+    )
+    if vocabulary is None:
+        return made
+    tokenizer = _trained(folder, paths, vocabulary, options)
+    return replace(
+        made,
+        fields={**fields, "tokens": Field(tokenizer.dtype, variable=True)},
+        identity={**made.identity, "tokenizer": tokenizer.digest},
+        about={**made.about, "tokenizer": tokenizer.about},
+        beside={tokens.FILE: tokenizer.content},
         tokenizer=tokenizer,
     )
 

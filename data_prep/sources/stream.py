@@ -36,25 +36,22 @@ class Stream(Source):
     sample_bytes: int = 1  # the size of the first sample
 
     @abstractmethod
-    def encoded(self, what: Any, reading: BadRecords) -> Iterator[Encoded]:
-        """Yield the samples of a piece; see `Source.read`."""
+    def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
+        """Yield the samples of a piece, whose `what` is these two: the file is for messages."""
 
-    @abstractmethod
-    def place(self, what: Any) -> str:
-        """Return the file of a piece, for messages."""
-
-    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
+    def read(self, what: tuple[str, Any], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        place, by_field = self.place(what), self.column in self.fields and self.column != self.own
-        samples = Samples(self.fields, place, keyed=self.keyed, columned=bool(self.column))
-        for record, decode, key in self.encoded(what, reading):
+        file, inside = what
+        by_field = self.column in self.fields and self.column != self.own
+        samples = Samples(self.fields, file, keyed=self.keyed, columned=bool(self.column))
+        for record, decode, key in self.encoded(file, inside, reading):
             try:
                 values, split = decode()
                 if bool(split) != bool(self.own):
                     raise Unusable("some samples have a 'split', some have none")
                 sample = fit_all(values, self.fields, self.rounded)
             except Unusable as error:
-                reading.bad(place, record, str(error))
+                reading.bad(file, record, str(error))
                 continue
             if by_field:
                 split = text_of(sample[self.column])
@@ -77,26 +74,24 @@ class Stream(Source):
         is no such sample, and `dtypes` are those to store, by field.
         """
         problems = Problems(options.on_error)
-        for what in (piece.what for piece in self.pieces):
-            for record, decode, _ in self.encoded(what, problems):
+        for file, inside in (piece.what for piece in self.pieces):
+            for record, decode, _ in self.encoded(file, inside, problems):
                 try:
                     values, split = decode()
                     fields = fields_of(values, variable, dtypes)
                     fields |= {name: self.pixels.field_of(values[name]) for name in self.images}
                     first = fit_all(values, fields, self.rounded)
                 except Unusable as error:
-                    problems.bad(self.place(what), record, str(error))
+                    problems.bad(file, record, str(error))
                     continue
-                own = self.own if split else ""
-                names = [name for name, field in fields.items() if is_name(field)]
+                own = [self.own] if split else []
                 by = options.split.column if isinstance(options.split, ByColumn) else ""
                 return replace(
                     self,
                     fields=fields,
-                    own=own,
-                    columns=[own, *names] if own else names,
-                    column=by or own,
+                    own="".join(own),
+                    columns=[*own, *(name for name, field in fields.items() if is_name(field))],
+                    column=by or "".join(own),
                     sample_bytes=max(1, sum(value.nbytes for value in first.values())),
                 )
-        why = f": {problems.found[0]}" if problems.found else ""
-        raise DataError(f"{none}{why}")
+        raise DataError(f"{none}{problems.why()}")

@@ -31,7 +31,6 @@ says (Excel writes one for UTF-16), or what --encoding says. A row must fit in -
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,12 +43,15 @@ from data_prep.formats.tables.column_choice import ColumnChoice, categorical, li
 from data_prep.formats.tables.columns import Column, Taken, numbers_of, plain
 from data_prep.formats.tables.csv_files import Csv, Rows
 from data_prep.formats.tables.tables import without
-from data_prep.options import Options, add_arguments, add_options, pairs, parse_size
+from data_prep.options import Options, pairs, parse_size, writing
 from data_prep.source import BadRecords, Block, Names, Source
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
 
-_OPTIONS = """
+ARGUMENTS = f"""
+sources=SRC+ : path
+    files or folders
+[table]
 --columns NAME,… ...
     take only these columns, in this order
 --drop NAME,… ...
@@ -73,21 +75,9 @@ _OPTIONS = """
     types (default: 4MiB, 1MiB for the types; more if there are many columns)
 --no-quotes
     CSV: treat " as an ordinary character
+{files.OUTSIDE}
+{writing()}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
-    add_options(parser.add_argument_group("table"), _OPTIONS + files.OUTSIDE)
-    add_arguments(parser)
-
-
-def _block_size(text: str) -> int:
-    found = parse_size(text, "--block")
-    if not 2**20 <= found <= 2**30:
-        raise ConfigError(f"--block {text}: from 1MiB to 1GiB")
-    return found
 
 
 @dataclass(frozen=True)
@@ -148,9 +138,9 @@ class Table(Source):
             ]
             stacked = self.fields[name].shape != group[0].field.shape
             values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
-        texts: list[str] | None = [split] * len(kept) if self.column else None
+        texts = [split] * len(kept) if self.column else None
         if by_value:
-            texts = list(map(str, without(batch.column(self.column), bad).to_pylist()))
+            texts = [*map(str, without(batch.column(self.column), bad).to_pylist())]
         names = Names(len(kept), lambda sample: f"row {rows.number(int(kept[sample]))}")
         yield Block(values, column=texts, file=path, records=names)
 
@@ -167,12 +157,15 @@ def source(args: argparse.Namespace, options: Options) -> Source:
         null=pairs("--null", args.null, empty=True),
         stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
     )
+    block = parse_size(args.block, "--block") if args.block else 0
+    if block and not 2**20 <= block <= 2**30:
+        raise ConfigError(f"--block {args.block}: from 1MiB to 1GiB")
     csv = Csv(
         delimiter=args.delimiter,
         names=tuple(listed([args.header or ""])),
         quotes=not args.no_quotes,
         encoding=csv_text.check_encoding(args.encoding),
-        block=_block_size(args.block) if args.block else 0,
+        block=block,
     )
     found = files.find(args.sources, tables.PATTERNS, args.allow_outside)
     first, *others = paths = [file.path for file in found.files]
@@ -191,7 +184,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
                 Column.of(
                     name,
                     schema.field(name).type,
-                    _cast(choice.cast_of(name, target)),
+                    "" if (cast := choice.cast_of(name, target)) == "text" else cast,
                     choice.null.get(name),
                     categories.get(name),
                 )
@@ -244,13 +237,12 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
     """Return the schema of the first file, which is used for all files."""
     import pyarrow as pa
 
-    if tables.format_of(path) == "csv":
-        csv = csv.for_width(path)
-    schema, first = tables.schema_of(path, csv)
     if tables.format_of(path) != "csv":
         if "text" in choice.cast.values():
             raise ConfigError(f"--cast …=text is for CSV; {path} has types of its own")
-        return schema, csv
+        return tables.schema_of(path, csv)[0], csv
+    csv = csv.for_width(path)
+    schema, first = tables.schema_of(path, csv)
     chosen = frozenset(choice.choose(schema.names))
     outputs = {
         name: target
@@ -262,12 +254,10 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
         cast = choice.cast_of(name, outputs.get(name, ""))
         kind = _csv_type(cast, kind)
         if pa.types.is_null(kind):
-            why = (
-                " in its first rows"
-                if first is not None and first.num_rows
-                else f": no row has {len(schema)} values, as the header has"
-            )
             if name in chosen:
+                why = " in its first rows"
+                if first is None or not first.num_rows:
+                    why = f": no row has {len(schema)} values, as the header has"
                 raise DataError(
                     f"{path}: column {name!r} has no value{why}; --cast {name}=DTYPE gives it a "
                     "type, --drop leaves it out"
@@ -315,19 +305,15 @@ def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[s
 
 def _field(name: str, group: Sequence[Column], stack: bool) -> Field:
     """Return the field that stores a column, or several columns that are stacked."""
-    first = group[0].field
+    first, named = group[0].field, f"--stack {name}: {group[0].name!r} is {group[0].field}"
     if not stack:
         return first
     if first.variable:
-        raise ConfigError(f"--stack {name}: {group[0].name!r} is {first}; it has no fixed size")
+        raise ConfigError(f"{named}; it has no fixed size")
     for column in group:
         if column.field != first:
             raise ConfigError(
-                f"--stack {name}: {group[0].name!r} is {first}, {column.name!r} is "
-                f"{column.field}; they have to be of one fixed size and dtype, --cast {name}=DTYPE"
+                f"{named}, {column.name!r} is {column.field}; they have to be of one fixed size "
+                f"and dtype, --cast {name}=DTYPE"
             )
     return Field(first.dtype, (len(group), *first.shape))
-
-
-def _cast(cast: str) -> str:
-    return "" if cast == "text" else cast

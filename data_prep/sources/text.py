@@ -23,9 +23,10 @@ mark at the start of a file is dropped. Empty documents are left out and counted
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,23 @@ from data_prep.formats.files import Part
 from data_prep.formats.text import documents, tokens
 from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
-from data_prep.options import Options, add_arguments, add_options, parse_size
+from data_prep.options import Options, parse_size, writing
 from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.writing.job import begun
 from data_prep.writing.piece import Problems
 from data_prep.writing.split import ByFile
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.commit import PARTIAL
 from hpctrain.shards.field import Field
-from hpctrain.shards.index import FILE as INDEX
+from hpctrain.shards.index import Index
 
 _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
 _BLOCK_DOCUMENTS = 4096
 _BYTES_PER_TOKEN = 4  # an estimate for a trained tokenizer; only used for the size of the shards
 
-
-_OPTIONS = f"""
+ARGUMENTS = f"""
+sources=SRC+ : path
+    files or folders
+[text]
 --glob PATTERN ...
     file names to take from folders (default: {" ".join(documents.PATTERNS)})
 --documents {{files,lines}} = files
@@ -57,56 +60,31 @@ _OPTIONS = f"""
     the column with the text, in JSON Lines and Parquet
 --train-bytes SIZE = 100MB
     maximum amount of text for --train-bpe, taken from all parts of the source
-"""
-_TOKENIZER = """
+{files.OUTSIDE}
+[one of]
 --tokenizer bytes|FILE.json = bytes
     the bytes of UTF-8, or a tokenizer.json of Hugging Face
 --train-bpe VOCABULARY : int
     train a byte-level BPE with this number of tokens on the source
-"""
-_END = """
+[one of]
 --eod TOKEN
     the tokenizer's token that ends a document
 --no-eod
     write no token at the end of a document
+{writing()}
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="files or folders")
-    group = parser.add_argument_group("text")
-    add_options(group, _OPTIONS + files.OUTSIDE)
-    add_options(group.add_mutually_exclusive_group(), _TOKENIZER)
-    add_options(group.add_mutually_exclusive_group(), _END)
-    add_arguments(parser)
 
 
 @dataclass(frozen=True)
 class Corpus:
     """The files with documents, and how they are read."""
 
-    sources: tuple[str, ...]
-    files: tuple[SourceFile, ...]
-    ignored: int
+    found: files.Found
     reader: documents.Reader
-
-    @classmethod
-    def of(
-        cls,
-        sources: Sequence[Path],
-        patterns: Sequence[str],
-        reader: documents.Reader,
-        allow_outside: bool = False,
-    ) -> "Corpus":
-        """Find the files; see `files.find`."""
-        found = files.find(sources, patterns, allow_outside)
-        named = tuple(str(source.absolute()) for source in sources)
-        return cls(named, found.files, found.ignored, reader)
 
     def parts(self, nbytes: int) -> Iterator[tuple[Part, SourceFile, int]]:
         """Yield all parts, each with its file and the approximate bytes of its text."""
-        for file in self.files:
+        for file in self.found.files:
             for part, size in self.reader.parts(file, nbytes):
                 yield part, file, size
 
@@ -117,20 +95,19 @@ class Corpus:
         passed = used = 0
         for part, _, size in parts:
             passed += size
-            share = limit * min(1.0, passed / total)  # bytes of the parts so far
+            # The bytes of the parts so far.
+            share = limit * min(1.0, passed / total) if total > limit else limit
             if used >= share and total > limit:
                 continue
             for document in self.reader.read(part, Problems("skip")):
                 yield document.text
                 used += len(document.text.encode())
-                if used >= (share if total > limit else limit):
+                if used >= share:
                     break
 
 
 @dataclass(frozen=True)
 class _Text(Source):
-    """See the module."""
-
     reader: documents.Reader = field(default_factory=documents.Reader)
     tokenizer: Tokenizer = field(default_factory=lambda: tokens.of_bytes(True))
     by_file: bool = False
@@ -138,19 +115,17 @@ class _Text(Source):
 
     def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        found: list[Document] = []
-        size = 0
-        for i, part in enumerate(what):
-            for document in self.reader.read(part, reading):
-                found.append(document)
-                size += len(document.text)
-                if size >= _BLOCK_TEXT or len(found) == _BLOCK_DOCUMENTS:
-                    yield self._block(found, part.path)
-                    found, size = [], 0
-            other = i + 1 == len(what) or what[i + 1].path != part.path
-            if found and (i + 1 == len(what) or (self.by_file and other)):
+        for _, parts in groupby(what, lambda part: part.path if self.by_file else ""):
+            found, size = list[Document](), 0
+            for part in parts:
+                for document in self.reader.read(part, reading):
+                    found.append(document)
+                    size += len(document.text)
+                    if size >= _BLOCK_TEXT or len(found) == _BLOCK_DOCUMENTS:
+                        yield self._block(found, part.path)
+                        found, size = [], 0
+            if found:
                 yield self._block(found, part.path)
-                found, size = [], 0
 
     def _block(self, found: list[Document], file: str) -> Block:
         texts = [document.text for document in found]
@@ -166,12 +141,9 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     """Return documents as tokens."""
     if args.eod and (args.train_bpe is not None or args.tokenizer == "bytes"):
         raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
-    corpus = Corpus.of(
-        args.sources,
-        args.glob or documents.PATTERNS,
-        documents.Reader(args.documents == "lines", args.text_column, options.column),
-        args.allow_outside,
-    )
+    reader = documents.Reader(args.documents == "lines", args.text_column, options.column)
+    found = files.find(args.sources, args.glob or documents.PATTERNS, args.allow_outside)
+    corpus = Corpus(found, reader)
     if args.train_bpe is not None:
         tokenizer = _trained(corpus, args)
     elif args.tokenizer == "bytes":
@@ -185,27 +157,28 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     parts = ((part, file, int(size * growth)) for part, file, size in corpus.parts(room))
     pieces: list[Piece] = files.pieces(parts, int(room * growth))
     by_file = isinstance(options.split, ByFile)
+    sources = [str(source.absolute()) for source in args.sources]
     return _Text(
         name="text",
         fields={"tokens": Field(tokenizer.dtype, variable=True)},
         pieces=pieces,
         identity={
-            **asdict(corpus.reader),
+            **asdict(reader),
             "tokenizer": tokenizer.digest,
             "eod": tokenizer.eod,
-            "files": [file.path for file in corpus.files] if by_file else [],
+            "files": [file.path for file in found.files] if by_file else [],
         },
         about={
-            "from": list(corpus.sources),
-            "ignored": corpus.ignored,
-            "documents": "lines" if corpus.reader.lines else "files",
-            "text_column": corpus.reader.key,
+            "from": sources,
+            "ignored": found.ignored,
+            "documents": "lines" if reader.lines else "files",
+            "text_column": reader.key,
             "tokenizer": tokenizer.about,
         },
-        columns=corpus.reader.columns(corpus.files[0]),
-        folders=corpus.sources,
+        columns=reader.columns(found.files[0]),
+        folders=sources,
         beside={tokens.FILE: tokenizer.content} if tokenizer.content else {},
-        reader=corpus.reader,
+        reader=reader,
         tokenizer=tokenizer,
         by_file=by_file,
         threads=options.workers if len(pieces) == 1 else 1,
@@ -216,7 +189,7 @@ def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
     """Train a BPE on the corpus, or return the one that an earlier run has trained for OUT."""
     vocabulary, limit = args.train_bpe, parse_size(args.train_bytes, "--train-bytes")
     tokens.check_vocabulary(vocabulary)
-    read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.files]])
+    read = json.dumps([asdict(corpus.reader), [(f.size, f.mtime_ns) for f in corpus.found.files]])
     of = tokens.digest_of(read)
     name = f"BPE of {vocabulary} tokens, trained on {limit} bytes of {of}"
     content = _earlier(args.out, name)
@@ -224,7 +197,8 @@ def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
         texts = corpus.sample(limit)
         first = next(texts, None)
         if first is None:
-            raise DataError(f"{', '.join(corpus.sources)}: no text to train a tokenizer on")
+            named = ", ".join(str(source.absolute()) for source in args.sources)
+            raise DataError(f"{named}: no text to train a tokenizer on")
         if not args.quiet:
             print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
         content = tokens.trained(chain([first], texts), vocabulary)
@@ -239,17 +213,21 @@ def _trained(corpus: Corpus, args: argparse.Namespace) -> Tokenizer:
 
 def _earlier(out: Path, name: str) -> str:
     """Return the tokenizer of this name in `out` or in its interrupted conversion, or ""."""
-    for index, content in ((out / PARTIAL / "job.json", None), (out / INDEX, out / tokens.FILE)):
-        try:
-            found: dict[str, Any] = json.loads(index.read_bytes())
-            about = found["provenance"]["source"]["tokenizer"]
-            if about["name"] != name:
-                continue
-            earlier: str = (
-                found["beside"][tokens.FILE] if content is None else content.read_text("utf-8")
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if tokens.digest_of(earlier) == about["digest"]:
+    with suppress(DataError):  # the conversion itself says so, unless OUT is replaced
+        if (plan := begun(out)) is not None and (
+            earlier := _same(plan.provenance, name, plan.beside.get(tokens.FILE, ""))
+        ):
             return earlier
+    with suppress(DataError, OSError, ValueError):
+        content = (out / tokens.FILE).read_text("utf-8")
+        return _same(Index.load(out).provenance, name, content)
     return ""
+
+
+def _same(provenance: Mapping[str, Any], name: str, content: str) -> str:
+    """Return the content of a tokenizer if it is the one that this provenance calls so, or ""."""
+    source = provenance.get("source")
+    about = source.get("tokenizer") if isinstance(source, Mapping) else None
+    if not isinstance(about, Mapping) or about.get("name") != name:
+        return ""
+    return content if tokens.digest_of(content) == about.get("digest") else ""

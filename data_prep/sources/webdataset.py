@@ -17,6 +17,7 @@ import io
 import re
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -30,7 +31,7 @@ from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, key_of
-from data_prep.options import VARIABLE, Options, add_arguments, add_options
+from data_prep.options import VARIABLE, Options, writing
 from data_prep.source import BadRecords, Piece, Source, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from data_prep.writing.piece import Problems
@@ -42,21 +43,19 @@ CODE = frozenset(("pyd", "pkl", "pickle", "pth", "pt", "ckpt", "joblib", "dill",
 NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
 KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
 
-
-_OPTIONS = """
+ARGUMENTS = (
+    f"""
+tars=TAR+ : path
+    a tar, or a folder
 --field NAME=EXT,… ...
     the field NAME is the member with one of these extensions; json:KEY takes a key of a JSON
     object, EXT:bytes takes the bytes of any member
-"""
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
-    parser.epilog = pixels.__doc__
-    parser.add_argument("tars", nargs="+", type=Path, metavar="TAR", help="a tar, or a folder")
-    add_options(parser, _OPTIONS + VARIABLE)
-    pixels.add_arguments(parser)
-    add_arguments(parser)
+{VARIABLE}
+""",
+    pixels.add_arguments,
+    writing(),
+)
+EPILOG = pixels.__doc__
 
 
 class _Member(NamedTuple):
@@ -69,21 +68,15 @@ class _Member(NamedTuple):
 
 @dataclass(frozen=True)
 class _WebDataset(Stream):
-    """See the module."""
-
     keyed = True
     members: Mapping[str, _Member] = field(default_factory=dict)
 
-    def encoded(self, what: str, reading: BadRecords) -> Iterator[Encoded]:
+    def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
         extensions = frozenset(e for m in self.members.values() for e in m.extensions)
-        for key, parts in samples(what, extensions, reading):
+        for key, parts in samples(file, extensions, reading):
             name = key.encode("utf-8", "surrogateescape")
             yield Encoded(f"sample {key!r}", partial(self._values, parts), name)
-
-    def place(self, what: str) -> str:
-        """See `Stream`."""
-        return what
 
     def _values(self, parts: Mapping[str, bytes]) -> tuple[dict[str, Any], str]:
         """Decode the members of a sample."""
@@ -94,12 +87,13 @@ class _WebDataset(Stream):
                 some = "two members" if found else "no member"
                 listed = ", .".join(found or member.extensions)
                 raise Unusable(f"it has {some} .{listed} for {name!r}")
+            content = parts[found[0]]
             try:
-                content = parts[found[0]]
-                if member.kind == "image":
-                    values[name] = self.pixels.sample(content, self.fields.get(name))
-                else:
-                    values[name] = _decoded(content, member)
+                values[name] = (
+                    self.pixels.sample(content, self.fields.get(name))
+                    if member.kind == "image"
+                    else _decoded(content, member)
+                )
             except Unusable as error:
                 raise Unusable(f".{found[0]}: {error}") from None
         return values, ""
@@ -117,7 +111,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
     found = _WebDataset(
         name="webdataset",
         fields={},
-        pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
+        pieces=[Piece((file.path, None), (file,), bytes=file.size) for file in files],
         identity={"members": members, "pixels": asdict(pixels)},
         about={"from": [str(tar.absolute()) for tar in tars]},
         pixels=pixels,
@@ -131,15 +125,14 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 def _tars(paths: Sequence[Path]) -> list[Path]:
     tars: list[Path] = []
     for path in paths:
+        found = [path]
         if path.is_dir():
             found = sorted(p for p in path.iterdir() if ".tar" in p.suffixes or p.suffix == ".tgz")
-            if not found:
-                raise DataError(f"{path} has no .tar files")
-            tars += found
-        else:
-            tars.append(path)
-    for path in tars:
-        if tars.count(path) > 1:
+        if not found:
+            raise DataError(f"{path} has no .tar files")
+        tars += found
+    for path, count in Counter(tars).items():
+        if count > 1:
             raise ConfigError(f"{path} is given twice")
     return tars
 
@@ -191,22 +184,23 @@ def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, _Member]:
     _check_no_code(tar, parts)
     for extension in parts:
         kind = _kind(extension)
+        name = names.get(kind, extension.removesuffix(".npy").replace("npy", "array"))
+        problem = cure = ""
         if not kind:
-            example = "NAME=json:KEY" if extension == "json" else f"NAME={extension}:bytes"
-            raise ConfigError(
-                f"{tar}: the first sample has members .{', .'.join(parts)}, and .{extension} has "
-                f"no field by default: give every field, such as --field {example}"
+            problem = (
+                f"the first sample has members .{', .'.join(parts)}, and .{extension} has no field "
+                "by default"
             )
-        name = extension.removesuffix(".npy").replace("npy", "array")
-        name = names.get(kind, name)
-        if name in members:
-            raise ConfigError(
-                f"{tar}: the members .{members[name].extensions[0]} and .{extension} would both be "
-                f"the field {name!r}: give every field, such as --field {name}={extension}"
-            )
-        members[name] = _Member((extension,), kind)
-        if kind == "image":  # other samples may have another image format
-            members[name] = _Member((extension, *sorted(IMAGES - {extension})), kind)
+            cure = "NAME=json:KEY" if extension == "json" else f"NAME={extension}:bytes"
+        elif name in members:
+            other = members[name].extensions[0]
+            problem = f"the members .{other} and .{extension} would both be the field {name!r}"
+            cure = f"{name}={extension}"
+        if problem:
+            raise ConfigError(f"{tar}: {problem}: give every field, such as --field {cure}")
+        # Other samples may have another image format.
+        others = sorted(IMAGES - {extension}) if kind == "image" else []
+        members[name] = _Member((extension, *others), kind)
     return members
 
 

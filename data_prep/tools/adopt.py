@@ -23,7 +23,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from data_prep import processes
@@ -31,7 +30,6 @@ from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
 from data_prep.formats.hdf5.foreign import FieldSource, described, look, notes_on, same
 from data_prep.formats.hdf5.survey import Found, Survey
-from data_prep.options import add_options
 from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import SHOWN, made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
@@ -46,8 +44,9 @@ from hpctrain.terminal import few
 
 SUFFIXES = (".h5", ".hdf5")
 
-
-_OPTIONS = """
+ARGUMENTS = """
+files=FILE+ : path
+    HDF5 file, or a folder of them
 --field NAME=DATASET ...
     a field and its dataset in the files, or NAME=VALUES:OFFSETS if its samples have different
     lengths
@@ -70,13 +69,6 @@ _OPTIONS = """
 """
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    what = "HDF5 file, or a folder of them"
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=what)
-    add_options(parser, _OPTIONS)
-
-
 def run(args: argparse.Namespace) -> None:
     """Write the index of HDF5 files into their folder, unless the same index is there already."""
     fields = _parse_fields(args.field, args.axis, args.files)
@@ -89,7 +81,11 @@ def run(args: argparse.Namespace) -> None:
     schema, counts = _schema(folder, paths, fields)
     notes = notes_on(folder / paths[0], fields, counts[0])
     sources = [SourceFile.of(folder / path) for path in paths]
-    fingerprint = _fingerprint(paths, sources, splits, schema, statistics, group)
+    of_files = [(path, s.size, s.mtime_ns) for path, s in zip(paths, sources, strict=True)]
+    of_fields = {name: field.as_json() for name, field in schema.items()}
+    own = [group] if group else []  # an index without a group is known as before
+    content = json.dumps(["index", of_files, splits, of_fields, statistics, *own])
+    fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     if existing := _existing(folder, fingerprint, overwrite=args.overwrite):
         if not quiet:
             print(f"{folder} already holds this index: {existing.digest}")
@@ -106,8 +102,27 @@ def run(args: argparse.Namespace) -> None:
     with Progress(samples=None, nbytes=nbytes, quiet=quiet) as progress:
         looked = dict(processes.run(work.look, range(len(paths)), workers, progress.advance))
     found = [looked[number] for number in range(len(paths))]
-    index = _index(found, schema, splits, statistics, args.command_line, fingerprint)
-    index = replace(index, group=group)
+    index = Index(
+        fields=schema,
+        shards=tuple(
+            each.shard
+            for name in dict.fromkeys(splits)
+            for each in found
+            if each.shard.split == name
+        ),
+        statistics=statistics_of({each.shard.split: each.moments} for each in found),
+        provenance={
+            **made_by(args.command_line),
+            "options": {"statistics": statistics},
+            "source": {
+                "name": "index",
+                "files": len(found),
+                "bytes": sum(each.shard.bytes for each in found),
+            },
+            "fingerprint": fingerprint,
+        },
+        group=group,
+    )
     if group:
         _check_groups(folder, index)
     try:
@@ -158,13 +173,10 @@ def _parse_fields(
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Yield the files, and the files in the folders."""
     for path in given:
+        inside = [path]
         with readable(path):
-            is_file = not path.is_dir()
-            inside = [] if is_file else sorted(path.iterdir())
-        if is_file:
-            yield path
-            continue
-        inside = [p for p in inside if p.suffix.lower() in SUFFIXES]
+            if path.is_dir():
+                inside = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
         if not inside:
             raise DataError(f"{path} has no {' or '.join(SUFFIXES)} files")
         yield from inside
@@ -235,21 +247,6 @@ def _schema(
     return schema, counts
 
 
-def _fingerprint(
-    paths: Sequence[str],
-    sources: Sequence[SourceFile],
-    splits: Sequence[str],
-    schema: Mapping[str, Field],
-    statistics: bool,
-    group: str,
-) -> str:
-    files = [(path, file.size, file.mtime_ns) for path, file in zip(paths, sources, strict=True)]
-    fields = {name: field.as_json() for name, field in schema.items()}
-    own = [group] if group else []  # an index without a group is known as before
-    content = json.dumps(["index", files, list(splits), fields, statistics, *own])
-    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-
-
 def _existing(folder: Path, fingerprint: str, *, overwrite: bool) -> Index | None:
     """Return the index in the folder if it is the one to write, or None."""
     if (folder / PARTIAL).exists():
@@ -275,42 +272,12 @@ def _check_groups(folder: Path, index: Index) -> None:
         with OpenShard(folder / shard.path, shard, fields) as opened:
             for rows in opened.blocks(shard.count):
                 groups.add(shard.split, rows[index.group])
-    if problems := list(groups.problems()):
+    if problems := "; ".join(groups.problems()):
         raise DataError(
-            f"--group {index.group}: {'; '.join(problems)}. The splits go by whole files here; "
-            "`index` without --split and --group, then `repack --split NAME=FRACTION,… --group "
+            f"--group {index.group}: {problems}. The splits go by whole files here; `index` "
+            "without --split and --group, then `repack --split NAME=FRACTION,… --group "
             f"{index.group}` divides the samples"
         )
-
-
-def _index(
-    found: Sequence[Found],
-    schema: Mapping[str, Field],
-    splits: Sequence[str],
-    statistics: bool,
-    command: str,
-    fingerprint: str,
-) -> Index:
-    return Index(
-        fields=schema,
-        shards=tuple(
-            each.shard
-            for name in dict.fromkeys(splits)
-            for each in found
-            if each.shard.split == name
-        ),
-        statistics=statistics_of({each.shard.split: each.moments} for each in found),
-        provenance={
-            **made_by(command),
-            "options": {"statistics": statistics},
-            "source": {
-                "name": "index",
-                "files": len(found),
-                "bytes": sum(each.shard.bytes for each in found),
-            },
-            "fingerprint": fingerprint,
-        },
-    )
 
 
 def _advice(folder: Path, schema: Mapping[str, Field], found: Sequence[Found]) -> str:

@@ -11,15 +11,14 @@ import json
 import lzma
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.dataset import DataSet
-from data_prep.options import add_options
+from data_prep.options import DIR
 from data_prep.show import console
 from hpctrain.shards.ragged import Ragged
 
-_OPTIONS = """
+ARGUMENTS = f"""{DIR}
 --field, -f NAME = text
     the field
 --split NAME = val
@@ -27,12 +26,6 @@ _OPTIONS = """
 --json
     print JSON
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:

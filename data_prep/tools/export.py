@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.dataset import DataSet, add_arguments, sizes
+from data_prep.datasets.dataset import DataSet, samples_of, sizes
 from data_prep.formats.opening import is_utf8
 from data_prep.libraries import library
-from data_prep.options import add_options
 from data_prep.show import console
 from data_prep.show.images import is_text
 from hpctrain.disk import TEMPORARY, temporary
@@ -31,7 +30,9 @@ from hpctrain.shards.index import Split
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array
 
-_OPTIONS = """
+ARGUMENTS = f"""{samples_of("export")}
+out=OUT : path
+    folder to write; it must be empty or new
 --to FORMAT = parquet
     format of the files
 --limit N : positive
@@ -47,14 +48,6 @@ _OTHERS = {
     "images": "Pillow's `Image.fromarray(h5py.File(SHARD)[FIELD][i].transpose(1, 2, 0))` is the "
     "image of sample i",
 }
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    add_arguments(parser, "export")
-    what = "folder to write; it must be empty or new"
-    parser.add_argument("out", type=Path, metavar="OUT", help=what)
-    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -83,34 +76,26 @@ def run(args: argparse.Namespace) -> None:
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `out` at the end, or removed after an error."""
+    folder = temporary(out.resolve())
     try:
         if out.exists() and next(out.iterdir(), None) is not None:
             raise DataError(f"{out} is not empty; give an empty or new folder")
-        folder = temporary(out.resolve())
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _clear(folder)
+        prefix = folder.name.rpartition(".")[0]
+        for path in folder.parent.iterdir():  # of killed exports to here, by this machine
+            found = TEMPORARY.match(path.name)
+            same = found is not None and path.name.rpartition(".")[0] == prefix
+            if found and same and not Path("/proc", found["pid"]).exists():
+                shutil.rmtree(path, ignore_errors=True)
         folder.mkdir()
+        yield folder
+        os.replace(folder, out.resolve())
     except (NotADirectoryError, FileExistsError):
         raise DataError(f"{out} is a file, or lies in one; OUT is a folder") from None
     except OSError as error:
         raise storage_error(out, error) from None
-    try:
-        yield folder
-        os.replace(folder, out.resolve())
-    except OSError as error:
-        raise storage_error(out, error) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _clear(folder: Path) -> None:
-    """Remove the temporary folders of killed exports to the same place on this machine."""
-    prefix = folder.name.rpartition(".")[0]
-    for path in folder.parent.iterdir():
-        found = TEMPORARY.match(path.name)
-        same = found is not None and path.name.rpartition(".")[0] == prefix
-        if found and same and not Path("/proc", found["pid"]).exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 class Parquet:
@@ -147,9 +132,7 @@ class Parquet:
         metadata = {"shape": json.dumps(list(field.shape))}
         if names := list(self.data.categories(name)):
             metadata["categories"] = json.dumps(names)
-        kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
-        if field.shape:
-            kind = self._element(field)
+        kind = self._element(field)
         if field.variable:
             kind = self._pa.large_list(kind)
         if name in self._text:
@@ -161,7 +144,7 @@ class Parquet:
         kind = self._pa.from_numpy_dtype(np.dtype(field.dtype))
         if len(field.shape) > 1:
             return self._pa.fixed_shape_tensor(kind, field.shape)
-        return self._pa.list_(kind, field.shape[0])
+        return self._pa.list_(kind, field.shape[0]) if field.shape else kind
 
     def _array(self, name: str, value: Array | Ragged, first: int) -> Any:
         field, pa = self.fields[name], self._pa

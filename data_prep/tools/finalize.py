@@ -5,12 +5,11 @@ it. The command may be given again at any time.
 """
 
 import argparse
-from pathlib import Path
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    parser.add_argument("out", type=Path, metavar="OUT", help="OUT of all parts")
+ARGUMENTS = """
+out=OUT : path
+    OUT of all parts
+"""
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.dataset import DataSet, add_arguments
+from data_prep.datasets.dataset import DataSet, samples_of
 from data_prep.formats.text.tokens import FILE as TOKENIZER
-from data_prep.options import add_options
 from data_prep.show import console
 from data_prep.show.images import SIGNATURES, is_text
 from hpctrain.shards.field import Field
@@ -18,19 +17,12 @@ from hpctrain.shards.types import Array
 _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text
 
-
-_OPTIONS = """
+ARGUMENTS = f"""{samples_of("show")}
 -n, --samples N = 5 : positive
     number of samples of each split
 --json
     print JSON, one sample in each line
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    add_arguments(parser)
-    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -128,13 +120,12 @@ def _range(value: Array) -> str:
 
 def _value(value: Array, field: Field) -> Any:
     """Return a value for JSON: all of it, or a description of a large array."""
+    large = {"dtype": field.dtype, "shape": list(value.shape)}
     if is_text(field) and value.size and (text := _text(value)) is not None:
         if text not in SIGNATURES.values() and len(text.encode()) == value.size:
             return text
-        return {"dtype": field.dtype, "shape": list(value.shape), "starts": text[:_CHARACTERS]}
+        return {**large, "starts": text[:_CHARACTERS]}
     if value.size > _PRINTED**2:
-        return {"dtype": field.dtype, "shape": list(value.shape), "values": _range(value)}
-    content = value.tolist()
-    if value.dtype.kind != "f" or np.isfinite(value).all():
-        return content
-    return json.loads(json.dumps(content), parse_constant=str)  # JSON has no NaN
+        return {**large, "values": _range(value)}
+    # JSON has no NaN.
+    return json.loads(json.dumps(value.tolist()), parse_constant=str)

@@ -3,21 +3,19 @@
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.dataset import DataSet
+from data_prep.options import DIR
 from data_prep.show import console
 from hpctrain.errors import DataError
 from hpctrain.shards.index import FILE
 
 MOST = 20  # shards and categories listed
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    parser.add_argument("--json", action="store_true", help="print JSON, with all shards")
+ARGUMENTS = f"""{DIR}
+--json
+    print JSON, with all shards
+"""
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,32 +8,24 @@ the distribution of the values, classes and lengths, with one colour for each sp
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from data_prep.datasets.dataset import DataSet, add_arguments
-from data_prep.options import add_options
+from data_prep.datasets.dataset import DataSet, samples_of
 from data_prep.show import console
 from data_prep.show.views import Summary, class_name
-from hpctrain.shards.index import Split
+from hpctrain.shards.index import Lengths, Split, Statistics
 from hpctrain.shards.moments import Moments
 
 MOST = 30  # the most classes that are listed
 _BAR = 24  # the length of the longest bar, in characters
 
-
-_OPTIONS = """
+ARGUMENTS = f"""{samples_of("show")}
 --plot FILE : path
     draw a .png file
 --json
     print JSON
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    add_arguments(parser)
-    add_options(parser, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -60,62 +52,57 @@ def run(args: argparse.Namespace) -> None:
 def summarise(data: DataSet, split: Split, name: str) -> Summary:
     """Return the statistics of the index, and count lengths if it has none."""
     field = data.index.fields[name]
-    listed = data.index.statistics.get(split.name, {}).get(name)
-    values: dict[str, Any] = asdict(listed) if listed is not None else {}
-    if field.variable and values.get("lengths") is None:
-        values["lengths"] = _lengths(data, split, name)
-    return Summary(split.name, split.count, name, field, **values)
-
-
-def _lengths(data: DataSet, split: Split, name: str) -> dict[str, float | None]:
-    lengths, moments = data.lengths(split, name), Moments()
-    moments.add(lengths)
-    found = moments.result()
-    content = asdict(found)
-    numbers = {key: content[key] for key in ("mean", "std", "min", "max")}
-    return {**numbers, "total": int(lengths.sum())}
+    values = data.index.statistics.get(split.name, {}).get(name)
+    values = values or Statistics(None, None, None, None)
+    if field.variable and values.lengths is None:
+        lengths, moments = data.lengths(split, name), Moments()
+        moments.add(lengths)
+        found: Any = moments.result()
+        numbers = (found.mean, found.std, found.min, found.max, int(lengths.sum()))
+        values = replace(values, lengths=Lengths(*numbers))
+    return Summary(split.name, split.count, name, field, values)
 
 
 def _content(data: DataSet, summary: Summary) -> dict[str, Any]:
     content = asdict(summary) | {"field": str(summary.field)}
-    if summary.classes is not None:
+    content |= content.pop("values")
+    if summary.values.classes is not None:
         names = data.categories(summary.name)
         content["classes"] = [
             {"value": value, "name": class_name(value, names), "count": count}
-            for value, count in summary.classes.items()
+            for value, count in summary.values.classes.items()
         ]
     return content
 
 
 def _print(data: DataSet, summaries: Sequence[Summary]) -> None:
+    def numbers(values: Statistics | Lengths) -> list[str]:
+        return [console.number(v) for v in (values.mean, values.std, values.min, values.max)]
+
     console.title(f"{summaries[0].split}: {summaries[0].count:,} samples")
-    rows: list[list[object]] = []
-    for s in summaries:
-        numbers = [console.number(value) for value in (s.mean, s.std, s.min, s.max)]
-        rows.append([s.name, s.field, *numbers, s.not_finite])
+    rows: list[list[object]] = [
+        [s.name, s.field, *numbers(s.values), s.not_finite] for s in summaries
+    ]
     columns = ["field", "type", "mean", "std", "min", "max", "not finite"]
     console.show(columns, rows, numbers="mean std min max")
 
-    rows = []
-    for s in summaries:
-        if s.lengths is not None:
-            lengths = [s.lengths.get(key) for key in ("mean", "std", "min", "max", "total")]
-            rows.append([s.name, *map(console.number, lengths)])
-    if rows:
+    found = [(s.name, s.values.lengths) for s in summaries if s.values.lengths is not None]
+    if found:
         console.title("lengths")
         columns = ["field", "mean", "std", "min", "max", "total"]
+        rows = [[name, *numbers(each), console.number(each.total)] for name, each in found]
         console.show(columns, rows, numbers="mean std min max total")
 
     for s in summaries:
-        if s.classes:
-            console.title(f"{s.name}: {len(s.classes):,} values")
-            names, most = data.categories(s.name), max(s.classes.values())
+        if classes := s.values.classes:
+            console.title(f"{s.name}: {len(classes):,} values")
+            names, most = data.categories(s.name), max(classes.values())
             rows = []
-            for value, count in list(s.classes.items())[:MOST]:
+            for value, count in list(classes.items())[:MOST]:
                 bar = "█" * max(1, round(_BAR * count / most))
                 share = f"{100 * count / s.count:.1f} %"
                 rows.append([value, class_name(value, names), f"{count:,}", share, bar])
-            if len(s.classes) > MOST:
-                rows.append([f"and {len(s.classes) - MOST:,} more", *[None] * 4])
+            if len(classes) > MOST:
+                rows.append([f"and {len(classes) - MOST:,} more", *[None] * 4])
             columns = ["value", "name", "samples", "share", ""]
             console.show(columns, rows, numbers="value samples share")

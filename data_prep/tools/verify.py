@@ -18,12 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
-from data_prep.options import add_options
+from data_prep.options import DIR
 from data_prep.show import console
 from data_prep.tools import label_ranges
 from data_prep.tools.label_ranges import LabelRanges
@@ -42,14 +40,14 @@ _MAX_THREADS = 32
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 
-
-_DEPTH = """
+ARGUMENTS = f"""{DIR}
+[one of]
 --quick
     open each file, read no samples
 --full
     read everything (the default)
-"""
-_OPTIONS = """
+[]
+{label_ranges.OPTIONS}
 --workers N : positive
     number of threads (default: the cores)
 --group FIELD
@@ -60,13 +58,6 @@ _OPTIONS = """
 --quiet
     print problems only
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the data set")
-    add_options(parser.add_mutually_exclusive_group(), _DEPTH)
-    add_options(parser, label_ranges.OPTIONS + _OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -89,24 +80,27 @@ class Report:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command; see `verify`."""
-    data = DataSet(args.folder)
-    quiet = args.quiet or args.json
-    workers = args.workers or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-    group = data.index.group if args.group is None else args.group
+    data, full = DataSet(args.folder), not args.quick
+    index, quiet = data.index, args.quiet or args.json
+    group = index.group if args.group is None else args.group
     if args.group and args.quick:
         raise ConfigError(f"--group {group} with --quick: it reads no samples; leave one out")
-    if group and group not in data.index.fields:
-        raise ConfigError(f"--group {group}: the fields are {', '.join(data.index.fields)}")
-    labels = LabelRanges(label_ranges.label_counts(data.index, args.labels), args.ignore)
-    full = not args.quick
-    report = verify(data, group, full=full, workers=workers, quiet=quiet, labels=labels)
-    shards = len(data.index.shards)
+    if group and group not in index.fields:
+        raise ConfigError(f"--group {group}: the fields are {', '.join(index.fields)}")
+    report = verify(
+        *(data, group),
+        full=full,
+        workers=args.workers or min(_MAX_THREADS, len(os.sched_getaffinity(0))),
+        quiet=quiet,
+        labels=LabelRanges(label_ranges.label_counts(index, args.labels), args.ignore),
+    )
+    shards = len(index.shards)
     if args.json:
         content = {
-            "digest": data.index.digest,
-            "mode": "quick" if args.quick else "full",
+            "digest": index.digest,
+            "mode": "full" if full else "quick",
             "shards": shards,
-            "bytes": sum(shard.bytes for shard in data.index.shards),
+            "bytes": sum(shard.bytes for shard in index.shards),
             **asdict(report),
         }
         print(json.dumps(content, indent=2))
@@ -121,13 +115,12 @@ def run(args: argparse.Namespace) -> None:
         where = f"{bad} of {shards} shards" if bad else "the index"
         raise DataError(f"{args.folder}: {count}, in {where}")
     if not quiet:
-        what = ["sizes", "schema", *([] if args.quick else ["offsets", "digests"])]
-        what += [f"groups of {group}"] if group and not args.quick else []
-        what += ["statistics"] if data.index.statistics and not args.quick else []
+        what = ["sizes", "schema", *["offsets", "digests"] * full]
+        what += [f"groups of {group}"] * bool(group and full)
+        what += ["statistics"] * bool(index.statistics and full)
         checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
-        first, *more = summary(data.index, groups=not args.quick).splitlines()
-        console.say(f"{args.folder}: {checked}: {first}")
-        for line in more:
+        first, *more = summary(index, groups=full).splitlines()
+        for line in (f"{args.folder}: {checked}: {first}", *more):
             console.say(line)
 
 
@@ -141,8 +134,8 @@ def verify(
     labels: LabelRanges | None = None,
 ) -> Report:
     """Compare the shards of a `DataSet` with its index."""
-    shards = data.index.shards
-    ranges = labels or LabelRanges(label_ranges.label_counts(data.index, ()))
+    index, shards = data.index, data.index.shards
+    ranges = labels or LabelRanges(label_ranges.label_counts(index, ()))
     twice = [path for path, n in Counter(shard.path for shard in shards).items() if n > 1]
     problems = [Problem(path, "the index lists it more than once") for path in twice]
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
@@ -156,8 +149,7 @@ def verify(
                 raise KeyboardInterrupt
 
         def look_at(shard: Shard) -> _Look:
-            look = _Look(shard.split, Groups(group), ranges.of_shard())
-            return _look(data, shard, look, full, advance)
+            return _Look(data, shard, Groups(group), ranges.of_shard()).done(full, advance)
 
         with ThreadPoolExecutor(workers, "verify") as pool:
             try:
@@ -166,14 +158,13 @@ def verify(
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
-    for look in looks:
-        problems += look.problems
+    problems += [Problem(look.shard.path, problem) for look in looks for problem in look.problems]
     if full:
-        problems += _wrong_statistics(data.index, looks)
         groups = Groups(group)
         for look in looks:
             groups.merge(look.groups)
-        problems += [Problem("", problem) for problem in groups.problems()]
+        wrong = (*_wrong_statistics(index, looks), *groups.problems())
+        problems += [Problem("", problem) for problem in wrong]
     return Report(problems, _unlisted(data))
 
 
@@ -181,80 +172,73 @@ def verify(
 class _Look:
     """The problems and the statistics of one shard."""
 
-    split: str
+    data: DataSet
+    shard: Shard
     groups: Groups
     labels: LabelRanges
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
     moments: dict[str, Moments] = field(default_factory=dict)
 
+    def done(self, full: bool, advance: _Advance) -> "_Look":
+        """Look at the shard, and return this."""
+        path = self.data.folder / self.shard.path
+        try:
+            with OpenShard(path, self.shard, self.data.index.fields) as opened:
+                self.problems += opened.problems()
+                if full:
+                    self._read(opened, advance)
+        except DataError as error:
+            message = str(error).removeprefix(f"shard {path}")
+            self.problems.append(message.removeprefix(":").strip())
+        advance(0 if full and not self.problems else self.shard.count, 0)
+        self.problems += self.labels.problems()
+        return self
 
-def _look(data: DataSet, shard: Shard, look: _Look, full: bool, advance: _Advance) -> _Look:
-    try:
-        for problem in _problems(data, shard, full, advance, look):
-            look.problems.append(Problem(shard.path, problem))
-    except DataError as error:
-        message = str(error).removeprefix(f"shard {data.folder / shard.path}")
-        look.problems.append(Problem(shard.path, message.removeprefix(":").strip()))
-    advance(0 if full and not look.problems else shard.count, 0)
-    look.problems += [Problem(shard.path, problem) for problem in look.labels.problems()]
-    return look
-
-
-def _problems(
-    data: DataSet, shard: Shard, full: bool, advance: _Advance, look: _Look
-) -> Iterator[str]:
-    with OpenShard(data.folder / shard.path, shard, data.index.fields) as opened:
-        wrong = list(opened.problems())
-        yield from wrong
-        if not full:
-            return
+    def _read(self, opened: OpenShard, advance: _Advance) -> None:
+        readable = not self.problems
         try:
             digest = digest_file(opened.path, advance)
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}") from None
-        if digest != shard.digest:
-            yield f"its content has the digest {digest}, the index lists {shard.digest}"
-        if wrong:
-            return  # the values cannot be read
+        if digest != self.shard.digest:
+            listed = self.shard.digest
+            self.problems.append(f"its content has the digest {digest}, the index lists {listed}")
+        if not readable:
+            return
         opened.check_offsets()
-        if digest != shard.digest:
+        if digest != self.shard.digest:
             return
         start = 0
-        for rows in opened.blocks(shard.count):
-            if look.groups.field:
-                look.groups.add(shard.split, rows[look.groups.field])
+        for rows in opened.blocks(self.shard.count):
+            if self.groups.field:
+                self.groups.add(self.shard.split, rows[self.groups.field])
             values: Any
             for name, values in rows.items():
-                look.labels.add(name, values, start)
-                moments = look.moments.setdefault(name, Moments(len(rows)))
-                if isinstance(values, np.ndarray) or hasattr(moments, "lengths"):
-                    moments.add(values)
+                self.labels.add(name, values, start)
+                self.moments.setdefault(name, Moments(len(rows))).add(values)
             advance(len(values), 0)
             start += len(values)
 
 
-def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[Problem]:
+def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[str]:
     """Yield wrong statistics, for the splits whose shards have no problem."""
-    damaged = {look.split for look in looks if look.problems}
-    for split, listed in index.statistics.items():
-        if split in damaged:
-            continue
-        for name, values in listed.items():
-            total, seen = Moments(len(index.fields)), False
-            for look in looks:
-                if look.split == split and name in look.moments:
-                    total.merge(look.moments[name])
-                    seen = True
-            if not seen:
-                known = split in index.splits and name in index.fields
-                if not known:
-                    yield Problem("", f"statistics of {split}/{name}, which it does not list")
-                continue
-            for key, there, here in _differences(asdict(values), asdict(total.result())):
-                yield Problem(
-                    "",
-                    f"split {split!r}, field {name!r}: it lists {key} {there}, the data has {here}",
-                )
+    damaged = {look.shard.split for look in looks if look.problems}
+    for split, fields in index.statistics.items():
+        for name, listed in () if split in damaged else fields.items():
+            total = Moments(len(index.fields))
+            seen = [
+                look.moments[name]
+                for look in looks
+                if look.shard.split == split and name in look.moments
+            ]
+            for moments in seen:
+                total.merge(moments)
+            if not seen and not (split in index.splits and name in index.fields):
+                yield f"statistics of {split}/{name}, which it does not list"
+            differing = _differences(asdict(listed), asdict(total.result())) if seen else ()
+            for what, there, here in differing:
+                place = f"split {split!r}, field {name!r}"
+                yield f"{place}: it lists {what} {there}, the data has {here}"
 
 
 def _differences(

@@ -88,19 +88,14 @@ class BlockSamples:
 
     def finite(self, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose values are all finite; report the others."""
-        good = np.ones(len(self), bool)
+        why: dict[int, str] = {}
         for name, value in self.rows.items():
             array = value.values if isinstance(value, Ragged) else value
-            if array.dtype.kind != "f" or np.isfinite(array).all():
-                continue
-            for i, sample in enumerate(value):
-                bad = int((~np.isfinite(sample)).sum())
-                if bad and good[i]:
-                    good[i] = False
-                    problems.bad(
-                        *self._record(i), f"field {name!r} has {bad} NaN or infinite values"
-                    )
-        return self.only(good)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                for i, sample in enumerate(value):
+                    if bad := int((~np.isfinite(sample)).sum()):
+                        why.setdefault(i, f"field {name!r} has {bad} NaN or infinite values")
+        return self._without(why, problems)
 
     def named(self, split: ByColumn, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose column holds a valid split name; report the others."""
@@ -111,18 +106,18 @@ class BlockSamples:
                 check_name(name, f"column {split.column!r}: split")
             except DataError as error:
                 reasons[place] = str(error)
-        if not reasons:
-            return self
-        good = ~np.isin(numbers, list(reasons))
-        for i in np.flatnonzero(~good).tolist():
-            problems.bad(*self._record(i), reasons[int(numbers[i])])
-        return self.only(good)
+        bad = np.flatnonzero(np.isin(numbers, list(reasons))).tolist()
+        return self._without({i: reasons[int(numbers[i])] for i in bad}, problems)
 
-    def _record(self, i: int) -> tuple[str, str]:
-        """Return the file and the name of a sample's record, for messages."""
-        place = int(self.which[i])
-        records = self.block.records
-        return self.block.file, records[place] if records is not None else f"sample {place}"
+    def _without(self, why: Mapping[int, str], problems: BadRecords) -> "BlockSamples":
+        """Return the samples without these, which are reported with the reasons."""
+        good = np.ones(len(self), bool)
+        good[list(why)] = False
+        for i, reason in why.items():
+            place, records = int(self.which[i]), self.block.records
+            record = f"sample {place}" if records is None else records[place]
+            problems.bad(self.block.file, record, reason)
+        return self.only(good)
 
 
 def _native(value: Array | Ragged) -> Array | Ragged:
@@ -135,14 +130,14 @@ def _native(value: Array | Ragged) -> Array | Ragged:
 
 
 def _only(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
-    chosen: dict[str, Array | Ragged] = {}
-    for name, value in rows.items():
-        if isinstance(value, Ragged):
-            lengths = value.lengths
-            chosen[name] = Ragged(value.values[np.repeat(mask, lengths)], offsets_of(lengths[mask]))
-        else:
-            chosen[name] = value[mask]
-    return chosen
+    return {name: _chosen(value, mask) for name, value in rows.items()}
+
+
+def _chosen(value: Array | Ragged, mask: NDArray[np.bool_]) -> Array | Ragged:
+    if not isinstance(value, Ragged):
+        return value[mask]
+    lengths = value.lengths
+    return Ragged(value.values[np.repeat(mask, lengths)], offsets_of(lengths[mask]))
 
 
 def by_split(

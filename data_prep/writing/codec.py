@@ -13,11 +13,10 @@ The speeds depend on the machine and its load. So the choice is made once, and i
 and in the provenance of the index. The parts of a job array get it as options.
 """
 
-import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,10 @@ import h5py
 import numpy as np
 
 from data_prep.source import Source
-from data_prep.writing.job import JOB
+from data_prep.writing.job import JOB, begun
 from data_prep.writing.piece import Problems
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import ConfigError, DamageError, DataError
+from hpctrain.record import Count, Record, convert
 from hpctrain.shards.commit import PARTIAL, storage_error
 from hpctrain.shards.compression import LEVELS, Compression
 from hpctrain.shards.format import ShardFiles
@@ -52,22 +52,40 @@ class Trial:
     mb_s: float  # the speed at which one core reads samples, in MB/s
 
 
-def recorded(out: Path, fingerprint: str) -> dict[str, Any] | None:
+class _Chosen(Record, frozen=True):
+    """A codec, and why it was chosen; as in the provenance."""
+
+    codec: str
+    level: int | None
+    chunk_bytes: Count
+    why: str
+
+    @classmethod
+    def of(cls, compression: Compression, why: str) -> "_Chosen":
+        """Return the choice of a compression."""
+        return cls(**asdict(compression), why=why)
+
+
+def recorded(out: Path, fingerprint: str) -> _Chosen | None:
     """Return the choice of the job that was begun in `out`, or None if there is no such job."""
     try:
-        job = json.loads((out / PARTIAL / JOB).read_bytes())
-        if job["fingerprint"] == fingerprint:
-            return dict(job["provenance"]["compression"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
+        plan = begun(out)
+    except DataError:  # the job itself says so, unless it is replaced
+        return None
+    if plan is None or plan.fingerprint != fingerprint:
+        return None
+    path = out / PARTIAL / JOB
+    try:
+        return convert(_Chosen, plan.provenance.get("compression"), path)
+    except DamageError as error:
+        raise DataError(f"{error}; remove {path.parent} to begin anew") from None
 
 
-def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[Compression, str]:
+def choose(source: Source, asked: Compression, *, quiet: bool = False) -> _Chosen:
     """Try the codecs on a few samples, print the results, and return the choice and its reason."""
     batches = list(_samples(source))
     if not batches:
-        return replace(asked, codec="none"), "there are no samples to try"
+        return _Chosen.of(replace(asked, codec="none"), "there are no samples to try")
     trials: list[Trial] = []
     reasons: dict[str, str] = {}
     for codec in LEVELS:
@@ -88,7 +106,7 @@ def choose(source: Source, asked: Compression, *, quiet: bool = False) -> tuple[
         for codec, reason in reasons.items():
             print(f"  {codec:18}not tried: {reason}")
         print(f"--codec auto takes {best}: {why}")
-    return best, why
+    return _Chosen.of(best, why)
 
 
 def decide(trials: list[Trial]) -> tuple[Compression, str]:
@@ -121,12 +139,6 @@ def trial(
     except OSError as error:
         raise storage_error(Path(tempfile.gettempdir()), error) from None
     return Trial(compression, size / raw, raw / seconds / 1e6)
-
-
-def options_of(compression: Compression) -> str:
-    """Return the options of the command line for a compression."""
-    level = "" if compression.level is None else f" --level {compression.level}"
-    return f"--codec {compression.codec}{level}"
 
 
 def _samples(source: Source) -> Iterator[dict[str, Array | Ragged]]:

@@ -11,6 +11,7 @@ writes only the pieces that are missing, and the result has the same bytes.
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -20,16 +21,19 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from data_prep import processes
 from data_prep.formats.opening import naming
 from data_prep.options import Options
 from data_prep.show.console import size
 from data_prep.source import Source
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
-from data_prep.writing.job import WAIT_S, Job, Plan
+from data_prep.writing.job import WAIT_S, Job
 from data_prep.writing.limit import limited, renamed
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
+from data_prep.writing.records import Plan
 from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.progress_bar import Progress as ProgressBar
@@ -101,36 +105,30 @@ def _do(converter: Converter, job: Job) -> None:
         print(f"{job.out}: goes on, {there} of {len(share)} pieces are there", file=sys.stderr)
     if options.compression.codec == "none":
         _check_room(source, todo, job.out)
-    if options.two_passes and todo:
-        with _progress(source, range(total), options, "first pass: ") as progress:
-            try:
+    try:
+        if options.two_passes and todo:
+            with _progress(source, range(total), options, "first pass: ") as progress:
                 choose(converter, job, limited(progress.advance, source, options))
-            except GroupError:  # what was seen is of no use for another --group or --split
-                commit.clear_leftovers(job.out)
-                raise
-    task, finish = partial(converter.write, job.pieces), partial(converter.finish, job.pieces)
-    with _progress(source, todo, options) as progress:
-        advance = limited(progress.advance, source, options)
-        try:
+        task, finish = partial(converter.write, job.pieces), partial(converter.finish, job.pieces)
+        with _progress(source, todo, options) as progress:
+            advance = limited(progress.advance, source, options)
             for _ in processes.run(task, todo, options.workers, advance, finish):
                 pass
-        except NotTheSameError:  # the results of the first pass are wrong, and all pieces with them
-            commit.clear_leftovers(job.out)
-            raise
+    except (GroupError, NotTheSameError):
+        # What was seen is of no use for another --group or --split, or it was wrong, and with it
+        # all pieces.
+        commit.clear_leftovers(job.out)
+        raise
 
 
 def _progress(
     source: Source, numbers: Sequence[int], options: Options, label: str = ""
 ) -> ProgressBar:
     pieces = [source.pieces[number] for number in numbers]
-    counts = [piece.samples for piece in pieces]
-    known = [count for count in counts if count is not None]
-    return ProgressBar(
-        samples=sum(known) if len(known) == len(counts) else None,
-        nbytes=sum(piece.bytes for piece in pieces),
-        label=label,
-        quiet=options.quiet,
-    )
+    known = [piece.samples for piece in pieces if piece.samples is not None]
+    samples = sum(known) if len(known) == len(pieces) else None
+    nbytes = sum(piece.bytes for piece in pieces)
+    return ProgressBar(samples, nbytes, label=label, quiet=options.quiet)
 
 
 def _is_last(job: Job, options: Options) -> bool:
@@ -156,60 +154,56 @@ def _with_codec(source: Source, out: Path, options: Options, plan: Plan) -> tupl
     """Choose the codec, or return the one that was chosen when this job began."""
     from data_prep.writing import codec
 
-    record = codec.recorded(out, plan.fingerprint)
-    if record is None:
-        chosen, why = codec.choose(source, options.compression, quiet=options.quiet)
-        record = {**asdict(chosen), "why": why}
-    compression = Compression(record["codec"], record["level"], record["chunk_bytes"])
+    chosen = codec.recorded(out, plan.fingerprint)
+    chosen = chosen or codec.choose(source, options.compression, quiet=options.quiet)
+    compression = Compression(chosen.codec, chosen.level, chosen.chunk_bytes)
     if options.part is not None:
+        level = "" if chosen.level is None else f" --level {chosen.level}"
         raise ConfigError(
             "--codec auto measures, and the parts could choose differently; give each part what "
-            f"was chosen here: {codec.options_of(compression)}"
+            f"was chosen here: --codec {chosen.codec}{level}"
         )
-    provenance = {**plan.provenance, "compression": record}
-    return replace(options, compression=compression), replace(plan, provenance=provenance)
+    provenance = {**plan.provenance, "compression": msgspec.structs.asdict(chosen)}
+    return (
+        replace(options, compression=compression),
+        msgspec.structs.replace(plan, provenance=provenance),
+    )
 
 
 def _check_split(source: Source, options: Options) -> None:
     """Check that the source has what --split, --group and --stratify need."""
-    split = options.split
-    if isinstance(split, ByColumn) and split.column not in source.columns:
+    split, group, fields = options.split, options.group, source.fields
+    by_column = split.column if isinstance(split, ByColumn) else ""
+    if by_column and by_column not in source.columns:
         has = ", ".join(source.columns) or "none"
         raise ConfigError(
             f"--split {split}: {source.name} has no such column to go by; it has {has}"
         )
     if isinstance(split, ByFile) and (files := [*source.split_files()]):
         split.of_files(files)
-    _check_group(source, options)
+    if group and group not in fields:
+        if group not in source.columns:
+            columns = f", and the columns {', '.join(source.columns)}" if source.columns else ""
+            raise ConfigError(
+                f"--group {group}: {source.name} has no such field or column to go by; it has the "
+                f"fields {', '.join(fields)}{columns}"
+            )
+        if by_column not in ("", group):
+            raise ConfigError(
+                f"--group {group} with --split {split}: of two columns, one has to be a field that "
+                "is written"
+            )
     if not options.stratify:
         return
-    field = source.fields.get(options.stratify)
+    field = fields.get(options.stratify)
     if field is None or field.shape or field.variable or field.dtype.startswith("float"):
-        have = ", ".join(f"{name} {field}" for name, field in source.fields.items())
+        have = ", ".join(f"{name} {field}" for name, field in fields.items())
         raise ConfigError(
             f"--stratify {options.stratify!r}: it is a field with one whole number per sample; "
             f"there are {have}"
         )
     if not isinstance(split, Fractions) or len(split.fractions) < 2:
         raise ConfigError(f"--stratify needs fractions to split by; --split is {split}")
-
-
-def _check_group(source: Source, options: Options) -> None:
-    """Check that the source has what --group needs."""
-    group = options.group
-    if not group or group in source.fields:
-        return
-    if group not in source.columns:
-        columns = f", and the columns {', '.join(source.columns)}" if source.columns else ""
-        raise ConfigError(
-            f"--group {group}: {source.name} has no such field or column to go by; it has the "
-            f"fields {', '.join(source.fields)}{columns}"
-        )
-    if isinstance(options.split, ByColumn) and options.split.column != group:
-        raise ConfigError(
-            f"--group {group} with --split {options.split}: of two columns, one has to be a field "
-            "that is written"
-        )
 
 
 def _check_apart(source: Source, out: Path) -> None:
@@ -243,7 +237,8 @@ def _plan(source: Source, options: Options) -> Plan:
         fields=source.fields,
         categories=source.categories,
         provenance={
-            **made_by(_without_part(options.command)),
+            # All parts together write the same data set as one command.
+            **made_by(re.sub(r" --part[ =]\d+/\d+", "", options.command)),
             "options": {**options.of_result, "on_error": options.on_error},
             "compression": asdict(options.compression),
             "source": {
@@ -259,17 +254,6 @@ def _plan(source: Source, options: Options) -> Plan:
         beside=source.beside,
         group=(options.group if options.group in source.fields else "") or source.group,
     )
-
-
-def _without_part(command: str) -> str:
-    """Return the command without `--part`; it writes the same data set as all parts together."""
-    words = shlex.split(command)
-    for i, word in enumerate(words):
-        if word == "--part":
-            return shlex.join(words[:i] + words[i + 2 :])
-        if word.startswith("--part="):
-            return shlex.join(words[:i] + words[i + 1 :])
-    return command
 
 
 def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
@@ -295,7 +279,7 @@ def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
 def _existing(out: Path) -> Index | None:
     """Return the index of the data set in `out`, or None when `out` is free for a new one."""
     try:
-        names = {path.name for path in out.iterdir()}
+        names = set(os.listdir(out))
     except FileNotFoundError:
         return None
     except NotADirectoryError:

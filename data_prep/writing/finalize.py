@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from platform import python_version
@@ -14,7 +16,8 @@ import xxhash
 
 import hpctrain
 from data_prep.show.console import size
-from data_prep.writing.job import JOB, Job, Plan, Problem, Result
+from data_prep.writing.job import JOB, Job
+from data_prep.writing.records import Plan, Problem, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, DataError
@@ -138,11 +141,22 @@ def summary(index: Index, groups: bool = True) -> str:
     shards = _counted(len(index.shards), "shard")
     splits = ", ".join(f"{name} {count}" for name, count in counts.items())
     lines = [f"{_counted(count, 'sample')} ({splits}) in {shards}, {size(nbytes)}, {index.digest}"]
-    lines += _of_groups(index, counts) if groups else []
-    asked = _asked(index)
+    options, left_out = index.told("options"), index.told("left_out")
+    asked: Split | None = None  # the rule that made the splits, if data_prep has converted the data
+    with suppress(ConfigError):
+        asked = parse_split(str(options.get("split", "")))
+    group = options.get("group") or index.group
+    if groups and group:
+        line = f"each {group} is in one split"
+        if isinstance(asked, Fractions) and len(asked.fractions) > 1:
+            parts = (
+                f"{name} {counts.get(name, 0) / count:.4g} (asked {fraction:g})"
+                for name, fraction in asked.fractions.items()
+            )
+            line += f": {', '.join(parts)}"
+        lines.append(line)
     if asked is not None and (empty := left_empty(asked, index.splits, count)):
         lines.append(empty)
-    left_out = index.told("left_out")
     if left_out.get("unusable"):
         records = _counted(left_out["unusable"], "record")
         lines.append(f"{records} could not be used: see {REPORT}")
@@ -158,31 +172,6 @@ def summary(index: Index, groups: bool = True) -> str:
         if bad := sum(values.nonfinite for values in statistics):
             lines.append(f"{name} has {bad} NaN or infinite values; --nan refuse would say where")
     return "\n".join(lines)
-
-
-def _of_groups(index: Index, counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield a line on the fractions that splits of whole groups have reached."""
-    options = index.told("options")
-    if not (group := options.get("group") or index.group):
-        return
-    asked = _asked(index)
-    line, total = f"each {group} is in one split", sum(counts.values())
-    if isinstance(asked, Fractions) and len(asked.fractions) > 1:
-        parts = (
-            f"{name} {counts.get(name, 0) / total:.4g} (asked {fraction:g})"
-            for name, fraction in asked.fractions.items()
-        )
-        line += f": {', '.join(parts)}"
-    yield line
-
-
-def _asked(index: Index) -> Split | None:
-    """Return the rule that made the splits; None if data_prep did not convert the data set."""
-    options = index.told("options")
-    try:
-        return parse_split(str(options.get("split", "")))
-    except ConfigError:
-        return None
 
 
 def _counted(count: int, what: str) -> str:
@@ -209,11 +198,8 @@ def _named(job: Job, results: list[Result]) -> tuple[list[Shard], dict[str, str]
     shards, moves = [], {}
     for split, members in found.items():
         for i, (number, shard) in enumerate(members):
-            name = shard_name(split, i)
-            moves[name] = job.pieces.path(number, shard.path)
-            shards.append(
-                Shard(name, split, shard.count, shard.bytes, shard.digest, shard.elements)
-            )
+            shards.append(replace(shard, path=shard_name(split, i)))
+            moves[shards[-1].path] = job.pieces.path(number, shard.path)
     return shards, moves
 
 
@@ -228,11 +214,10 @@ def _beside(job: Job) -> dict[str, str]:
 
 def _report(out: Path, problems: list[Problem]) -> None:
     """Write the list of the records that could not be used, or remove an old one."""
-    if not problems:
+    if problems:
+        write_atomically(out / REPORT, "".join(f"{json.dumps(vars(p))}\n" for p in problems))
+    else:
         (out / REPORT).unlink(missing_ok=True)
-        return
-    lines = [json.dumps({"file": p.file, "record": p.record, "reason": p.reason}) for p in problems]
-    write_atomically(out / REPORT, "\n".join(lines) + "\n")
 
 
 def _listed(out: Path, problems: list[Problem]) -> str:

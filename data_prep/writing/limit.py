@@ -1,8 +1,9 @@
 """What a conversion adds to a source: other names of its fields, and a limit of what it gives."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from data_prep.options import Options
 from data_prep.processes import Progress
@@ -22,23 +23,23 @@ def limited(advance: Progress, source: Source, options: Options) -> Progress:
     """Return a function that counts samples and bytes, and stops a conversion above the limit."""
     files = {file.path: file.size for piece in source.pieces for file in piece.files}
     read, most, done = sum(files.values()), options.max_output, 0
+    why = ""
     if most is None and source.unpacks and files:
         most = max(FLOOR, GROWTH * read)
+        why = f", {GROWTH} times the source of {size(read)}"
+        if most == FLOOR:
+            why = f", the limit for a source of {size(read)}"
 
     def counted(samples: int, nbytes: int) -> None:
         nonlocal done
         advance(samples, nbytes)
         done += nbytes
-        if most is None or done <= most:
-            return
-        why = "" if options.max_output else f", {GROWTH} times the source of {size(read)}"
-        if not options.max_output and most == FLOOR:
-            why = f", the limit for a source of {size(read)}"
-        raise DataError(
-            f"the samples are more than {size(most)}{why}: is the source a file that unpacks to "
-            "nearly anything? If they are right, --max-output SIZE allows more, and the same "
-            "command goes on"
-        )
+        if most is not None and done > most:
+            raise DataError(
+                f"the samples are more than {size(most)}{why}: is the source a file that unpacks "
+                "to nearly anything? If they are right, --max-output SIZE allows more, and the "
+                "same command goes on"
+            )
 
     return counted
 
@@ -47,27 +48,22 @@ def limited(advance: Progress, source: Source, options: Options) -> Progress:
 class _Renamed(Source):
     """A source whose fields have other names."""
 
-    source: Source | None = None
+    source: Any = None
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unpacks(self) -> bool:  # type: ignore[override]
         """See `Source`."""
-        return self._inner.unpacks
+        return bool(self.source.unpacks)
 
     def split_files(self) -> Iterable[str]:
         """See `Source`."""
-        return self._inner.split_files()
+        return cast(Iterable[str], self.source.split_files())
 
     def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
         """See `Source`."""
-        for block in self._inner.read(what, reading):
+        for block in self.source.read(what, reading):
             yield replace(block, values=_with(self.names, block.values))
-
-    @property
-    def _inner(self) -> Source:
-        assert self.source is not None
-        return self.source
 
 
 def renamed(source: Source, names: Mapping[str, str]) -> Source:
@@ -83,26 +79,26 @@ def renamed(source: Source, names: Mapping[str, str]) -> Source:
             raise ConfigError(f"--rename {name}: there is no such field; there are {have}")
     fields = _with(names, source.fields)
     for name, spec in fields.items():
-        cure = f"; --rename {new[name]!r}=NAME gives another name"
+        problem, at = "", name
         try:
             check_fields({name: spec})
         except DataError as error:
-            raise ConfigError(f"{error}{cure}") from None
+            problem = str(error)
         if added := [name + more for more in _ADDED if spec.variable and name + more in fields]:
-            cure = f"; --rename {new[added[0]]!r}=NAME gives another name"
-            raise ConfigError(f"the loader adds {added[0]!r} for the lengths of {name!r}{cure}")
+            at = added[0]
+            problem = problem or f"the loader adds {at!r} for the lengths of {name!r}"
+        if problem:
+            raise ConfigError(f"{problem}; --rename {new[at]!r}=NAME gives another name")
     if not names:
         return source
-    return _Renamed(
-        **{key: getattr(source, key) for key in ("name", "pieces", "identity", "columns")},
-        **{key: getattr(source, key) for key in ("folders", "beside", "own")},
-        group=names.get(source.group, source.group),
-        fields=fields,
-        categories=_with(names, source.categories),
-        about={**source.about, "renamed": dict(names)},
-        source=source,
-        names=names,
-    )
+    same = {each.name: getattr(source, each.name) for each in dataclasses.fields(Source)}
+    more = {
+        "group": names.get(source.group, source.group),
+        "fields": fields,
+        "categories": _with(names, source.categories),
+        "about": {**source.about, "renamed": dict(names)},
+    }
+    return _Renamed(**same | more, source=source, names=names)
 
 
 def _with(names: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from data_prep import processes
 from data_prep.options import Options
 from data_prep.processes import Progress
-from data_prep.writing.job import Choice, Job
+from data_prep.writing.job import CHOICE, LOOK, Job
 from data_prep.writing.piece import Converter
 from data_prep.writing.split import Fractions
 from hpctrain.data.samplers.groups import divide
@@ -35,15 +35,16 @@ def choose(converter: Converter, job: Job, progress: Progress) -> None:
     """
     options, folder = converter.options, job.pieces
     numbers = range(len(converter.source.pieces))
-    if all(folder.choice_path(number).exists() for number in numbers):
+    if folder.seen(CHOICE).issuperset(numbers):
         return
-    todo = [number for number in numbers if not folder.look_path(number).exists()]
+    seen = folder.seen(LOOK)
+    todo = [number for number in numbers if number not in seen]
     task = partial(converter.look, folder)
     for _ in processes.run(task, todo, options.workers, progress):
         pass
-    looks = [folder.look(number) for number in numbers]
-    ends = np.cumsum([int(look["count"]) for look in looks])[:-1]
-    total = sum(int(look["count"]) for look in looks)
+    looks = [folder.arrays(number, LOOK) for number in numbers]
+    counts = [int(look["count"]) for look in looks]
+    total, ends = sum(counts), np.cumsum(counts)[:-1]
     keep, leaks = np.ones(total, bool), np.zeros(total, bool)
     splits = np.zeros(0, np.intp)
     if not options.decides_splits:
@@ -53,19 +54,18 @@ def choose(converter: Converter, job: Job, progress: Progress) -> None:
         keep = first == np.arange(total)
         if not options.decides_splits:
             leaks = splits != splits[first]
-    names: list[str] = []
-    chosen: list[NDArray[np.intp] | None] = [None] * len(looks)
+    decided: list[dict[str, Any]] = [{} for _ in looks]
     if options.decides_splits:
         assert isinstance(options.split, Fractions)
-        names = list(options.split.fractions)
+        names = np.array(list(options.split.fractions), str)
         numbers_of = np.zeros(total, np.intp)  # samples that are left out may have any number
         numbers_of[keep] = _decided(options, looks, keep)
-        chosen = list(np.split(numbers_of, ends))
+        decided = [{"names": names, "splits": part} for part in np.split(numbers_of, ends)]
     elif options.group:
         _check_whole(options, looks, keep, splits)
-    parts = zip(np.split(keep, ends), np.split(leaks, ends), chosen, strict=True)
-    for number, (kept, leaked, split) in enumerate(parts):
-        folder.choose(number, Choice(kept, int(leaked.sum()), names, split))
+    parts = zip(np.split(keep, ends), np.split(leaks, ends), decided, strict=True)
+    for number, (kept, leaked, more) in enumerate(parts):
+        folder.note(number, CHOICE, {"keep": kept, "leaks": leaked.sum(), **more})
 
 
 def _decided(options: Options, looks: list[Look], keep: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -4,10 +4,12 @@ The result depends on the piece alone, so any process may convert it, at any tim
 """
 
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -16,7 +18,8 @@ from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.source import Source
 from data_prep.writing.block_samples import BlockSamples, Rows, by_split, nbytes_of
-from data_prep.writing.job import Choice, JobFolder, Problem, Result
+from data_prep.writing.job import CHOICE, LOOK, JobFolder
+from data_prep.writing.records import Problem, Result
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
@@ -47,11 +50,9 @@ class Converter:
                     *(folder, self.source.fields, options.shard_bytes, options.compression),
                     sync=False,
                 )
-                choice = job.choice(number) if options.two_passes else None
-                result = self._fill(files, job.fingerprint, number, choice, progress)
+                result = self._fill(files, job, number, progress)
             except StorageError:  # perhaps only because the source is not there any more
-                for file in self.source.pieces[number].files:
-                    file.check()
+                self._check_files(number)
                 raise
             except MemoryError as error:
                 raise self._too_large(number, error) from None
@@ -64,54 +65,48 @@ class Converter:
         with _written(job, folder):
             job.finish(number, folder)
 
-    def _fill(
-        self,
-        files: ShardFiles,
-        fingerprint: str,
-        number: int,
-        choice: Choice | None,
-        progress: Progress,
-    ) -> Result:
+    def _fill(self, files: ShardFiles, job: JobFolder, number: int, progress: Progress) -> Result:
+        choice = job.arrays(number, CHOICE) if self.options.two_passes else None
         digest, problems = _Digest(), Problems(self.options.on_error)
         seen = duplicates = 0
         for samples in self._samples(number, problems):
             first, seen = seen, seen + len(samples)
             if choice is None:
                 names, numbers = samples.splits(self.options.split)
-            elif seen > len(choice.keep):
+            elif seen > len(choice["keep"]):
                 continue  # after the loop this raises an error
             else:
-                keep = choice.keep[first:seen]
+                keep = choice["keep"][first:seen]
                 duplicates += len(samples) - int(keep.sum())
                 samples = samples.only(keep)
                 if not len(samples):
                     continue
-                if choice.splits is None:
-                    names, numbers = samples.splits(self.options.split)
+                if "splits" in choice:
+                    names, numbers = choice["names"].tolist(), choice["splits"][first:seen][keep]
                 else:
-                    names, numbers = choice.names, choice.splits[first:seen][keep]
+                    names, numbers = samples.splits(self.options.split)
             digest.add(samples.rows)
             for split, rows in by_split(samples.rows, names, numbers):
                 files.add(split, rows, lasting=True)
             progress(len(samples), nbytes_of(samples.rows))
-        if choice is not None and seen != len(choice.keep):
+        if choice is not None and seen != len(choice["keep"]):
             raise NotTheSameError(
-                f"{self.source.name}: the source gave {len(choice.keep)} samples of piece "
+                f"{self.source.name}: the source gave {len(choice['keep'])} samples of piece "
                 f"{number} at first and {seen} the second time; it has to be the same each time"
             )
-        shards, moments = files.finish()  # a mapped source may still be read here
-        for file in self.source.pieces[number].files:
-            file.check()
+        shards, found = files.finish()  # a mapped source may still be read here
+        self._check_files(number)
+        moments: Any = {
+            split: {name: values.state() for name, values in fields.items()}
+            for split, fields in found.items()
+        }
         return Result(
-            fingerprint=fingerprint,
+            fingerprint=job.fingerprint,
             shards=shards,
-            moments={
-                split: {name: values.state() for name, values in fields.items()}
-                for split, fields in moments.items()
-            },
+            moments=moments,
             digest=digest.digest(),
             duplicates=duplicates,
-            leaks=0 if choice is None else choice.leaks,
+            leaks=0 if choice is None else int(choice["leaks"]),
             problems=problems.found,
             skipped=problems.skipped,
         )
@@ -120,39 +115,38 @@ class Converter:
         """Write down what `passes` needs to know about each sample of a piece."""
         stratify, group = self.options.stratify, self.options.group
         dedup = self.options.dedup != "none"
-        count, numbering = 0, dict[str, int]()
-        contents: list[bytes] = []
-        keys, groups, strata, splits = [NO_KEYS], [NO_KEYS], [NO_NUMBERS], [NO_NUMBERS]
+        count, numbering, contents = 0, dict[str, int](), list[bytes]()
+        found: dict[str, list[Array]] = {
+            **{name: [np.zeros(0, np.uint64)] for name in ("keys", "groups")},
+            **{name: [np.zeros(0, np.int64)] for name in ("strata", "splits")},
+        }
         # Records that cannot be used are reported when the piece is written, except with "stop".
         for samples in self._samples(number, Problems(self.options.on_error)):
             count += len(samples)
             if dedup:
                 contents.append(b"".join(map(xxhash.xxh3_128_digest, samples.contents())))
             if group:
-                groups.append(samples.groups(group))
+                found["groups"].append(samples.groups(group))
             if not self.options.decides_splits:
                 names, numbers = samples.splits(self.options.split)
                 renumbered = [numbering.setdefault(name, len(numbering)) for name in names]
-                splits.append(np.array(renumbered, np.int64)[numbers])
+                found["splits"].append(np.array(renumbered, np.int64)[numbers])
             if stratify and not group:
-                keys.append(hash_keys(samples.split_keys()))
+                found["keys"].append(hash_keys(samples.split_keys()))
             if stratify:
-                strata.append(np.asarray(samples.rows[stratify], np.int64))
+                found["strata"].append(np.asarray(samples.rows[stratify], np.int64))
             progress(len(samples), nbytes_of(samples.rows))
         with _written(job):
-            job.note_look(
-                number,
-                count=count,
-                contents=np.frombuffer(b"".join(contents), np.uint64).reshape(-1, 2),
-                names=np.array(list(numbering), str),
-                splits=np.concatenate(splits),
-                keys=np.concatenate(keys),
-                groups=np.concatenate(groups),
-                strata=np.concatenate(strata),
+            arrays = {
+                "count": np.array(count),
+                "contents": np.frombuffer(b"".join(contents), np.uint64).reshape(-1, 2),
+                "names": np.array(list(numbering), str),
+            }
+            job.note(
+                number, LOOK, arrays | {k: np.concatenate(parts) for k, parts in found.items()}
             )
 
     def _too_large(self, number: int, error: MemoryError) -> DataError:
-        """Return the error for a piece that does not fit into memory."""
         files = [file.path for file in self.source.pieces[number].files]
         which = few(files, SHOWN) or self.source.name
         why = f" ({error})" if str(error) else ""
@@ -160,13 +154,16 @@ class Converter:
             f"{which}: there is too little memory to convert it{why}; fewer --workers need less"
         )
 
+    def _check_files(self, number: int) -> None:
+        for file in self.source.pieces[number].files:
+            file.check()
+
     def _samples(self, number: int, problems: "Problems") -> Iterator[BlockSamples]:
         """Yield the samples of a piece that can be used."""
-        piece, split = self.source.pieces[number], self.options.split
-        for file in piece.files:
-            file.check()
+        split = self.options.split
+        self._check_files(number)
         try:
-            for block in self.source.read(piece.what, problems):
+            for block in self.source.read(self.source.pieces[number].what, problems):
                 samples = BlockSamples.of(block, self.source)
                 if self.options.nan == "refuse":
                     samples = samples.finite(problems)
@@ -205,18 +202,23 @@ class Problems:
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
         self.found: list[Problem] = []
-        self.skipped: dict[str, int] = {}
+        self.skipped: dict[str, int] = defaultdict(int)
 
     def bad(self, file: str, record: str, reason: str) -> None:
         """Implement `data_prep.source.BadRecords`."""
-        problem = Problem(file, record, reason)
+        # No record of ours has NUL in a text.
+        problem = Problem(*(text.replace("\0", "\\0") for text in (file, record, reason)))
         if self._on_error == "stop":
             raise DataError(f"{problem}; --on-error skip leaves such records out")
         self.found.append(problem)
 
     def skip(self, reason: str) -> None:
         """Implement `data_prep.source.BadRecords`."""
-        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.skipped[reason] += 1
+
+    def why(self) -> str:
+        """Return the first problem as the end of a message, or ""."""
+        return f": {self.found[0]}" if self.found else ""
 
 
 class _Digest:
@@ -239,6 +241,3 @@ class _Digest:
 
     def digest(self) -> str:
         return "".join(digest.hexdigest() for digest in self._fields.values())
-
-
-NO_KEYS, NO_NUMBERS = np.zeros(0, np.uint64), np.zeros(0, np.int64)

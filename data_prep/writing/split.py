@@ -146,20 +146,15 @@ def parse_split(text: str) -> Split:
         return ByFile(_pairs(text, rest))
     fractions: dict[str, float] = {}
     for name, value in _pairs(text, text).items():
+        wrong = f"--split {text!r}: {f'{name}={value}'!r}"
         try:
             fractions[name] = float(value)
         except ValueError:
-            raise ConfigError(
-                f"--split {text!r}: {f'{name}={value}'!r} is not NAME=FRACTION"
-            ) from None
+            raise ConfigError(f"{wrong} is not NAME=FRACTION") from None
         if not 0 < fractions[name] <= 1:
-            raise ConfigError(
-                f"--split {text!r}: {f'{name}={value}'!r}: a fraction is above 0, up to 1"
-            )
-    if abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ConfigError(
-            f"--split {text!r}: the fractions add up to {sum(fractions.values()):g}, not 1"
-        )
+            raise ConfigError(f"{wrong}: a fraction is above 0, up to 1")
+    if abs((total := sum(fractions.values())) - 1) > 1e-6:
+        raise ConfigError(f"--split {text!r}: the fractions add up to {total:g}, not 1")
     return Fractions(fractions)
 
 

@@ -4,10 +4,15 @@ import os
 import pickle
 
 import pytest
+from hypothesis import settings
 
 from data_prep import processes
 from data_prep.cli import main
 from hpctrain import progress_bar
+
+# Other programs may use the machine, so an example has no time limit.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 
 @pytest.fixture
@@ -15,6 +20,7 @@ def data_prep(capsys, monkeypatch):
     """Return a function that runs a command and returns (exit code, stdout, stderr).
 
     Its attribute `refused` runs a command that must fail, and returns what it says.
+    `data_prep.refuses(code, words, *command)` checks an exit code and words on stderr.
 
     A command has one worker process unless it says `--workers`: as many as there are cores would
     cost a second of CPU time in each test.
@@ -39,6 +45,13 @@ def data_prep(capsys, monkeypatch):
         return err
 
     run.refused = refused
+    def refuses(code, words, *args):
+        found, _, err = run(*args)
+        assert found == code, err
+        for each in (words,) if isinstance(words, str) else words:
+            assert each in err
+
+    run.refuses = refuses
     return run
 
 

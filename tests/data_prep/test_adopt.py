@@ -188,10 +188,9 @@ def test_the_same_command_twice(tmp_path, data_prep):
     code, out, _ = data_prep(*command)
     assert code == 0
     assert "already holds this index" in out
-    code, _, err = data_prep(*command, "--split", "test")
-    assert code == 3
-    assert "has another index" in err
-    assert "--overwrite replaces it" in err
+    data_prep.refuses(
+        3, ("has another index", "--overwrite replaces it"), *command, "--split", "test"
+    )
     assert (folder / "index.json").read_bytes() == first
     assert data_prep(*command, "--split", "test", "--overwrite")[0] == 0
     assert Index.load(folder).splits == ("test",)
@@ -257,10 +256,9 @@ def test_what_cannot_be_a_field(tmp_path, data_prep, kind):
     with h5py.File(path, "w") as file:
         file["good"] = np.arange(5)
         file[kind] = content
-    code, _, err = data_prep("index", path, "--field", "good=good", "--field", f"field={kind}")
-    assert code == 3
-    assert str(path) in err
-    assert words in err
+    data_prep.refuses(
+        3, (str(path), words), "index", path, "--field", "good=good", "--field", f"field={kind}"
+    )
     assert not (tmp_path / "index.json").exists()
 
 
@@ -279,9 +277,7 @@ def test_samples_that_lie_in_other_files(tmp_path, data_prep):
         "external": f"y is stored in the file {tmp_path}/raw.bin",
         "never": "y was made for [30] values, none of which was ever written",
     }.items():
-        code, _, err = data_prep("index", tmp_path / f"{name}.h5", "--field", "y=y")
-        assert code == 3
-        assert words in err
+        data_prep.refuses(3, words, "index", tmp_path / f"{name}.h5", "--field", "y=y")
 
 
 def test_files_that_cannot_be_read(tmp_path, data_prep):
@@ -295,9 +291,7 @@ def test_files_that_cannot_be_read(tmp_path, data_prep):
         good[:8] + bytes(9000): "is damaged",
     }.items():
         path.write_bytes(content)
-        code, _, err = data_prep("index", folder, *FIELDS)
-        assert code == 3
-        assert f"{path} {words}" in err
+        data_prep.refuses(3, f"{path} {words}", "index", folder, *FIELDS)
     path.unlink()
     os.mkfifo(path)
     assert f"{path} is not a file" in data_prep("index", folder, *FIELDS)[2]
@@ -364,9 +358,7 @@ def test_files_of_another_schema(tmp_path, data_prep):
 def test_wrong_offsets(tmp_path, data_prep, ends, words):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["v"], file["o"] = np.arange(10), np.array(ends)
-    code, _, err = data_prep("index", tmp_path, "--field", "t=v:o")
-    assert code == 3
-    assert words in err
+    data_prep.refuses(3, words, "index", tmp_path, "--field", "t=v:o")
 
 
 def test_links(tmp_path, data_prep):
@@ -407,9 +399,7 @@ def test_odd_names(tmp_path, data_prep):
     assert data_prep("index", folder, *FIELDS)[0] == 0
     assert (Reader(folder, "train").read(np.arange(COUNT))["image"] == IMAGES).all()
     (folder / "run 0.h5").rename(folder / "run\n0.h5")
-    code, _, err = data_prep("index", folder, *FIELDS, "--overwrite")
-    assert code == 3
-    assert "run\\n0.h5': rename it" in err
+    data_prep.refuses(3, "run\\n0.h5': rename it", "index", folder, *FIELDS, "--overwrite")
 
 
 @pytest.mark.parametrize(

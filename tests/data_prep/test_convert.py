@@ -86,10 +86,7 @@ def test_a_damaged_data_set_is_not_taken_for_finished(tmp_path, numbers, data_pr
     data_prep("arrays", numbers, out)
     whole = digests(out)
     (out / "train-00000.h5").write_bytes(b"")
-    code, _, err = data_prep("arrays", numbers, out)
-    assert code == 3
-    assert "is truncated: it has 0 bytes" in err
-    assert "--overwrite" in err
+    data_prep.refuses(3, ("is truncated: it has 0 bytes", "--overwrite"), "arrays", numbers, out)
     assert data_prep("arrays", numbers, out, "--overwrite")[0] == 0
     assert digests(out) == whole
 
@@ -102,16 +99,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, numbers, data_prep):
         assert code == 3
         assert "is not empty and holds no data set (there is 'chapter.tex')" in err
     (tmp_path / "thesis" / "index.json").write_text('{"format": "mds", "version": 2}')
-    code, _, err = data_prep("arrays", numbers, tmp_path / "thesis", "--overwrite")
-    assert code == 3
-    assert "format is 'mds'" in err
+    data_prep.refuses(3, "format is 'mds'", "arrays", numbers, tmp_path / "thesis", "--overwrite")
     assert sorted(os.listdir(tmp_path / "thesis")) == ["chapter.tex", "index.json"]
 
 
 def test_out_is_a_file(numbers, data_prep):
-    code, _, err = data_prep("arrays", numbers, numbers)
-    assert code == 3
-    assert "is a file; OUT is a folder" in err
+    data_prep.refuses(3, "is a file; OUT is a folder", "arrays", numbers, numbers)
 
 
 def test_out_cannot_be_made(numbers, data_prep):
@@ -204,27 +197,7 @@ def test_blocks_that_do_not_fit(tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_out_is_not_writable(tmp_path, numbers, data_prep):
     (tmp_path / "OUT").mkdir(mode=0o500)
-    code, _, err = data_prep("arrays", numbers, tmp_path / "OUT")
-    assert code == 6
-    assert "Permission denied" in err
-
-
-FULL = """
-import resource, sys
-from data_prep.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the limit stands for a full disk
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_the_disk_is_full_in_the_middle(tmp_path):
-    np.save(tmp_path / "x.npy", np.zeros((1000, 1000)))
-    command = [sys.executable, "-c", FULL, "arrays", tmp_path / "x.npy", tmp_path / "OUT"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 6, result.stderr
-    assert "cannot write" in result.stderr
-    assert "train-00000.h5" in result.stderr
-    assert not (tmp_path / "OUT").exists()
+    data_prep.refuses(6, "Permission denied", "arrays", numbers, tmp_path / "OUT")
 
 
 def test_a_traceback_only_when_asked_for(tmp_path, monkeypatch):

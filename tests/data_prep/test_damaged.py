@@ -1,9 +1,6 @@
 """Files that are damaged or odd are refused with one message that names the file."""
 
 import decimal
-import gzip
-import hashlib
-import json
 import re
 import resource
 import struct
@@ -13,7 +10,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import xxhash
+
+from tests.data_prep.fuzz_cases import mds
 
 X = np.arange(1200, dtype="<i4").reshape(300, 4) * 7919 % 10007
 
@@ -47,6 +45,12 @@ def flip(path, at, bit=0):
     path.write_bytes(content)
 
 
+def stored(name):
+    """Return what OUT holds of a dataset."""
+    with h5py.File("OUT/train-00000.h5") as file:
+        return file[name][:]
+
+
 # Values that were never written
 
 
@@ -78,8 +82,7 @@ def test_values_that_nobody_wrote_are_no_data(unfilled, refused, name, words):
 
 def test_the_written_values_beside_them_are(unfilled, data_prep):
     assert data_prep("arrays", "OUT", "--field", "x=n.nc:written", "--workers", 1)[0] == 0
-    with h5py.File("OUT/train-00000.h5") as file:
-        assert (file["x"][:] == np.arange(4000)).all()
+    assert (stored("x") == np.arange(4000)).all()
 
 
 def test_index_refuses_chunks_that_nobody_wrote(unfilled, refused):
@@ -94,8 +97,7 @@ def test_chunks_that_nobody_wrote_hold_the_fill_value(tmp_path, data_prep):
         made[10:21] = X[10:21]
         expected = made[:]
     assert data_prep("arrays", "OUT", "--field", "x=x.h5:x", "--workers", 1)[0] == 0
-    with h5py.File("OUT/train-00000.h5") as file:
-        assert (file["x"][:] == expected).all()
+    assert (stored("x") == expected).all()
     assert data_prep("index", "x.h5", "--field", "x=x", "--workers", 1)[0] == 0
 
 
@@ -113,8 +115,7 @@ def test_chunks_of_zarr_that_nobody_wrote(tmp_path, refused, data_prep, store):
         if fill is None:
             refused(f"{store} has values that were never written, in the chunk 2, and no f", *args)
     assert data_prep(*args)[0] == 0
-    with h5py.File("OUT/train-00000.h5") as file:
-        assert file["x"][:].tolist() == [*range(20), *[7] * 20]
+    assert stored("x").tolist() == [*range(20), *[7] * 20]
 
 
 # HDF5's B-tree of chunks, which has no checksum
@@ -270,51 +271,23 @@ def test_a_page_of_parquet_that_arrow_skips(tmp_path, refused):
     refused(words, "text", "x.parquet", "OUT", "--workers", 1)
 
 
-def mds(tmp_path, packed, kinds=("sha1", "xxh64")):
-    """Write a shard of MDS with 8 samples of one int64, whose index has digests; return it."""
-
-    def digests(content):
-        known = {kind: getattr(hashlib, kind, None) or getattr(xxhash, kind) for kind in kinds}
-        return {kind: new(content).hexdigest() for kind, new in known.items()}
-
-    begin = 4 * 10
-    ends = np.arange(begin, begin + 9 * 8, 8, "<u4").tobytes()
-    raw = np.uint32(8).tobytes() + ends + np.arange(8).astype("<i8").tobytes()
-    entry = {"format": "mds", "version": 2, "samples": 8, "compression": "gz" if packed else None}
-    entry |= {"column_names": ["n"], "column_encodings": ["int"], "column_sizes": [8]}
-    path, content = tmp_path / "shard.mds", raw
-    entry["raw_data"] = {"basename": path.name, "bytes": len(raw), "hashes": digests(raw)}
-    entry["zip_data"] = None
-    if packed:
-        path, content = tmp_path / "shard.mds.gz", gzip.compress(raw)
-        entry["zip_data"] = {
-            "basename": path.name,
-            "bytes": len(content),
-            "hashes": digests(content),
-        }
-    path.write_bytes(content)
-    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": [entry]}))
-    return path
-
-
 @pytest.mark.parametrize(
     ("packed", "at"),
     [(False, -9), (True, -9), (True, 4)],  # the last byte of gzip's header is that of its time
 )
-def test_digests_of_mds(tmp_path, refused, data_prep, packed, at):
-    (tmp_path / "in").mkdir()
-    path = mds(tmp_path / "in", packed)
-    assert data_prep("mds", "in", "GOOD", "--workers", 1)[0] == 0
-    flip(path, at)
-    refused(f"{path.name} is damaged: its sha1 is", "mds", "in", "OUT", "--workers", 1)
+def test_digests_of_mds(refused, data_prep, packed, at):
+    mds(packed)()
+    assert data_prep("mds", "mds", "GOOD", "--workers", 1)[0] == 0
+    name = f"a.mds{'.gz' * packed}"
+    flip(Path("mds", name), at)
+    refused(f"{name} is damaged: its sha1 is", "mds", "mds", "OUT", "--workers", 1)
 
 
-def test_a_digest_of_mds_of_an_unknown_kind(tmp_path, refused):
-    (tmp_path / "in").mkdir()
-    mds(tmp_path / "in", False)
-    index = tmp_path / "in/index.json"
+def test_a_digest_of_mds_of_an_unknown_kind(refused):
+    mds(False)()
+    index = Path("mds/index.json")
     index.write_text(index.read_text().replace("sha1", "md99"))
-    refused("shard.mds: index.json has a digest of unknown kind, 'md99'", "mds", "in", "OUT")
+    refused("a.mds: index.json has a digest of unknown kind, 'md99'", "mds", "mds", "OUT")
 
 
 # Odd files
@@ -439,8 +412,7 @@ def test_views_of_text_with_a_null(refused, data_prep):
     refused("x.arrow: row 2: column 's' is null", "table", "x.arrow", "OUT", "--workers", 1)
     args = ("table", "x.arrow", "OUT", "--null", "s=none", "--workers", 1)
     assert data_prep(*args)[0] == 0
-    with h5py.File("OUT/train-00000.h5") as file:
-        assert bytes(file["s/values"][:]) == b"anone" + b"long " * 9
+    assert bytes(stored("s/values")) == b"anone" + b"long " * 9
 
 
 def test_a_dictionary_of_views(refused, data_prep):
@@ -451,8 +423,7 @@ def test_a_dictionary_of_views(refused, data_prep):
     with pa.ipc.new_file("x.arrow", table.schema) as file:
         file.write_table(table)
     assert data_prep("table", "x.arrow", "OUT", "--workers", 1)[0] == 0
-    with h5py.File("OUT/train-00000.h5") as file:
-        assert bytes(file["s/values"][:]) == b"b" + b"long " * 9 + b"b"
+    assert bytes(stored("s/values")) == b"b" + b"long " * 9 + b"b"
 
 
 def test_a_cast_of_what_no_field_can_hold(refused):
@@ -479,8 +450,7 @@ def test_a_decimal_with_a_negative_scale(data_prep):
         file.write_table(table)
     command = ("table", "x.arrow", "OUT", "--cast", "d=int32", "--workers", 1)
     assert data_prep(*command)[0] == 0
-    with h5py.File("OUT/train-00000.h5") as file:
-        assert file["d"][:].tolist() == [100]
+    assert stored("d").tolist() == [100]
 
 
 def test_a_text_that_does_not_fit_into_memory(tmp_path, refused):

@@ -12,6 +12,11 @@ def turbulent(size=64, viscosity=1e-2, seed=0):
     return solver, solver.start(np.random.default_rng(seed))
 
 
+def enstrophy(solver, modes):
+    """Return half the mean square of the vorticity. d(energy)/dt = -2 viscosity enstrophy."""
+    return 0.5 * float(np.mean(solver.grid(modes) ** 2))
+
+
 def test_a_taylor_green_vortex_decays_as_it_should():
     """A single mode has no advection, so it decays by exp(-nu k^2 t)."""
     size, viscosity = 32, 0.05
@@ -20,7 +25,7 @@ def test_a_taylor_green_vortex_decays_as_it_should():
     vortex = 2 * 3 * np.sin(3 * x) * np.sin(3 * y)
     modes = solver.advance(np.fft.rfft2(vortex), 1.5)
     expected = vortex * np.exp(-viscosity * (3**2 + 3**2) * 1.5)
-    assert np.abs(solver.vorticity(modes) - expected).max() < 1e-13
+    assert np.abs(solver.grid(modes) - expected).max() < 1e-13
     u, v = solver.velocity(np.fft.rfft2(vortex))
     assert np.abs(u - np.sin(3 * x) * np.cos(3 * y)).max() < 1e-13
     assert np.abs(v + np.cos(3 * x) * np.sin(3 * y)).max() < 1e-13
@@ -44,7 +49,7 @@ def test_the_velocity_has_no_divergence():
     divergence = 1j * wave[:33] * np.fft.rfft2(u) + 1j * wave[:, None] * np.fft.rfft2(v)
     assert np.abs(np.fft.irfft2(divergence)).max() < 1e-12
     w = np.fft.irfft2(1j * wave[:33] * np.fft.rfft2(v) - 1j * wave[:, None] * np.fft.rfft2(u))
-    assert np.abs(w - solver.vorticity(solver.advance(modes, 0.5))).max() < 1e-11
+    assert np.abs(w - solver.grid(solver.advance(modes, 0.5))).max() < 1e-11
 
 
 def test_energy_and_enstrophy_balance():
@@ -54,9 +59,9 @@ def test_energy_and_enstrophy_balance():
     step, energies, enstrophies, palinstrophies = 0.01, [], [], []
     for _ in range(41):
         energies.append(solver.energy(modes))
-        enstrophies.append(solver.enstrophy(modes))
+        enstrophies.append(enstrophy(solver, modes))
         gradient = np.sqrt(solver.square) * modes
-        palinstrophies.append(solver.enstrophy(gradient))
+        palinstrophies.append(enstrophy(solver, gradient))
         modes = solver.advance(modes, step)
     assert (np.diff(energies) < 0).all()
     assert (np.diff(enstrophies) < 0).all()
@@ -71,7 +76,7 @@ def test_without_viscosity_both_are_kept():
     solver, modes = turbulent(32, 0.0)
     later = solver.advance(modes, 1.0)
     assert solver.energy(later) == pytest.approx(solver.energy(modes), rel=1e-5)
-    assert solver.enstrophy(later) == pytest.approx(solver.enstrophy(modes), rel=1e-4)
+    assert enstrophy(solver, later) == pytest.approx(enstrophy(solver, modes), rel=1e-4)
 
 
 def test_it_is_of_order_four():
@@ -81,7 +86,7 @@ def test_it_is_of_order_four():
         found = modes
         for _ in range(count):  # each interval is short enough to be a single step
             found = solver.advance(found, 1.0 / count)
-        solver_steps[count] = solver.vorticity(found)
+        solver_steps[count] = solver.grid(found)
     exact = solver_steps.pop(320)
     errors = [np.abs(found - exact).max() for found in solver_steps.values()]
     assert errors[0] / errors[1] > 12
@@ -122,7 +127,5 @@ def test_more_trajectories_leave_the_others_in_their_split(tmp_path, data_prep):
     ],
 )
 def test_numbers_that_cannot_be(tmp_path, data_prep, option, value, words):
-    code, _, err = data_prep("sample", "flow", tmp_path / "OUT", f"{option}={value}")
-    assert code == 2
-    assert words in err
+    data_prep.refuses(2, words, "sample", "flow", tmp_path / "OUT", f"{option}={value}")
     assert not (tmp_path / "OUT").exists()

@@ -166,11 +166,10 @@ def test_it_is_said_that_a_file_has_a_group_per_sample(recordings, data_prep, co
         "arrays": ["arrays", "OUT", "--field", "x=rec.h5:/rec_3/eeg"],
         "index": ["index", "rec.h5", "--field", "x=/rec_3/eeg"],
     }[command]
-    code, _, err = data_prep(*one)
-    assert code == 2
-    assert (
-        "rec.h5:/rec_3/eeg has 4 rows, each of which would be a sample; the file has 24 arrays"
-        in err
+    data_prep.refuses(
+        2,
+        "rec.h5:/rec_3/eeg has 4 rows, each of which would be a sample; the file has 24 arrays",
+        *one,
     )
     code, out, _ = data_prep(*one, "--axis", "x=0")
     assert (code, "4 samples" in out) == (0, True)
@@ -273,9 +272,7 @@ def test_a_sparse_matrix_whose_values_lie_in_another_file(cells, data_prep):
 def test_a_damaged_sparse_matrix(cells, data_prep, damage):
     with h5py.File("cells.h5ad", "a") as file:
         file[f"X/{damage}"][3] = 1000
-    code, _, err = data_prep("arrays", "OUT", "--field", "x=cells.h5ad:/X")
-    assert code == 3
-    assert "cells.h5ad:/X is damaged" in err
+    data_prep.refuses(3, "cells.h5ad:/X is damaged", "arrays", "OUT", "--field", "x=cells.h5ad:/X")
 
 
 @pytest.mark.parametrize("kind", ["scipy", "zarr", "10x"])
@@ -355,9 +352,7 @@ def test_reversed_axes_are_said(matlab, data_prep):
     )
     assert words in err
     axes = ("--axis", "images=-1", "--axis", "labels=-1")
-    code, _, err = data_prep("arrays", "OUT", *args, *axes)
-    assert code == 0
-    assert "axis 2 counts 40 samples of [5, 3]" in err
+    data_prep.refuses(0, "axis 2 counts 40 samples of [5, 3]", "arrays", "OUT", *args, *axes)
     assert (read_back.rows()["images"] == np.moveaxis(IMAGES, 1, 2)).all()
     assert read_back.rows()["labels"].tolist() == [[i] for i in range(40)]
     err = data_prep("index", "m.mat", "--field", "images=images")[2]
@@ -389,9 +384,7 @@ def test_what_only_matlab_can_read(matlab, data_prep):
             ("arrays", "OUT", "--field", f"x=m.mat:/{key}"),
             ("index", "m.mat", "--field", f"x=/{key}"),
         ):
-            code, _, err = data_prep(*command)
-            assert code == 3
-            assert words in err
+            data_prep.refuses(3, words, *command)
     assert "#refs#" not in data_prep("arrays", "OUT", "--field", "x=m.mat")[2]
     assert data_prep("arrays", "OUT", "--field", "x=m.mat:/s/x", "--axis", "x=1")[0] == 0
     assert (read_back.rows()["x"] == IMAGES[:, :, 0]).all()

@@ -1,5 +1,6 @@
 """A conversion leaves out duplicates, and splits by class, by a column or by file."""
 
+import os
 from collections import Counter
 from dataclasses import fields
 
@@ -9,15 +10,16 @@ import pytest
 from data_prep.source import Block
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
-from hpctrain.data.sources.reader import Reader
+from data_prep.writing.piece import Converter
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.shards.commit import PARTIAL
+from tests.data_prep import read_back
 from tests.data_prep.crash import content
 from tests.data_prep.hand import Hand, Row, hand, options
 
 
 def values(out, split, field="x"):
-    reader = Reader(out, split)
-    return reader.read(np.arange(len(reader)))[field].tolist()
+    return read_back.rows(out, split)[field].tolist()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -96,6 +98,36 @@ def test_a_source_that_is_not_the_same_twice(tmp_path):
     with pytest.raises(DataError, match=r"gave 2 samples of piece 0 at first and 4 the second"):
         convert(fickle, tmp_path / "OUT", options(dedup="exact"))
     assert not (tmp_path / "OUT").exists()  # the results of the first pass are removed
+
+
+@pytest.mark.parametrize("name", ["00000.npz", "00001.choice.npz"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "fifo", "link"])
+def test_damage_of_what_the_first_pass_saw(tmp_path, name, damage):
+    out, chosen = tmp_path / "OUT", options(dedup="exact")
+    source = hand([Row(1)], [Row(2)], [Row(1)])
+    looks = tmp_path / "OUT" / PARTIAL / "looks"
+    with pytest.MonkeyPatch.context() as patch:  # the second pass is interrupted
+        patch.setattr(Converter, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, out, chosen)
+    path = looks / name
+    content = path.read_bytes()
+    path.unlink()
+    if name == "00000.npz":
+        (looks / "00000.choice.npz").unlink()
+    if damage == "fifo":
+        os.mkfifo(path)
+    elif damage == "link":
+        path.symlink_to("00001.npz")
+    else:
+        path.write_bytes({"cut": content[:-30], "empty": b"", "other": b"PK but no zip"}[damage])
+    with pytest.raises(DataError) as caught:
+        convert(source, out, chosen)
+    assert str(caught.value).startswith(f"{path} is damaged (")
+    assert str(caught.value).endswith("): remove it, and give the command again")
+    path.unlink()
+    convert(source, out, chosen)
+    assert values(out, "train") == [1, 2]
 
 
 def test_each_class_has_the_same_proportions(tmp_path):

@@ -143,6 +143,4 @@ def test_tokens_of_the_standard_library(tmp_path):
 )
 def test_tokens_that_cannot_be_made(tmp_path, data_prep, arguments, said):
     name, *options = arguments
-    code, _, err = data_prep("sample", name, tmp_path / "OUT", *options, "--quiet")
-    assert code == 2
-    assert said in err
+    data_prep.refuses(2, said, "sample", name, tmp_path / "OUT", *options, "--quiet")

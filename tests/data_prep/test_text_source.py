@@ -225,7 +225,7 @@ def test_a_tokenizer_is_trained_on_all_of_the_source(here):
     for i in range(50):
         (here / "in" / f"{i:02}.txt").write_text(f"{i} " * 100)
     jsonl("z.jsonl", [{"text": f"line {i}"} for i in range(1000)])
-    corpus = Corpus.of([here / "in", here / "z.jsonl"], ["*"], documents.Reader())
+    corpus = Corpus(files.find([here / "in", here / "z.jsonl"], ["*"]), documents.Reader())
     everything = list(corpus.sample(10**6))
     assert len(everything) == 1050
     some = list(corpus.sample(4000, step=1000))

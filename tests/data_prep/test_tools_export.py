@@ -105,9 +105,7 @@ def test_bytes_that_are_no_text(tmp_path, data_prep):
     texts = [np.frombuffer(text, np.uint8) for text in (b"a", b"\xc3", b"\xa4", b"b")]
     write_shards(tmp_path / "set", [("train", {"text": texts})])
     command = ["export", tmp_path / "set", tmp_path / "out", "--to", "parquet", "--text", "text"]
-    code, _, err = data_prep(*command)
-    assert code == 3
-    assert "--text 'text': sample 1 is not UTF-8" in err
+    data_prep.refuses(3, "--text 'text': sample 1 is not UTF-8", *command)
     assert os.listdir(tmp_path) == ["set"]
 
 

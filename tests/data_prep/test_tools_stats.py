@@ -105,10 +105,8 @@ def test_fields_and_splits_can_be_chosen(folder, tmp_path, data_prep):
     assert "flow" not in out
     plot = tmp_path / "mass.png"
     assert data_prep("stats", folder, "-f", "mass", "--plot", plot)[0] == 0
-    code, _, err = data_prep("stats", folder, "--split", "test")
-    assert (code, "there are train, val" in err) == (2, True)
-    code, _, err = data_prep("stats", folder, "-f", "nix")
-    assert (code, "--field 'nix': there are image, grey" in err) == (2, True)
+    data_prep.refuses(2, "there are train, val", "stats", folder, "--split", "test")
+    data_prep.refuses(2, "--field 'nix': there are image, grey", "stats", folder, "-f", "nix")
 
 
 def test_plots_that_cannot_be(folder, tmp_path, data_prep):

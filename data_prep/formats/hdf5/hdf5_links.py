@@ -1,4 +1,4 @@
-"""The links of HDF5 files, which may lead to other files."""
+"""The other files that an array of an HDF5 file needs, and whether they may be read."""
 
 import os
 from functools import lru_cache
@@ -9,9 +9,9 @@ import h5py
 from data_prep.formats.arrays.array_base import Where, unreadable
 from data_prep.formats.hdf5.hdf5_storage import Written
 from hpctrain.errors import DataError
+from hpctrain.shards.storage.inside import Circle, Elsewhere, walk
 
 SHOWN = 20  # names that a message lists
-_HOPS = 64  # links followed one after the other; more are taken for a circle
 
 
 class Links:
@@ -21,33 +21,19 @@ class Links:
         self._where, self._external = where, external
         self.files: list[str] = []
 
-    def find(self, root: Any, key: str, hops: int = 0) -> Any:
+    def find(self, root: Any, key: str) -> Any:
         """Return the object at a path, or None if there is none."""
-        here, names = root, [name for name in key.split("/") if name not in ("", ".")]
-        while names:
-            name = names.pop(0).encode()
-            if not isinstance(here, h5py.Group) or not here.id.links.exists(name):
-                return None
-            kind = here.id.links.get_info(name).type
-            if kind == h5py.h5l.TYPE_SOFT:
-                target = here.id.links.get_val(name).decode()
-                hops += 1
-                if hops > _HOPS:
-                    raise DataError(f"{self._where}: its links lead in a circle")
-                names = [part for part in target.split("/") if part not in ("", ".")] + names
-                here = here.file if target.startswith("/") else here
-                continue
-            if kind == h5py.h5l.TYPE_EXTERNAL:
-                file, target = (os.fsdecode(part) for part in here.id.links.get_val(name))
-                self._outside(here.file.filename, file, f"an external link to {file}:{target}")
-                hops += 1
-                if hops > _HOPS:
-                    raise DataError(f"{self._where}: its links lead in a circle")
-            try:
-                here = here[name]
-            except (KeyError, OSError) as error:
-                raise unreadable(self._where, OSError(str(error))) from None
-        return here
+        try:
+            return walk(root, key, self._link)
+        except Circle:
+            raise DataError(f"{self._where}: its links lead in a circle") from None
+        except Elsewhere as error:
+            raise DataError(f"{self._where} {error}") from None
+        except (KeyError, OSError) as error:
+            raise unreadable(self._where, OSError(str(error))) from None
+
+    def _link(self, path: str, file: str, target: str) -> None:
+        self._outside(path, file, f"an external link to {file}:{target}")
 
     def dataset(self, found: Any) -> Any:
         """Check that an object is a dataset whose values are in files that may be read."""
@@ -76,7 +62,7 @@ class Links:
             what = f"virtual, of values in {file}:{source}"
             target = target or self._outside(path, file, what)
             # In this file, a link could lead to another one.
-            missing = target == root.filename and self.find(root, source, 1) is None
+            missing = target == root.filename and self.find(root, source) is None
             below = _sources(target, source, os.stat(target).st_mtime_ns)
             if missing or below is None or below[1]:
                 problem = "is missing" if missing or below is None else below[1]

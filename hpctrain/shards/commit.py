@@ -16,17 +16,24 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 from hpctrain.disk import sync, write_atomically
-from hpctrain.errors import DataError, StorageError
+from hpctrain.errors import DamageError, DataError, StorageError
+from hpctrain.record import decode, matching, read_bytes
 from hpctrain.shards import index as index_file
 from hpctrain.shards.index import Index
 
 PARTIAL = ".hpctrain-partial"
 # These names are in the folder PARTIAL.
 LOCK = "lock"
-_MOVES = "commit.json"  # {path of a shard in the index: its path in PARTIAL}
+_MOVES = "commit.json"
 _REPLACED = "replaced"  # the folder that keeps the index of the data set that is replaced
+
+_NAME = r"(?!\.{1,2}(?:/|\Z))[^/]+"
+_Inside = Annotated[str, matching(f"{_NAME}(/{_NAME})*", "a path that stays in the folder")]
+Moves = dict[_Inside, _Inside]
+"""The content of _MOVES: the path of a shard in the index, and its path in PARTIAL."""
 
 
 def check_ours(folder: Path) -> None:
@@ -72,13 +79,15 @@ def resume(folder: Path) -> bool:
     """Finish the commit that was begun in `folder`; return whether there was one."""
     partial = folder / PARTIAL
     try:
-        moves = dict(json.loads((partial / _MOVES).read_bytes()))
+        content, _ = read_bytes(partial / _MOVES, 2, index_file.LARGEST)
+        # Names of files may be any bytes.
+        moves = decode(Moves, content, partial / _MOVES, surrogates=True)
     except FileNotFoundError:
         return False
-    except (ValueError, TypeError):
+    except DamageError as error:
         raise DataError(
             f"{partial / _MOVES} is damaged: what was to be moved into {folder} is not known; "
-            f"remove {partial} to begin anew"
+            f"remove {partial} to begin anew ({error})"
         ) from None
     new = partial / index_file.FILE
     if new.exists():

@@ -68,7 +68,7 @@ from typing import Any, Self
 
 import xxhash
 
-from hpctrain.disk import open_new, temporary
+from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, DataError
 from hpctrain.record import Count, Finite, Record, decode, read_bytes
 from hpctrain.shards.field import Field
@@ -76,7 +76,7 @@ from hpctrain.shards.field import Field
 FILE = "index.json"
 FORMAT = "hpctrain-shards"
 VERSION = 1
-_LARGEST = 1 << 30  # bytes; 100,000 shards take 20 MB
+LARGEST = 1 << 30  # bytes; 100,000 shards take 20 MB
 _NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
 
 
@@ -210,7 +210,7 @@ class Index:
         """Read `folder/index.json`; the shards are not read (see `check`)."""
         path = Path(folder) / FILE
         try:
-            content, _ = read_bytes(path, 1, _LARGEST)
+            content, _ = read_bytes(path, 1, LARGEST)
         except FileNotFoundError:
             if path.parent.is_file():
                 raise DataError(f"{path.parent} is a file; a data set is a folder") from None
@@ -236,8 +236,6 @@ class Index:
 
     def save(self, folder: Path) -> None:
         """Write `folder/index.json` whole or not at all (temporary name, fsync, rename)."""
-        path = Path(folder) / FILE
-        unfinished = temporary(path)
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -255,15 +253,8 @@ class Index:
             },
             "provenance": dict(self.provenance),
         }
-        try:
-            with open_new(unfinished) as file:
-                json.dump(content, file, indent=2, allow_nan=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        text = json.dumps(content, indent=2, allow_nan=False)
+        write_atomically(Path(folder) / FILE, f"{text}\n")
 
     @classmethod
     def _parse(cls, content: bytes, where: str) -> Self:

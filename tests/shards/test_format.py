@@ -1,4 +1,5 @@
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -338,6 +339,50 @@ def test_killed_between_any_two_moves(tmp_path, moves, before):
     assert sorted(os.listdir(folder)) == ["index.json", *(shard.path for shard in new.shards)]
     for shard in new.shards:
         assert digest_file(folder / shard.path) == shard.digest
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"train-00000.h5": "trai', "commit.json is damaged: it is not valid JSON"),
+        ("[]", "commit.json is damaged: $ is `array`; it must be `object`"),
+        ('{"train-00000.h5": 3}', "commit.json is damaged: $[...] is `int`; it must be `str`"),
+        ('{"train-00000.h5": "../x"}', "$[...]: it must be a path that stays in the folder"),
+        ('{"../x.h5": "train-00000.h5"}', "a key of $: it must be a path that stays in the fol"),
+        ('{"/etc/x": "train-00000.h5"}', "a key of $: it must be a path that stays in the folder"),
+        (None, "commit.json is damaged: it cannot be read (it is a link, or lies behind one)"),
+    ],
+)
+def test_a_commit_that_is_damaged_is_refused_and_nothing_is_moved(tmp_path, content, words):
+    old = write_shards(tmp_path, [("train", {"x": np.arange(5)})])
+    partial = tmp_path / commit.PARTIAL
+    partial.mkdir()
+    if content is None:
+        (partial / "commit.json").symlink_to(tmp_path / "index.json")
+    else:
+        (partial / "commit.json").write_text(content)
+    old.save(partial)
+    files = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError) as error:
+        commit.resume(tmp_path)
+    assert words in str(error.value)
+    assert f"is not known; remove {partial} to begin anew (" in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+def test_a_commit_of_names_of_any_bytes_is_finished(tmp_path):
+    index = write_shards(tmp_path, [("train", {"x": np.arange(5)})])
+    name = os.fsdecode(b"caf\xe9.txt")
+    partial = tmp_path / commit.PARTIAL
+    partial.mkdir()
+    (partial / name).write_text("beside")
+    index.save(partial)
+    shutil.copy(tmp_path / "train-00000.h5", partial)
+    moves = {"train-00000.h5": "train-00000.h5", name: name}
+    (partial / "commit.json").write_text(json.dumps(moves))
+    assert commit.resume(tmp_path)
+    assert (tmp_path / name).read_text() == "beside"
+    assert Index.load(tmp_path) == index
 
 
 def test_ragged():

@@ -25,12 +25,10 @@ one clears; a writer that raises leaves nothing.
     >>> write_shards(Path("out"), [("train", {"image": images, "label": labels})])
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -44,6 +42,7 @@ from hpctrain.shards.commit import (
     discard,
     lock,
     storage_error,
+    unlock,
 )
 from hpctrain.shards.compression import Compression
 from hpctrain.shards.field import Field, check_name
@@ -89,18 +88,11 @@ class ShardFiles:
         self._splits: dict[str, _Split] = {}
 
     def add(self, split: str, batch: ArrayBatch, *, lasting: bool = False) -> None:
-        """Append samples to `split`; they are copied.
+        """Append a copy of samples to `split`.
 
-        Args:
-            split: Name of the split.
-            batch: For each field (n, *shape); for a variable-length one a `Ragged` or a list of
-                n arrays (length, *shape).
-            lasting: Whether nobody writes into these arrays again; they are then kept instead of
-                copied, but for parts of a much larger array.
-
-        Raises:
-            DataError: A field is missing or unknown, or has another dtype, shape or count.
-            StorageError: The disk is full or the folder not writable.
+        A field is (n, *shape); a variable-length one is a `Ragged` or a list of n arrays
+        (length, *shape). `lasting` says that nobody writes into these arrays again: they are then
+        kept instead of copied, but for parts of a much larger array.
         """
         if batch and not any(len(value) for value in batch.values()):
             return
@@ -161,17 +153,8 @@ class ShardFiles:
 class ShardWriter:
     """Writes a data set into a folder; a context manager that leaves nothing after an exception.
 
-    Args:
-        folder: Created if it does not exist. A finished data set in it stays until `finish`
-            replaces it.
-        fields: The schema; None: the schema of the first batch.
-        max_bytes: Data in one shard, before it is compressed.
-        compression: Codec of the shards.
-        categories: Names of the values 0, 1, … of some fields.
-
-    Raises:
-        DataError: A field cannot be stored, or the folder holds adopted files; see `check_ours`.
-        StorageError: The folder cannot be written, or another process is writing into it.
+    A finished data set in the folder stays until `finish` replaces it. See `ShardFiles` for the
+    other arguments. `categories` are the names of the values 0, 1, … of some fields.
     """
 
     def __init__(
@@ -226,20 +209,13 @@ class ShardWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abort()
 
     def _close(self) -> None:
-        """Let other writers in."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        unlock(self._lock)
+        self._lock = None
 
 
 def write_shards(
@@ -270,7 +246,6 @@ class _Split:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the samples that wait."""
         self.parts: dict[str, list[Any]] = {}
         self.count, self.bytes = 0, 0
         self._seen, self._seen_bytes = 0, 0

@@ -103,7 +103,7 @@ class Moments:
             self._combine(other.count, other.mean, other.square)
 
     def state(self) -> dict[str, Any]:
-        """Return what `from_state` takes; it can be stored as JSON without loss."""
+        """Return what `from_state` takes; JSON stores it without loss."""
         return vars(self) | {"lengths": self.lengths and self.lengths.state()}
 
     @classmethod

@@ -49,9 +49,9 @@ def write_shard(
 ) -> tuple[int, str]:
     """Write one file, and force it to the disk; return its size in bytes and digest "xxh3_128:…".
 
-    A compressed file takes memory of twice its size. A field has its samples in one or more
-    `parts`, of the schema's dtype and shape; those of a variable-length field are `Ragged`. The
-    offsets are never compressed. Without `sync` the caller forces the file to the disk.
+    A field has its samples in one or more `parts`, of the schema's dtype and shape; those of a
+    variable-length field are `Ragged`. A compressed file takes memory of twice its size. Without
+    `sync` the caller forces the file to the disk.
     """
     datasets: dict[str, Sequence[Array]] = {}
     for name, field in fields.items():
@@ -123,10 +123,7 @@ def _write_contiguous(
 ) -> tuple[int, str]:
     try:
         offsets = _write_frame(path, split, count, datasets)
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # h5py raises RuntimeError if the disk is full when it closes the file
+    except (OSError, RuntimeError) as error:  # RuntimeError: the disk is full when h5py closes it
         found = re.search(r"errno = (\d+)", str(error))
         if found is None:
             raise OSError(str(error)) from None

@@ -46,10 +46,9 @@ def native(name: str, *arguments: Any) -> Callable[..., int] | None:
 
 
 def decode_chunk(chunk: Bytes, size: int, out: Bytes | None) -> Bytes:
-    """Decode a Blosc or Blosc2 chunk.
+    """Decode a Blosc or Blosc2 chunk, which may be changed, into `out` or a buffer of this thread.
 
-    The chunk is uint8, and may be changed. `out`, uint8 (size,), is filled and returned; None uses
-    a buffer of this thread. Damaged, ValueError and RuntimeError say that it cannot be decoded.
+    Damaged, ValueError and RuntimeError say that it cannot be decoded.
     """
     found, _, stored = struct.unpack_from("<iii", chunk.data, 4)
     if found != size or not 16 <= stored <= len(chunk):  # the library does not check them
@@ -72,8 +71,7 @@ def decode_chunk(chunk: Bytes, size: int, out: Bytes | None) -> Bytes:
 def decode_frame(frame: Bytes, size: int, out: Bytes | None) -> Bytes:
     """Decode a contiguous frame of one chunk, which is flat or in n-dimensional blocks.
 
-    The arguments are those of `decode_chunk`. LookupError and TypeError, too, say that it cannot be
-    decoded.
+    It is as `decode_chunk`, but LookupError and TypeError, too, say that it cannot be decoded.
     """
     (header,) = struct.unpack_from(">i", frame.data, 11)
     (total,) = struct.unpack_from(">Q", frame.data, 16)

@@ -21,13 +21,11 @@ class ChunkCache:
     """Decoded chunks by key. The least recently used one is removed, and its buffer reused.
 
     Fresh memory costs a page fault per page, so it is filled at about 1 GB/s, which is slower than
-    LZ4 decodes. Therefore the buffer of a removed chunk is filled again, and no buffer is used
-    outside `use`.
+    LZ4 decodes. Therefore no buffer is used outside `use`.
 
-    Threads may share the cache. If two threads need the same chunk, the first decodes it and the
-    second waits. A forked child starts with an empty cache. Chunks that are in use at the same time
-    may exceed `max_bytes`, a change of which takes effect at the next chunk. `nbytes` are those of
-    all buffers now, and `decoded` counts the loaded chunks.
+    Threads may share the cache: of two that need the same chunk, the second waits. A forked child
+    starts with an empty one. Chunks that are in use at the same time may exceed `max_bytes`.
+    `nbytes` are those of all buffers now, and `decoded` counts the loaded chunks.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:

@@ -2,7 +2,7 @@
 
 A dataset that is contiguous, uncompressed and in the machine's byte order (as `data_prep` writes
 it) has a byte offset in the file, so its rows can be mapped, or read by `Plain`. Any other layout
-is read by `Chunked`. Code that only reads through `rows` does not import torch.
+is read by `Chunked`.
 """
 
 import os
@@ -16,8 +16,8 @@ from hpctrain.errors import DataError
 from hpctrain.shards import shard as shard_format
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard, check_shard
+from hpctrain.shards.storage.chunk_table import samples_first
 from hpctrain.shards.storage.chunks import Chunked, decoders
-from hpctrain.shards.storage.grid import samples_first
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.plain import Plain
 from hpctrain.shards.storage.stamp import Stamp
@@ -138,11 +138,9 @@ def _open(path: Path) -> h5py.File:
 def disagreement(
     dataset: h5py.Dataset, dtypes: Sequence[str], shape: Sequence[int | None]
 ) -> tuple[str, str] | None:
-    """Compare a dataset with what the index lists.
+    """Return what a dataset is and what the index lists, such as `float32 [3]` and `int8 [any]`.
 
-    Return what the dataset is and what the index lists, such as `float32 [3, 9]` and
-    `float64 [any, 8]`; None when they agree. It may have any of the dtypes, the first of which is
-    named; None in the shape stands for any size.
+    None when they agree: it has one of the dtypes; None in the shape stands for any size.
     """
     dtype, found = dtype_of(dataset), list(dataset.shape or ())  # None: there is no data at all
     same = len(found) == len(shape) and all(

@@ -53,7 +53,11 @@ def hashes(key: int | _UInt64s, counters: Int64s) -> _UInt64s:
     also be a key for each counter. Counters are 0 or more.
     """
     start = key if isinstance(key, np.ndarray) else np.uint64(key)
-    x = (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA) + start
+    return scramble((counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA) + start)
+
+
+def scramble(x: _UInt64s) -> _UInt64s:
+    """Apply the finaliser of splitmix64, a bijection of 64-bit integers, in place."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(_MIX_1)
     x ^= x >> np.uint64(27)
@@ -165,7 +169,7 @@ def _block(
 
 
 def _mix(x: int) -> int:
-    """Apply the finaliser of splitmix64, a bijection of 64-bit integers."""
+    """Do the same as `scramble` for one integer."""
     x &= _MASK
     x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
     x = ((x ^ (x >> 27)) * _MIX_2) & _MASK

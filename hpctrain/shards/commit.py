@@ -32,7 +32,7 @@ _REPLACED = "replaced"  # the folder that keeps the index of the data set that i
 
 _NAME = r"(?!\.{1,2}(?:/|\Z))[^/]+"
 _Inside = Annotated[str, matching(f"{_NAME}(/{_NAME})*", "a path that stays in the folder")]
-Moves = dict[_Inside, _Inside]
+_Moves = dict[_Inside, _Inside]
 """The content of _MOVES: the path of a shard in the index, and its path in PARTIAL."""
 
 
@@ -81,7 +81,7 @@ def resume(folder: Path) -> bool:
     try:
         content, _ = read_bytes(partial / _MOVES, 2, index_file.LARGEST)
         # Names of files may be any bytes.
-        moves = decode(Moves, content, partial / _MOVES, surrogates=True)
+        moves = decode(_Moves, content, partial / _MOVES, surrogates=True)
     except FileNotFoundError:
         return False
     except DamageError as error:

@@ -13,7 +13,6 @@ stay as they are stored.
 """
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from hpctrain.data.source import Prepares, ReadsAhead, SampleId, Source, sample_ids
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
+from hpctrain.shards.per_process import PerProcess
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
 
@@ -81,12 +81,14 @@ def decode(
     return pixels
 
 
-class Decoded:
+class Decoded(PerProcess):
     """A source that decodes a field of encoded images.
 
     `field` is uint8 of variable length. `decode` explains the other arguments; without a size all
     images have that of sample 0. `threads`, at least 1, decode a batch together.
     """
+
+    OWN = ("_pool",)
 
     def __init__(
         self,
@@ -114,7 +116,13 @@ class Decoded:
             "channels": channels,
             "max_pixels": max_pixels,
         }
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        super().__init__()
+
+    def _begin(self) -> None:
+        # Threads start with the first task.
+        self._pool = (
+            ThreadPoolExecutor(self._threads, "hpctrain-images") if self._threads > 1 else None
+        )
 
     def __len__(self) -> int:
         return len(self._source)
@@ -130,7 +138,7 @@ class Decoded:
         pixels = filled.pop(self._field, None)
         rows = dict(self._source.read(indices, filled))
         images: Any = rows[self._field]
-        options = self._options | {"samples": indices.tolist(), "pool": self._threads_here()}
+        options = self._options | {"samples": indices.tolist(), "pool": self._pool}
         rows[self._field] = decode(images, **options, out=pixels)
         return rows
 
@@ -147,17 +155,6 @@ class Decoded:
         """See `hpctrain.data.source.ReadsAhead`."""
         if isinstance(self._source, ReadsAhead):
             self._source.read_ahead(blocks)
-
-    def _threads_here(self) -> ThreadPoolExecutor | None:
-        """Return the pool of this process: a fork has none of its parent's threads."""
-        if self._threads < 2:
-            return None
-        if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = os.getpid(), ThreadPoolExecutor(self._threads, "hpctrain-images")
-        return self._pool[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None}
 
 
 def _check(fit: str, channels: int) -> None:

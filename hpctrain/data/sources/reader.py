@@ -14,14 +14,12 @@ Threads may share a reader. A forked or unpickled reader opens the shards itself
 must not be used after a fork.
 """
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -34,13 +32,14 @@ from hpctrain.data.sources.opened import IO, OpenShards
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.per_process import PerProcess
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array, Int64s
 
 BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB
 
 
-class Reader:
+class Reader(PerProcess):
     """The samples of one split, 0 to len(reader) - 1.
 
     Args:
@@ -54,6 +53,8 @@ class Reader:
         DataError: There is no data set, or no such split or field; the message lists those that
             exist.
     """
+
+    OWN = ("_lock", "_opened")
 
     def __init__(
         self,
@@ -78,13 +79,11 @@ class Reader:
         self._firsts: Int64s = self._ends - counts
         self._announced: set[tuple[int, int]] = set()
         self._since_ns = time.time_ns()
-        self._forget()
+        super().__init__()
 
-    def _forget(self) -> None:
-        """Begin without open shards, as a new process does."""
+    def _begin(self) -> None:
         self._opened: OpenShards | None = None
         self._lock = threading.Lock()
-        _READERS.add(self)
 
     def __len__(self) -> int:
         return self._count
@@ -270,25 +269,6 @@ class Reader:
         values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
         self.opened.runs(f"{name}/values", shards, starts, offsets[1:], values)
         return Ragged(values, offsets)
-
-    def __getstate__(self) -> dict[str, Any]:
-        hidden = ("_lock", "_opened")
-        return {key: value for key, value in self.__dict__.items() if key not in hidden}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
-
-
-_READERS: weakref.WeakSet[Reader] = weakref.WeakSet()
-
-
-def _after_fork() -> None:  # handles and locks of the parent must not be used
-    for reader in list(_READERS):
-        reader._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def _parts(count: int, size: int) -> list[slice]:

@@ -12,8 +12,7 @@ import pytest
 
 from hpctrain.data.places.filesystem import job_memory, kind_of
 from hpctrain.data.places.origin import load_index
-from hpctrain.data.places.place import Folder
-from hpctrain.data.places.placement import open_place
+from hpctrain.data.places.placement import Folder, open_place
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.shards.format import write_shards

@@ -1,10 +1,9 @@
 """Batches for one data-parallel rank, which threads read ahead.
 
 The state is one integer: how many samples the training has been given, over all ranks and epochs
-(`hpctrain.data.loading.steps` explains it). A sampler (`hpctrain.data.samplers`) says which sample
-stands at a position. So the global batch of a step is the same, in the same order, for every number
-of ranks, and a run that is resumed with another number of ranks or another batch size continues
-the same sequence.
+(`hpctrain.data.loading.steps` explains it). A sampler says which sample stands at a position. So
+the global batch of a step is the same, in the same order, for every number of ranks, and a run that
+is resumed with another number of ranks or another batch size continues the same sequence.
 
     >>> loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=0, dp_size=2)
     >>> for batch in loader:                 # without end, or max_epochs
@@ -100,15 +99,9 @@ class Loader:
     ) -> None:
         self._source = source
         sampler = sampler or Order(len(source), seed, shuffle)
+        ranks = {"dp_rank": dp_rank, "dp_size": dp_size, "dp_count": dp_count}
         self._steps = Steps(
-            sampler.count,
-            global_batch_size,
-            dp_rank=dp_rank,
-            dp_size=dp_size,
-            dp_count=dp_count,
-            tail=tail,
-            max_epochs=max_epochs,
-            ramp=ramp,
+            sampler.count, global_batch_size, **ranks, tail=tail, max_epochs=max_epochs, ramp=ramp
         )
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(
@@ -119,18 +112,11 @@ class Loader:
         elif threads:  # one core is the consumer's
             threads = min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
         buffers = Buffers(pin_memory)
+        made = Collate(source.fields, collate, buffers)
+        reader = BatchReader(source, self._steps.share, made, buffers, workers=workers, seed=seed)
+        planner = Planner(self._steps, sampler, source)
         self._prefetcher = Prefetcher(
-            Planner(self._steps, sampler, source),
-            BatchReader(
-                source,
-                self._steps.share,
-                Collate(source.fields, collate, buffers),
-                buffers,
-                workers=workers,
-                seed=seed,
-            ),
-            threads=threads,
-            prefetch_bytes=prefetch_bytes,
+            planner, reader, threads=threads, prefetch_bytes=prefetch_bytes
         )
         self._consumed = self._iteration = 0
         self._here: deque[Batch] = deque()  # the batches of the current group that are left
@@ -173,10 +159,9 @@ class Loader:
         return self._last
 
     def samples(self, step: Step | None = None) -> list[SampleId]:
-        """Return where this rank's samples of a step are stored, in the order of the batch.
+        """Return where this rank's samples of a step, by default `last`, are stored, in order.
 
-        Samples that only fill up the last batch are left out. Without `step` it is the one that is
-        `last`.
+        Samples that only fill up the last batch are left out.
         """
         return sample_ids(self._source, (step or self.last).samples)
 
@@ -186,10 +171,7 @@ class Loader:
         return bool(self._here) or self._prefetcher.ready
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of samples handed out, over all ranks and epochs.
-
-        What was read ahead does not count.
-        """
+        """Return the number of samples handed out, over all ranks and epochs."""
         return {"consumed": self._consumed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

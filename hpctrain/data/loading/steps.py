@@ -46,10 +46,9 @@ class _Stage(NamedTuple):
 
 
 class Steps:
-    """The steps of one rank.
+    """The steps of one rank; `Loader` explains the arguments.
 
-    The arguments are those of `hpctrain.data.loading.loader.Loader`. `share`, the samples of one
-    step on this rank, and `steps_per_epoch` are those after the ramp.
+    `share`, the samples of one step on this rank, and `steps_per_epoch` are those after the ramp.
     """
 
     def __init__(
@@ -167,12 +166,7 @@ class Steps:
 
 
 def _check(
-    count: int,
-    batch: int,
-    dp_rank: int,
-    dp_size: int,
-    tail: str,
-    max_epochs: int | None,
+    count: int, batch: int, dp_rank: int, dp_size: int, tail: str, max_epochs: int | None
 ) -> None:
     if not 0 <= dp_rank < dp_size:
         raise ConfigError(f"data-parallel rank {dp_rank} of {dp_size}: it is 0 to {dp_size - 1}")

@@ -39,9 +39,9 @@ _Sink = Callable[[memoryview], object]
 
 
 class WrongShard(DataError):
-    """A shard's bytes differ from those that the index lists.
+    """A shard's bytes, of the digest `found`, differ from those that the index lists.
 
-    `found` is the digest of the bytes that were read; "" if already the size is wrong.
+    `found` is "" if already the size is wrong.
     """
 
     def __init__(self, message: str, found: str = "") -> None:
@@ -50,11 +50,7 @@ class WrongShard(DataError):
 
 
 class Origin(Protocol):
-    """The files of a data set, by their name in it.
-
-    `name` is the folder or URL, for messages. `folder` is where the files can be opened in place;
-    None if they must be copied.
-    """
+    """The files of a data set. `name` is for messages; `folder` is None if they must be copied."""
 
     name: str
     folder: Path | None
@@ -189,25 +185,20 @@ def pour(origin: Origin, shard: Shard, sink: _Sink) -> None:
     A WrongShard is raised after `sink` has got the bytes; a DataError if the shard cannot be read.
     """
     digest_of(shard)
-    name, size, digest = f"{origin.name}/{shard.path}", 0, xxhash.xxh3_128()
+    name, size, digest = f"shard {origin.name}/{shard.path}", 0, xxhash.xxh3_128()
     for block in _shard_blocks(origin, shard, name):
         size += len(block)
         if size > shard.bytes:
-            raise WrongShard(
-                f"shard {name} is changed: it has more than the {shard.bytes} bytes that {FILE} "
-                "lists"
-            )
+            most = f"the {shard.bytes} bytes that {FILE} lists"
+            raise WrongShard(f"{name} is changed: it has more than {most}")
         digest.update(block)
         sink(block)
     if size < shard.bytes:
-        raise WrongShard(
-            f"shard {name} is truncated: it has {size} bytes, {FILE} lists {shard.bytes}"
-        )
+        raise WrongShard(f"{name} is truncated: it has {size} bytes, {FILE} lists {shard.bytes}")
     found = f"xxh3_128:{digest.hexdigest()}"
     if found != shard.digest:
-        raise WrongShard(
-            f"shard {name} is changed: its digest is {found}, {FILE} lists {shard.digest}", found
-        )
+        lists = f"{FILE} lists {shard.digest}"
+        raise WrongShard(f"{name} is changed: its digest is {found}, {lists}", found)
 
 
 def digest_of(shard: Shard) -> str:
@@ -226,9 +217,9 @@ def _shard_blocks(origin: Origin, shard: Shard, name: str) -> Iterator[memoryvie
     try:
         yield from read_blocks(origin, shard.path)
     except FileNotFoundError:
-        raise DataError(f"shard {name} is missing; {FILE} lists it") from None
+        raise DataError(f"{name} is missing; {FILE} lists it") from None
     except OSError as error:
-        raise DataError(f"shard {name} cannot be read: {error.strerror or error}") from None
+        raise DataError(f"{name} cannot be read: {error.strerror or error}") from None
 
 
 def _close(file: Any) -> None:

@@ -74,11 +74,7 @@ class Stage(PerProcess):
         return self._own_copier().copied_bytes
 
     def path(self, shard: Shard) -> Path:
-        """Return a file that can be opened now and stays until `release`. May wait for its copy.
-
-        A shard that is missing or unreadable, or whose digest was wrong twice, is a DataError. One
-        that cannot be staged is a StorageError if the source is a URL.
-        """
+        """Return a file that can be opened now and stays until `release`. May wait for its copy."""
         return self._own_copier().path(shard)
 
     def plan(self, shards: Sequence[Shard]) -> None:

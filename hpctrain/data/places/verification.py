@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.data.places.origin import FolderOrigin, Origin, WrongShard, open_origin, pour
-from hpctrain.data.places.place import Place
+from hpctrain.data.places.placement import Place
 from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import FILE, Shard

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hpctrain.data.places.filesystem import Kind, kind_of
-from hpctrain.data.places.place import Place
+from hpctrain.data.places.placement import Place
 from hpctrain.data.sources.arena import WORDS, Addresses, Arena
 from hpctrain.data.sources.watch import Watch
 from hpctrain.errors import DataError

@@ -24,8 +24,7 @@ from typing import Self
 import numpy as np
 
 from hpctrain.data.places.origin import is_url, load_index
-from hpctrain.data.places.place import Place
-from hpctrain.data.places.placement import open_place
+from hpctrain.data.places.placement import Place, open_place
 from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.source import SampleId
 from hpctrain.data.sources.opened import IO, OpenShards

@@ -77,9 +77,7 @@ class RandomCrop(OfFields):
 class CenterCrop(OfFields):
     """Keeps the middle of images, for evaluations of a model that is trained on random crops.
 
-    Args:
-        size: Height and width of the middle.
-        fields: The fields; "image" by default.
+    `size` is the height and the width of the middle.
     """
 
     def __init__(self, size: int, fields: Names = "image") -> None:
@@ -130,10 +128,7 @@ class RandomFlip(OfFields):
 
 
 def _sent(choices: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return choices of the CPU on the device of the batch; the host does not wait for a GPU.
-
-    A copy to a GPU waits, whatever it is told, unless it is from pinned memory.
-    """
+    """Return choices of the CPU on the device of the batch; the host does not wait for a GPU."""
     if device.type == "cuda":
         choices = choices.pin_memory()
     return choices.to(device, non_blocking=True)

@@ -20,10 +20,9 @@ _DRAWS = 0x6472617773  # "draws": so that the keys differ from those of the orde
 
 
 class Draws:
-    """The random numbers of one batch; each call draws other numbers.
+    """The random numbers of one batch, whose samples have the `positions` (b,) in the epoch.
 
-    The positions of the samples in the epoch are int64 (b,). `drawn` says how often numbers have
-    been drawn.
+    Each call draws other numbers; `drawn` counts the calls.
     """
 
     def __init__(self, seed: int, epoch: int, positions: Int64s) -> None:

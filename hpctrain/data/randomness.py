@@ -139,11 +139,7 @@ def _global_states(device: torch.device | None) -> tuple[Any, ...]:
 
 
 def _may_draw(thing: Any, seen: set[int], depth: int = _DEPTH) -> bool:
-    """Whether a generator, or a module of random numbers, is in reach of an object.
-
-    It may be used for some samples only. The code of libraries is not looked at, what their objects
-    hold is.
-    """
+    """Whether a generator, or a module of random numbers, is in reach: for some samples only."""
     if isinstance(thing, _GENERATORS):
         return True
     if not depth or id(thing) in seen:

@@ -31,11 +31,9 @@ class Source(Protocol):
 class SampleId(NamedTuple):
     """Where a sample is stored, for people and for reports.
 
-    Attributes:
-        file: The shard, with the path or URL of its data set as the config has it, such as
-            `data/digits/train-00000.h5`. A staged copy has the name of the original. Of a window it
-            is `FILE:DATASET`, such as `data/books/train-00000.h5:tokens/values`.
-        row: The number of the sample in that file. Of a window: its first element in that dataset.
+    `file` is the shard, with the path or URL of its data set as the config has it, and `row` the
+    number of the sample there. Of a window they are `FILE:DATASET` and its first element in that
+    dataset.
     """
 
     file: str
@@ -73,10 +71,7 @@ class ReadsAhead(Protocol):
     """A source whose blocks the operating system can read ahead."""
 
     def read_ahead(self, blocks: Int64s) -> None:
-        """Start to read the ranges [first, end), int64 (k, 2), in this order; do not wait.
-
-        A range that comes again in the next call is not started again.
-        """
+        """Start to read the ranges [first, end), int64 (k, 2), that the last call did not have."""
 
 
 @runtime_checkable

@@ -62,8 +62,7 @@ class DatasetTokenizer:
     def byte_lengths(self) -> Int64s:
         """Return how many bytes of text each token stands for, (vocabulary,).
 
-        Special tokens and unused ids have none. If the tokenizer's kind does not say which bytes a
-        token stands for, that is a DataError.
+        Special tokens and unused ids have none. Some kinds of tokenizers do not tell: a DataError.
         """
         lengths = np.zeros(self.vocabulary, np.int64)
         if not self.content:

@@ -46,10 +46,7 @@ class Transform(Protocol):
 
 
 def bind(transform: Transform, statistics: Mapping[str, Statistics]) -> Transform:
-    """Return `transform` with the statistics of the training split that it needs.
-
-    If it needs some, it has a method `bind(statistics)`.
-    """
+    """Return `transform` with the statistics of the training split, if it has a method `bind`."""
     method = getattr(transform, "bind", None)
     return transform if method is None else method(statistics)
 

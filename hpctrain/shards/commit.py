@@ -37,10 +37,7 @@ _Moves = dict[_Inside, _Inside]
 
 
 def check_ours(folder: Path) -> None:
-    """Check that a data set in `folder` may be replaced: hpctrain wrote its files.
-
-    Those that others wrote (`python -m data_prep index`) would be lost, which is a DataError.
-    """
+    """Raise a DataError if a data set in `folder` has files that others wrote: never replaced."""
     try:
         index = Index.load(folder)
     except DataError:
@@ -60,8 +57,8 @@ def check_ours(folder: Path) -> None:
 def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     """Move shards from PARTIAL into `folder`, the index last, and remove PARTIAL.
 
-    `moves` has the path in PARTIAL of each shard, and of each file beside the shards. A data set in
-    the folder is replaced. After a StorageError, `resume` may finish the commit later.
+    `moves` has the path in PARTIAL of each shard, and of each file beside the shards. After a
+    StorageError, `resume` may finish the commit later.
     """
     partial = folder / PARTIAL
     check_ours(folder)
@@ -122,10 +119,7 @@ def discard(folder: Path) -> None:
 
 
 def settle(folder: Path, *, wait: float = 0) -> None:
-    """Finish the commit of a writer that was killed, if there is one.
-
-    The folder need not exist. `lock` explains `wait`.
-    """
+    """Finish the commit of a writer that was killed, if there is one; the folder need not exist."""
     try:
         names = set(os.listdir(folder / PARTIAL))
     except OSError:
@@ -150,7 +144,7 @@ def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
     """Lock `folder` against other writers while the descriptor is open, and make PARTIAL.
 
     Return the descriptor; None where the file system has no locks. With `shared`, others may share
-    the lock. If another process holds it after `wait` seconds, that is a StorageError.
+    the lock. Others are waited for, for at most `wait` seconds.
     """
     path, end = folder / PARTIAL / LOCK, time.monotonic() + wait
     while True:

@@ -153,8 +153,8 @@ class ShardFiles:
 class ShardWriter:
     """Writes a data set into a folder; a context manager that leaves nothing after an exception.
 
-    A finished data set in the folder stays until `finish` replaces it. See `ShardFiles` for the
-    other arguments. `categories` are the names of the values 0, 1, … of some fields.
+    A finished data set in the folder stays until `finish` replaces it. `categories` are the names
+    of the values 0, 1, … of some fields; `ShardFiles` explains the other arguments.
     """
 
     def __init__(

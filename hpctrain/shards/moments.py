@@ -32,11 +32,9 @@ _SPAN = 2**16  # largest range of integers that is counted in a table
 class Moments:
     """Running statistics of a field, in float64.
 
-    `count`, `mean`, `square` (the sum of the squared deviations from the mean), `low` and `high`
-    are those of the finite values. `nonfinite` counts the others, and `nan` those of them that are
-    NaN. `classes` says how often each value occurs; None if a sample is not one integer, or there
-    are more than `most` values, of which there are fewer in a data set of many fields. `lengths`
-    are those of variable-length samples, and `total` is their sum.
+    `square` is the sum of the squared deviations from the mean. `classes` says how often each value
+    occurs; None if a sample is not one integer, or there are more than `most` values, of which
+    there are fewer in a data set of many fields. `lengths` are those of variable-length samples.
     """
 
     def __init__(self, fields: int = 1) -> None:

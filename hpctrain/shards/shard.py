@@ -194,8 +194,7 @@ def _image(
 def _layout(datasets: int) -> dict[str, Any]:
     """Return how HDF5 lays out a file with this number of datasets.
 
-    With many small datasets, alignment would cost pages of padding for each, and HDF5 would search
-    a list of all gaps each time it needs room.
+    With many small ones, alignment would cost pages of padding, and HDF5 would search all gaps.
     """
     threshold = 1 if datasets <= MANY else ALIGNMENT
     sizes = {"alignment_threshold": threshold, "alignment_interval": ALIGNMENT}

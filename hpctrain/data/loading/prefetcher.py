@@ -29,8 +29,8 @@ _GROUP_S = 0.25  # seconds that the reading of a group of several batches may ta
 class Prefetcher:
     """Reads the groups of one rank in their order.
 
-    About `prefetch_bytes` are read ahead, but at least one group for each thread. With 0 threads
-    the consumer reads each group when it needs it. `wait_s` is how long the consumer has waited.
+    About `prefetch_bytes` are read ahead, at least a group for each thread. Without threads the
+    consumer reads each group when it needs it. `wait_s` is how long the consumer has waited.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Prefetcher:
     def read(self, consumed: int) -> Generator[tuple[Group, deque[Batch]], None, None]:
         """Yield the groups after the state `consumed`, each with the batches of its steps.
 
-        When the generator ends nobody waits for groups that threads have begun: the consumer may
-        have to save before its grace time ends.
+        At the end nobody waits for groups that are being read: the consumer may have to save at
+        once.
         """
         readers, planning = pool(self._threads), pool(min(1, self._threads))
         groups = self._groups(consumed, planning)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def broadcast(folder: Path, source: Path, shards: Sequence[Shard]) -> None:
     """Send shards to all nodes of this job, into `Stage.folder`. Only one process calls this.
 
-    All of them must fit into the budget of every node. A shard is sent even if a node has it.
+    All of them must fit into the budget of every node.
     """
     if "SLURM_JOB_ID" not in os.environ or not shutil.which("sbcast"):
         raise LaunchError("sbcast sends files to the nodes of a Slurm job, and this is none")

@@ -123,8 +123,7 @@ class Depot:
     def create(self, shard: Shard, keep: Collection[str]) -> tuple[int, Path] | None:
         """Create a file with room for a claimed shard; return an open descriptor and the path.
 
-        None if there is no room, even after evicting the shards that nobody uses, the least
-        recently used first, but for those whose digest is in `keep`.
+        None if there is no room, even after evicting what nobody uses and `keep` does not name.
         """
         with self._accounting():
             if not self._make_room(shard.bytes, keep):

@@ -123,9 +123,6 @@ def _open_stage(source: str | Path, base: Path, budget_bytes: int | None, larges
 
 
 def _bases(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the candidate folders, those of the job first.
-
-    If Slurm gives each job its own /tmp (job_container/tmpfs), TMPDIR is often not set.
-    """
+    """Yield the candidate folders, those of the job first."""
     names = [environ.get("SLURM_TMPDIR"), environ.get("TMPDIR"), "/tmp", "/dev/shm"]
     yield from map(Path, dict.fromkeys(name for name in names if name))

@@ -50,10 +50,9 @@ def verified(
 
 
 def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] = ()) -> None:
-    """Read shards where the data set lies, in threads, and compare them with the index.
+    """Compare the digests of shards, where the data set lies, with the index.
 
-    The DataError names every shard that is missing, unreadable or wrong, and which of `others`, the
-    other shards of the data set, a file holds instead.
+    The DataError names every wrong shard, and which of `others` a file holds instead.
     """
     origin = open_origin(source)
     progress = Progress("verifying", sum(shard.bytes for shard in shards))

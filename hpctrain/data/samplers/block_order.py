@@ -74,11 +74,9 @@ class BlockOrder:
         return self._locate(epoch, check_positions(positions, self.count))[0]
 
     def blocks(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the blocks to read for these positions and for the window after them.
+        """Return the ranges of indices [first, end), (k, 2), to read for these positions, in order.
 
-        The next window is read while samples are taken from this one, because it is needed all at
-        once. The result is ranges of indices [first, end), int64 (k, 2). The windows are in the
-        order in which they are needed, the blocks of a window in the order on disk.
+        The window after them is among them: it is needed all at once.
         """
         windows = _in_order(self.window_of(epoch, positions))
         last = (self.blocks_per_epoch - 1) // self.window
@@ -135,11 +133,9 @@ class Lanes:
         of the sampler   0 1 2 12 13 14 3 4 5 15 …      lane 0: 0 to 11, lane 1: 12 to 23
                                                         at the end of the epoch: 24, 25
 
-    With global_batch_size = lanes * run, rank r of n reads lanes / n lanes and nothing else. Over a
-    `BlockOrder` these are windows of its own. Other batch sizes and numbers of ranks get the same
-    sequence, but several ranks read the same window. Each epoch contains each position of `sampler`
-    once. `lanes` is a multiple of every number of ranks that will be used, and `run` is how many
-    consecutive positions a lane gets.
+    With global_batch_size = lanes * run, rank r of n reads lanes / n lanes and nothing else: over a
+    `BlockOrder`, windows of its own. Other batch sizes and numbers of ranks get the same sequence,
+    but several ranks read the same window.
     """
 
     def __init__(self, sampler: BlockOrder, lanes: int, run: int) -> None:

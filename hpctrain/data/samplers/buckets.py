@@ -30,11 +30,10 @@ _CACHE_BYTES = 32 * 2**20  # of kept windows; at least two are kept
 class Buckets:
     """The samples of `sampler`, sorted by length in each window, with the units of it shuffled.
 
-    Samples of the same length keep the order of the sampler. If the last window cannot be divided
-    into whole units, its last samples in the order of the sampler (of any length) form a shorter
-    unit at the end. `lengths` returns the lengths, (n,), of the samples int64 (n,) of a whole
-    window. A unit has `size` samples, usually the global batch size or a divisor of it, and
-    `window` is a multiple of that. A hundred units need little padding and still mix the samples.
+    If the last window cannot be divided into whole units of `size`, its last samples in the order
+    of the sampler, of any length, form a shorter unit at the end. `lengths` returns those of the
+    samples of a whole window. A hundred units in a window need little padding and still mix the
+    samples.
     """
 
     def __init__(

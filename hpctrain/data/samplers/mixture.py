@@ -39,22 +39,15 @@ _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 class Mixture:
     """Draws from each data set its share of every range of positions.
 
-    Args:
-        counts: The number of samples of each data set, by name. In one index space, the data sets
-            lie end to end in this order, as in `Concat`.
-        weights: The weight of each data set, by name. Only ratios matter, and a missing weight is
-            0. Without `weights`, they are count ** (1 / temperature).
-        temperature: 1 mixes in proportion to the counts, a larger value more evenly, inf equally.
-        samplers: The sampler of the samples [0, count) of some of the data sets, by name. The
-            others are shuffled by an `Order`. The weights use the count of the sampler, which is
-            smaller for a subset and larger for a repeated data set.
-        count: Positions in an epoch of the mixture; by default the sum of the counts. At the end of
-            such an epoch the data sets simply go on, because their own epochs are independent of
-            it.
-        period: Weights are rounded to multiples of 1 / period. Memory: 8 * period bytes.
+    The data sets, of `counts` samples each, lie end to end in one index space, as in `Concat`. Of
+    the weights only ratios matter, and a missing one is 0; without `weights` they are count ** (1 /
+    temperature): 1 mixes in proportion to the counts, a larger temperature more evenly.
 
-    Attributes:
-        shares: The fraction of the positions that each data set has, after rounding.
+    `samplers` are those of some of the data sets; others are shuffled by an `Order`. The count of a
+    sampler is smaller for a subset, and larger for a repeated data set. An epoch has `count`
+    positions, by default the sum of the counts; at its end the data sets simply go on in their own
+    epochs. `shares` are the weights after rounding to multiples of 1 / period. Memory: 8 * period
+    bytes.
     """
 
     def __init__(

@@ -47,10 +47,9 @@ def make_key(*words: int) -> int:
 
 
 def hashes(key: int | _UInt64s, counters: Int64s) -> _UInt64s:
-    """Return output number `counters` of the splitmix64 stream that starts at `key`.
+    """Return outputs of the splitmix64 stream that starts at `key`, uint64: all are different.
 
-    The result is uint64 of the broadcast shape. One stream's outputs are all different; there may
-    also be a key for each counter. Counters are 0 or more.
+    Counters are 0 or more; there may be a key for each, to which they are broadcast.
     """
     start = key if isinstance(key, np.ndarray) else np.uint64(key)
     return scramble((counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA) + start)
@@ -89,10 +88,10 @@ def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> I
 def permute_each(
     count: int, key: int, numbers: Int64s, values: Int64s, *, inverse: bool = False
 ) -> Int64s:
-    """Map each value by its own permutation: number `numbers[i]` under `key`.
+    """Map each value by its own permutation: number `numbers[i]`, 0 or more, under `key`.
 
     It is fast if there are few different numbers, or if `count` is small: then many permutations
-    are sorted together. The numbers are int64 (n,), 0 or more; the rest is as for `permute`.
+    are sorted together.
     """
     result = np.empty_like(values)
     if count > SMALL:
@@ -142,7 +141,7 @@ def _cipher(count: int, keys: list[_UInt64s], values: _UInt64s, inverse: bool) -
 def _block(
     values: _UInt64s, keys: list[_UInt64s], bits: int, inverse: bool, x: _UInt64s, y: _UInt64s
 ) -> _UInt64s:
-    """Apply the network to at most BLOCK values. `x` and `y` are buffers for temporaries.
+    """Apply the network to at most BLOCK values, with `x` and `y` for temporaries.
 
     The halves have `a` and `b` bits and are exchanged in each round. ROUNDS is even, so they end
     where they began. The round function is the top `a` bits of a 64-bit hash.

@@ -28,11 +28,10 @@ Rows = Mapping[str, Array | Ragged]
 
 
 class Subset:
-    """The samples with the given indices and no others.
+    """The samples with the given indices, of a data set of `of` samples, and no others.
 
-    The sampler says which number of [0, len(indices)) is at a position, and `of` is the number of
-    samples of the data set. An index that occurs twice is drawn twice. An array is stored as int32
-    if possible, a range as it is.
+    The sampler says which number of [0, len(indices)) is at a position. An index that occurs twice
+    is drawn twice. An array is stored as int32 if possible, a range as it is.
     """
 
     def __init__(self, sampler: Sampler, indices: NDArray[Any] | range, of: int) -> None:
@@ -118,10 +117,7 @@ def select(
 
 
 def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
-    """Return a fixed-size field of all samples, (len(source), *shape), for labels and weights.
-
-    All of `source` is read once, in order. Open it only with that field.
-    """
+    """Return a fixed-size field of all samples, (len(source), *shape), for labels and weights."""
     field = source.fields.get(name)
     if field is None or field.variable:
         fixed = [each for each, field in source.fields.items() if not field.variable]
@@ -133,10 +129,7 @@ def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
 
 
 def group_keys(source: Source, name: str, chunk: int = CHUNK) -> NDArray[np.uint64]:
-    """Return a hash of any field of all samples, (len(source),): equal values have equal hashes.
-
-    All of `source` is read once, in order. Open it only with that field.
-    """
+    """Return a hash of any field of all samples, (n,): equal values have equal hashes."""
     return np.concatenate([hash_rows(rows[name]) for _, rows in _scan(source, chunk)])
 
 

@@ -45,10 +45,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Addresses(NamedTuple):
-    """Where rows begin, counted in words from the beginning of the arena.
-
-    `words` are int64 (n,), and `size` is the bytes of a word, one of WORDS.
-    """
+    """Where rows begin: words of `size` bytes, one of WORDS, from the beginning of the arena."""
 
     words: torch.Tensor
     size: int
@@ -62,8 +59,7 @@ class Addresses(NamedTuple):
 class Arena:
     """A reserved range of addresses, divided into slots that each hold one mapped file.
 
-    `slots` is how many files can be mapped at the same time: all of them, where possible. An
-    OSError means that the limit on addresses (`ulimit -v`) is too low for one file.
+    `slots` is how many files can be mapped at the same time: all of them, where possible.
     """
 
     def __init__(self, files: int, largest: int) -> None:
@@ -98,10 +94,9 @@ class Arena:
         _libc.madvise(self._base + start, address + size - start, mmap.MADV_WILLNEED)
 
     def gather(self, addresses: Addresses, out: Array) -> None:
-        """Fill `out` with n rows of bytes, which begin at the n `addresses`.
+        """Fill `out`, contiguous, with n rows of bytes, which begin at the n `addresses`.
 
-        All rows lie in mapped files, and the size of a row is a multiple of the word. `out` is
-        contiguous, of any dtype and shape that holds the bytes of n rows.
+        All rows lie in mapped files, and the size of a row is a multiple of the word.
         """
         places, word = addresses
         count = places.shape[0]

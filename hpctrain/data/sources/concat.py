@@ -21,11 +21,7 @@ from hpctrain.shards.types import Array, Int64s
 
 
 class Concat:
-    """The samples of the first source, then those of the next.
-
-    Error messages use the names of the sources. All have the same fields, in any order; the schema
-    is that of the first.
-    """
+    """The samples of the first source, then those of the next; all have the same fields."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         if not sources:
@@ -43,11 +39,7 @@ class Concat:
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> Mapping[str, Array | Ragged]:
-        """Return the samples `indices`, in that order, with one read of each source that has some.
-
-        The indices are int64 (n,), each in [0, len), and may be repeated. `out` has arrays
-        (n, *shape) to fill, for any of the fixed-size fields.
-        """
+        """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         indices = check_positions(indices, len(self), "indices")
         parts = list(self._parts(indices))
         if len(parts) < 2:  # no copy is needed; an empty read goes to the first source

@@ -48,22 +48,13 @@ def decode(
     pool: ThreadPoolExecutor | None = None,
     out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Decode a batch.
+    """Decode n >= 1 files into uint8 (n, channels, height, width), in `out` if it is given.
 
-    Args:
-        images: n files, uint8; n >= 1.
-        size: Height and width of the result; None: those of the first image.
-        fit: How images of another size are treated. "exact": they are an error; "crop": the shorter
-            side is scaled, and the middle is kept; "stretch": both sides are scaled. Images are
-            scaled by Pillow's bilinear filter, which smooths when it shrinks.
-        channels: 1 (grey) or 3 (RGB).
-        max_pixels: Larger images are refused before they are decoded.
-        samples: Indices of the images in the data set, for messages; 0 to n - 1 by default.
-        pool: Threads that share the work; None: this thread decodes.
-        out: Array to fill and return; None: a new one is made.
-
-    Returns:
-        uint8 (n, channels, height, width).
+    `size` is (height, width); None: that of the first image. Images of another size are an error if
+    `fit` is "exact". "crop" scales the shorter side and keeps the middle, "stretch" scales both, by
+    Pillow's bilinear filter, which smooths when it shrinks. `channels` is 1 (grey) or 3 (RGB).
+    Images of more than `max_pixels` are refused before they are decoded. `samples` are the indices
+    in the data set, for messages. The threads of `pool` share the work; None: this thread decodes.
     """
     _check(fit, channels)
     names = range(len(images)) if samples is None else samples
@@ -130,10 +121,7 @@ class Decoded(PerProcess):
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> dict[str, Array | Ragged]:
-        """Return the samples `indices`, in that order; see `decode` for what it raises.
-
-        `out` may have arrays (n, *shape) to fill.
-        """
+        """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         filled = dict(out or {})
         pixels = filled.pop(self._field, None)
         rows = dict(self._source.read(indices, filled))

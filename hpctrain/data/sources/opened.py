@@ -40,9 +40,8 @@ SHORT = 16  # elements; shorter spans of an unmapped dataset are read row by row
 class OpenShards:
     """Shards that are opened when they are first needed. Threads may share them, processes not.
 
-    A shard is identified by its position in `shards`. `io` says how uncompressed, contiguous data
-    is read: "mmap", "read", or "auto", which is "read" on network file systems.
-    `hpctrain.data.sources.watch` explains `since_ns`.
+    A shard is known by its number in `shards`. `io` says how uncompressed, contiguous data is read:
+    "mmap", "read", or "auto", which is "read" on network file systems. `Watch` explains `since_ns`.
     """
 
     def __init__(
@@ -89,8 +88,8 @@ class OpenShards:
     def read(self, shards: Int64s, action: Callable[[], T]) -> T:
         """Call `action`, which reads from `shards`, int64 (n,), and return what it returns.
 
-        What it returns was read from unchanged files. If one was touched, `action` is called again.
-        If one was changed, that is a DataError.
+        If a file was touched meanwhile, it is called again; if one was changed, that is a
+        DataError.
         """
         while True:
             with self.held(shards):
@@ -160,11 +159,10 @@ class OpenShards:
         return found
 
     def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
-        """Read n spans of the same length. Their shards are held.
+        """Read n spans of the same length, from n held `shards` at n `starts`, into `out`.
 
-        `name` is FIELD, FIELD/offsets or FIELD/values. `shards` and `starts`, the first element of
-        each span in its shard, are int64 (n,), and a span ends within the dataset. `out` is
-        contiguous, of any dtype and shape, and is filled with the bytes of the n spans.
+        `name` is FIELD, FIELD/offsets or FIELD/values. Each span ends within the dataset. `out` is
+        contiguous, of any dtype and shape, and is filled with the bytes.
         """
         if not out.nbytes:
             return
@@ -196,10 +194,9 @@ class OpenShards:
         self._arena.gather(addresses, out)
 
     def runs(self, name: str, shards: Int64s, starts: Int64s, ends: Int64s, out: Array) -> None:
-        """Read spans of different lengths, end to end. Otherwise like `spans`.
+        """Read spans of FIELD/values of different lengths, end to end, into `out` (total, *shape).
 
-        `name` is FIELD/values, and `out` is (total, *shape). `ends`, int64 (n,), says where each
-        span ends in it.
+        `ends`, int64 (n,), says where each span ends in it.
         """
         lengths = np.diff(ends, prepend=0)
         longest = int(lengths.max(initial=0))

@@ -41,16 +41,9 @@ BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB
 class Reader(PerProcess):
     """The samples of one split, 0 to len(reader) - 1.
 
-    Args:
-        folder: Folder of the data set (with its index.json), or its URL.
-        place: Where the shards' files are, if not in `folder`.
-        index: The index of the data set; None: it is read from `folder`.
-        io: How contiguous datasets are read: "mmap" maps them, "read" reads them, "auto" reads
-            them on network file systems and maps them on others.
-
-    Raises:
-        DataError: There is no data set, or no such split or field; the message lists those that
-            exist.
+    `folder` may be a URL. `place` says where the shards' files are, if not there, and `index` is
+    that of the data set, if it has been read. `io` says how contiguous datasets are read: "mmap"
+    maps them, "read" reads them, "auto" reads them on network file systems and maps them on others.
     """
 
     OWN = ("_lock", "_opened")
@@ -134,11 +127,10 @@ class Reader(PerProcess):
         return found
 
     def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
-        """Read spans of a variable-length field's values, over the ends of samples too.
+        """Read spans of a variable-length field's values into `out`, (n, length, *shape).
 
-        `shards`, places in `self.shards`, and `starts`, the first element of each span in the
-        shard's values, are int64 (n,). Each span lies within its shard. `out` is
-        (n, length, *shape).
+        They go over the ends of samples, too, but not of shards: `shards` are places in
+        `self.shards`.
         """
         opened = self.opened
         for part in _parts(len(starts), opened.at_once):
@@ -146,10 +138,7 @@ class Reader(PerProcess):
             opened.read(shards[part], partial(opened.spans, f"{name}/values", *of_part))
 
     def elements(self, name: str) -> Int64s:
-        """Return how many elements of a variable-length field each shard has, int64 (shards,).
-
-        The index has the numbers; if it lacks one, the shard is opened.
-        """
+        """Return how many elements of a variable-length field each shard has, int64 (shards,)."""
         found = [shard.elements.get(name, -1) for shard in self.shards]
         for i, known in enumerate(found):
             if known < 0:

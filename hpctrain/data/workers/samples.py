@@ -59,10 +59,7 @@ def has_drawn(generator: np.random.Generator) -> bool:
 
 
 class Watched:
-    """A transform of an evaluation, which ends it when it draws random numbers.
-
-    `key` is the place in the config, such as `data.transforms[0]`.
-    """
+    """A transform of an evaluation, at `key` of the config, which may not draw random numbers."""
 
     def __init__(self, transform: Callable[..., Any], key: str) -> None:
         self._transform, self._key = transform, key
@@ -120,12 +117,10 @@ def apply(
     allocate: _Allocate,
     random: SampleRandom,
 ) -> None:
-    """Transform a batch, sample by sample.
+    """Transform a batch, sample by sample, into the arrays that `allocate` makes for the first one.
 
-    `allocate` returns the arrays that are filled, given the arrays of the first sample. Positions
-    in the epoch and indices, for messages, are int64 (n,); the key is (seed, epoch). What the
-    transform raises gets a note that names the sample. Results that are not arrays, or differ in
-    dtype or shape, are a DataError.
+    The key is (seed, epoch); positions in the epoch, and indices for messages, are int64 (n,). What
+    the transform raises gets a note that names the sample.
     """
     seed, epoch = key
     out: Mapping[str, Array] = {}

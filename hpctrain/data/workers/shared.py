@@ -60,7 +60,7 @@ class Segment:
     def reserve(self, size: int) -> None:
         """Make at least `size` bytes usable. The content stays, and existing arrays stay valid.
 
-        Without enough memory it is an OSError: a later write would end the process with SIGBUS.
+        It is an OSError if there is no memory: a later write would end the process with SIGBUS.
         """
         if self._map is None or len(self._map) < size:
             size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

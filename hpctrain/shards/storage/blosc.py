@@ -32,8 +32,7 @@ def library() -> Any:
 def native(name: str, *arguments: Any) -> Callable[..., int] | None:
     """Return a function of the C library inside the package; None if it cannot be found.
 
-    It takes addresses, and ctypes releases the GIL. c-blosc2 documents `blosc2_unshuffle`. The
-    functions of LZ4 are part of the library.
+    It takes addresses, and ctypes releases the GIL.
     """
     try:
         spec = find_spec("blosc2")  # without the import, which takes half a second
@@ -94,10 +93,7 @@ def decode_frame(frame: Bytes, size: int, out: Bytes | None) -> Bytes:
 
 
 def _from_blocks(raw: Bytes, shape: Sequence[int], blocks: Sequence[int], out: Bytes) -> None:
-    """Copy the n-dimensional blocks of Blosc2, all padded to the same size, into C order.
-
-    The blocks are one after the other in C order, and so are the elements of each.
-    """
+    """Copy the n-dimensional blocks of Blosc2, all padded to the same size, into C order."""
     if min(*shape, *blocks) < 1:
         raise Damaged(f"blocks {list(blocks)} of a chunk {list(shape)}")
     counts = [-(-size // block) for size, block in zip(shape, blocks, strict=True)]

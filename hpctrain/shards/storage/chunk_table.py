@@ -19,13 +19,10 @@ _Slices = tuple[slice, ...]
 
 
 class Grid:
-    """The chunks of a dataset: ranges of samples ("runs"), each in one or more chunks ("tiles").
+    """The chunks of a dataset: ranges of `rows` samples ("runs"), each in one or more `tiles`.
 
-    Attributes:
-        rows: Samples in a run.
-        tiles: The chunks that together hold a sample. Each has its number, the slices of the sample
-            that it holds, and the slices of the chunk that are used. Both leave out the sample
-            axis.
+    A tile has its number, the slices of a sample that it holds, and the slices of the chunk that
+    are used. Both leave out the sample axis.
     """
 
     def __init__(self, shape: Sizes, chunk: Sizes, axis: int) -> None:
@@ -106,10 +103,7 @@ def chunk_grid(dataset: h5py.Dataset) -> list[int]:
 
 
 def listed_chunks(dataset: h5py.Dataset) -> tuple[Int64s, list[Any]]:
-    """Return the chunks that the file lists: their numbers in C order, and h5py's `StoreInfo`.
-
-    A chunk that is listed twice, or where the dataset has none, is Damaged.
-    """
+    """Return the chunks that the file lists: their numbers in C order, and h5py's `StoreInfo`."""
     found: list[Any] = []
     if dataset.id.get_num_chunks():
         dataset.id.chunk_iter(found.append)

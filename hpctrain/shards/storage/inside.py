@@ -61,10 +61,7 @@ def walk(
 
 
 def find(file: h5py.File, place: str) -> h5py.Dataset | None:
-    """Return the dataset at a path in an open file, or None if no dataset is there.
-
-    A link that leads to another file, and values that lie in another file, are Elsewhere.
-    """
+    """Return the dataset at a path, if there is one; values in another file are Elsewhere."""
     try:
         found = walk(file["/"], place)
     except Circle:

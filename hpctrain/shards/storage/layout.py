@@ -28,11 +28,8 @@ INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32",
 class Layout:
     """The datasets of a shard, named FIELD, or FIELD/offsets and FIELD/values.
 
-    Attributes:
-        offsets: Byte offset in the file of each dataset that can be mapped.
-        rows: The readers of the other datasets.
-        totals: Number of elements of each dataset.
-        stamp: The stamp of the file from before it was opened.
+    `offsets` has the byte offset of each that can be mapped, `rows` the readers of the others, and
+    `totals` their elements. `stamp` is that of the file from before it was opened.
     """
 
     def __init__(

@@ -49,10 +49,7 @@ class Traceable(Protocol):
 
 
 def sample_ids(source: Source, indices: Int64s) -> list[SampleId]:
-    """Return where samples are stored; see `Traceable`.
-
-    A source that does not know it gives the name of its class as file, and the indices as rows.
-    """
+    """Return where samples are stored; of a source that does not know it, class and indices."""
     if isinstance(source, Traceable):
         return source.sample_ids(indices)
     return [SampleId(type(source).__name__, index) for index in indices.tolist()]

@@ -1,13 +1,13 @@
 """Statistics of a field in one pass, while its shards are written.
 
-Mean and variance of blocks are combined (Chan, Golub and LeVeque, "Updating formulae and a
-pairwise algorithm for computing sample variances", Stanford CS-79-773, 1979). There is no
-cancellation, whatever the mean is, and it takes the memory of one block.
+Mean and variance of blocks are combined (Chan, Golub and LeVeque, "Updating formulae and a pairwise
+algorithm for computing sample variances", Stanford CS-79-773, 1979): no cancellation, whatever the
+mean is, and the memory of one block.
 
-In a block, deviations are taken from a pivot p, the mean of every 64th value. With the block's
-mean m, the variance is mean((x - p)²) - (m - p)². As p is the mean of a 64th of the block,
-(m - p)² is at most 64 times the variance (Jensen): at most six bits are lost, and the block's mean
-needs no pass of its own. Sums of 8-bit integers are exact.
+In a block, deviations are taken from a pivot p, the mean of every 64th value. With the block's mean
+m, the variance is mean((x - p)²) - (m - p)². As p is the mean of a 64th of the block, (m - p)² is
+at most 64 times the variance (Jensen): at most six bits are lost, and the block's mean needs no
+pass of its own. Sums of 8-bit integers are exact.
 """
 
 import math

@@ -1,9 +1,8 @@
 """The writing of one shard file, in the layout of `hpctrain.shards.format`, and its digest.
 
-For contiguous datasets HDF5 writes everything but the data, which is then written at the byte
-offsets of the datasets. HDF5 makes a compressed file in memory. In both cases ordinary writes bring
-the file to the disk, at the disk's speed; a full disk is an ordinary OSError, and the digest is
-computed during the writes.
+HDF5 writes everything of an uncompressed file but the data, which is then written at the byte
+offsets of the datasets. It makes a compressed file in memory. So ordinary writes bring both to the
+disk, at the disk's speed; a full disk is an ordinary OSError, and the digest is computed meanwhile.
 """
 
 import ctypes
@@ -110,10 +109,7 @@ class _Output:
 
 
 def _begin_to_disk(descriptor: int, start: int) -> None:
-    """Let the system begin to write the bytes from `start` on to the disk: fsync then waits less.
-
-    It is a hint, without effect where the system or the file system does not know it.
-    """
+    """Let the system begin to write the bytes from `start` on, if it can: fsync waits less."""
     if hasattr(_libc, "sync_file_range"):
         _libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(0), 2)
 

@@ -159,10 +159,7 @@ class Loader:
         return self._last
 
     def samples(self, step: Step | None = None) -> list[SampleId]:
-        """Return where this rank's samples of a step, by default `last`, are stored, in order.
-
-        Samples that only fill up the last batch are left out.
-        """
+        """Return where the samples of a step (by default `last`) are stored, in order."""
         return sample_ids(self._source, (step or self.last).samples)
 
     @property

@@ -87,10 +87,7 @@ class Planner:
             yield current
 
     def read_ahead(self, group: Group, planning: Executor) -> None:
-        """Let `planning` ask the source to read the group's blocks ahead, where there are blocks.
-
-        It does so for one group only: what is read much earlier than needed leaves the page cache.
-        """
+        """Let `planning` ask the source to read the group's blocks ahead, if there are blocks."""
         sampler, source = self._in_blocks, self._reads_ahead
         if sampler is not None and source is not None:
             planning.submit(

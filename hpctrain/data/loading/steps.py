@@ -120,10 +120,7 @@ class Steps:
             consumed = stretch.consumed[-1]
 
     def positions(self, stretch: Stretch) -> tuple[Int64s, NDArray[np.bool_]]:
-        """Return this rank's positions, int64, and whether they count: (steps, share) each.
-
-        A position that does not count repeats the last one, to fill up the tail.
-        """
+        """Return this rank's positions, and which do not only fill up: (steps, share) each."""
         size = stretch.batch_size
         first = stretch.offset + self._dp_rank * (size // self._dp_size)
         steps = np.arange(len(stretch.consumed))[:, None] * size

@@ -1,4 +1,4 @@
-"""The files of a data set in a folder, or at a URL of an object store.
+"""The files of a data set in a folder, or at a URL of an object store (fsspec's).
 
     >>> origin = open_origin("s3://bucket/digits")        # or a folder
     >>> index = load_index("s3://bucket/digits")
@@ -6,10 +6,7 @@
 
 Files are read from beginning to end in large pieces. When a read fails in a way that is typical of
 unreliable file systems and networks (EIO, ESTALE, time-outs), the file is opened again and the read
-is repeated from the byte that was reached. If it keeps failing, the error names the file and the
-bytes.
-
-URLs are those of fsspec: https://filesystem-spec.readthedocs.io. It is not imported for a folder.
+is repeated from the byte that was reached.
 """
 
 import errno

@@ -1,6 +1,6 @@
 """Copies of shards on the node that reads them, made once per node, before they are used.
 
-    source ── large reads ── xxh3 ── NAME.part ── rename ── path() ── mapped by the reader
+source ── large reads ── xxh3 ── NAME.part ── rename ── path() ── mapped by the reader
 
     >>> stage = Stage("s3://bucket/digits", Path(os.environ["TMPDIR"]))
     >>> stage.plan(shards)                # starts to copy them in threads, in this order
@@ -13,9 +13,8 @@ if there is no room, or the folder fails, the shard is read from the source, and
 logged. (A data set at a URL cannot be read in place, so there the problem is an error.) Wrong bytes
 are always an error.
 
-There are no lock files with names, no shared memory segments and no server process, so nothing
-stale is left after kill -9 (see `Depot`). The budget counts every byte before it is written, so
-staging fills neither a disk nor the memory of a job.
+Nothing stale is left after kill -9 (see `Depot`). The budget counts every byte before it is
+written, so staging fills neither a disk nor the memory of a job.
 """
 
 import threading

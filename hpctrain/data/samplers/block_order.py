@@ -6,12 +6,11 @@
     positions        0                      16              28          36   shuffled per window
 
 A reader holds `window` blocks of `block_size` samples and reads each block once per epoch, as one
-run. Every epoch is an exact permutation of [0, count). It is a pure function of the position and
-needs O(1) memory. The last block is shorter. It may land anywhere, and the positions after it move
-up by the samples that it lacks. Blocks divide the index space, so a block may span several shards.
+run. Every epoch is an exact permutation of [0, count), a pure function of the position in O(1)
+memory. The last block is shorter. It may land anywhere, and the positions after it move up by the
+samples that it lacks. Blocks divide the index space, so a block may span several shards.
 
-The samples of a batch come from at most `window` blocks; tests/benchmarks/test_order_speed.py
-measures what that costs compared with a full shuffle. If neighbours on disk resemble each other
+The samples of a batch come from at most `window` blocks. If neighbours on disk resemble each other
 (sorted by class, frames of a video), use small blocks and many of them.
 
 If many ranks took consecutive slices of a batch, each would read all blocks of the window. `Lanes`

@@ -5,14 +5,11 @@
                      cut into units of `size`           1 2 | 3 4 | 6 7 | 8 9
                      units shuffled                     6 7 | 1 2 | 8 9 | 3 4
 
-A batch should consist of whole units: use a global batch size that is a multiple of `size`. The
-sequence does not depend on the batch size: runs with batches of 2 and of 4 units see the same units
-in the same order.
+A batch should consist of whole units. The sequence does not depend on the batch size: runs with
+batches of 2 and of 4 units see the same units in the same order.
 
     >>> lengths = np.diff(offsets)                               # of every sample
     >>> Buckets(Order(10**6, seed=0), lengths.__getitem__, window=6400, size=64, seed=0)
-
-A call computes every window that it touches as a whole. The most recently used windows are kept.
 """
 
 from collections.abc import Callable

@@ -7,14 +7,11 @@
 Every position belongs to a data set and is one draw from it: draw k from a data set of n samples is
 position k % n of its own epoch k // n. A table of `period` positions, which repeats, says which
 data set a position belongs to. So everything is a pure function of the position, and any range of
-positions holds each data set's share to within a few draws. A weight is rounded to a multiple of 1
-/ period (by largest remainders), and the shares of a period are exact.
+positions holds each data set's share to within a few draws.
 
     >>> mixture = Mixture({"web": 1000, "books": 100, "code": 50}, temperature=2.0, seed=0)
     >>> mixture.shares
     {'web': 0.649…, 'books': 0.205…, 'code': 0.145…}
-    >>> mixture.epochs(10_000)                   # of each data set, after so many positions
-    {'web': 6.49…, 'books': 20.5…, 'code': 29.0…}
 
 For exactly one epoch of each data set, shuffle them together instead, with one `Order` over the sum
 of their counts.

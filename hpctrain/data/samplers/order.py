@@ -1,13 +1,13 @@
 """The order of samples: a pure function of (seed, epoch, position), in O(1) memory.
 
-`torch.randperm(5e8)` takes 37 s and 4 GB on every rank, so no permutation is stored. Each position
-is mapped on its own (`hpctrain.data.samplers.permutation` explains how).
+`torch.randperm(5e8)` takes 37 s and 4 GB on every rank, so each position is mapped on its own (see
+`hpctrain.data.samplers.permutation`). The global batch of a step consists of the samples at its
+positions: it is the same for any number of ranks and workers, and after a restart.
 
     >>> order = Order(count=10**10, seed=0)
     >>> order(epoch=3, positions=np.arange(4))      # the first four samples of epoch 3
 
-The values never change, because resumed runs depend on them. tests/data/test_order.py compares them
-with stored ones.
+The values never change, because resumed runs depend on them.
 """
 
 from typing import Protocol

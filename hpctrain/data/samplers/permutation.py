@@ -66,11 +66,7 @@ def scramble(x: _UInt64s) -> _UInt64s:
 
 
 def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> Int64s:
-    """Map values by the permutation of [0, count) that belongs to `key`, or by its inverse.
-
-    `count` is 1 to 2^62, `key` has 64 bits, and the values are int64 (n,), each in [0, count),
-    which is not checked.
-    """
+    """Map values, each in [0, count), by the permutation of `key`, or by its inverse."""
     if count <= SMALL:
         return _table(count, key)[int(inverse)][values].astype(np.int64)
     keys = [np.array(_mix(key + i * _GAMMA), np.uint64) for i in range(1, ROUNDS + 1)]

@@ -1,15 +1,13 @@
 """Encoded images: a variable-length uint8 field that holds JPEG, PNG or WebP files.
 
-Pillow decodes them in threads; its decoders run without the GIL. The result is like any other
-image field, uint8 (n, channels, height, width):
+Pillow decodes them in threads; its decoders run without the GIL.
 
     >>> source = Decoded(Reader(folder, "train"), "image", size=(224, 224))
     >>> source.fields["image"]
     Field(dtype='uint8', shape=(3, 224, 224), variable=False)
 
 The EXIF orientation is applied. An alpha channel is dropped, and colours of a palette are looked
-up. With `channels` 3 grey is repeated; with 1 colours become grey by weights. Otherwise pixels
-stay as they are stored.
+up. With `channels` 3 grey is repeated; with 1 colours become grey by weights.
 """
 
 import io

@@ -2,16 +2,14 @@
 
 A contiguous, uncompressed dataset (`data_prep` writes these) begins at a byte offset of its file.
 The shard is memory-mapped, and the samples of a batch, from any shards, are read by one gather,
-without HDF5. `hpctrain.shards.storage.layout` reads other layouts.
+without HDF5. `hpctrain.shards.storage.layout` reads other layouts. What is read comes from
+unchanged files: see `hpctrain.data.sources.watch`.
 
     >>> reader = Reader(Path("data/digits"), "train")
     >>> reader.read(np.array([5, 0, 5]))["image"].shape
     (3, 1, 8, 8)
 
-What `read` returns was read from unchanged files: see `hpctrain.data.sources.watch`.
-
-Threads may share a reader. A forked or unpickled reader opens the shards itself: handles of h5py
-must not be used after a fork.
+Threads may share a reader.
 """
 
 import threading
@@ -83,12 +81,7 @@ class Reader(PerProcess):
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> dict[str, Array | Ragged]:
-        """Return the samples `indices`, in that order; repeats are allowed.
-
-        The indices are int64 (n,), each in [0, len), and `out` has arrays (n, *shape) to fill, for
-        any of the fixed-size fields. A field is the array of `out`, or a new array (n, *shape); a
-        `Ragged` of n samples if the length varies.
-        """
+        """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         shards, rows = self.locate(indices)
         given = out or {}
         found: dict[str, Array] = {

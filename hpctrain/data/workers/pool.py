@@ -6,15 +6,14 @@
 The trainer reads the samples, at memory speed and with every shard opened once. Workers only
 transform: they open no shards and start in a tenth of a second. A message has a few hundred bytes
 in each direction. A batch lies in a segment of shared memory (see `shared`), which is reused when
-the last array in it is dropped. There are as many segments as batches that are kept or in flight.
+the last array in it is dropped.
 
     >>> with Workers(Reader(folder, "train"), transform, count=4) as workers:
     ...     future = workers.submit((seed, epoch), positions, order(epoch, positions))
     ...     batch = future.result()                     # {field: array (n, *shape)}
 
 `samples` describes `transform` and its random numbers. The result is the same for every number of
-workers. Keep two or three batches in flight per worker. For very small samples, submit the rows of
-several batches together and slice the result.
+workers. Keep two or three batches in flight per worker.
 
 Workers are fresh processes, never forks of a process with threads or CUDA. They ignore the signals
 of the job and never outlive the trainer, however it ends. The transform is pickled: define it in a

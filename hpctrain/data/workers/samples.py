@@ -6,8 +6,7 @@
 
 A transform gets one sample: an array per field (a variable-length one with its own length), or a
 numpy scalar for a field of shape (). It returns the same or other fields, of any dtype and shape,
-but all samples of a batch must agree. The arrays and the generator belong to the transform until it
-returns, so it may write into them.
+but all samples of a batch must agree. It may write into the arrays.
 
 The generator is a pure function of (seed, epoch, position). It is Philox, which has a separate,
 independent stream for each key and counter (Salmon et al., "Parallel random numbers: as easy as 1,

@@ -47,11 +47,7 @@ def view(memory: NDArray[np.uint8], block: Block) -> Array:
 
 
 class Segment:
-    """A piece of shared memory that can grow.
-
-    `descriptor` is that of a segment that another process made; it is closed with this object. None
-    makes a new segment.
-    """
+    """A piece of shared memory that can grow: that of a descriptor, or a new one."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = os.memfd_create("hpctrain") if descriptor is None else descriptor

@@ -1,10 +1,9 @@
 """Read rows of an HDF5 dataset that is stored in chunks, compressed or not, without HDF5.
 
 HDF5 decodes one chunk at a time, under one lock, and decodes it again for every later row. Here the
-table of chunks (byte offset, size and filter mask of each) is read from the file once. After that,
-bytes are read by `preadv` and decoded by `codecs` in as many threads as there are callers. Decoded
-chunks stay in one cache of the process, so an order that goes through the file in blocks decodes
-each chunk once per epoch:
+table of chunks is read from the file once. After that, bytes are read by `preadv` and decoded by
+`codecs` in as many threads as there are callers. Decoded chunks stay in one cache of the process,
+so an order that goes through the file in blocks decodes each chunk once per epoch:
 
     rows ──► which chunks ──► in the cache? ──► gather
                   └── no: preadv ── codecs ──► cache       by the caller, or by the pool

@@ -11,10 +11,9 @@ A chunk was written through a pipeline of filters, and is read through it in rev
     Blosc           32001  blosc2              a Blosc chunk
     Blosc2          32026  blosc2              a contiguous frame of one chunk, in n-d blocks
 
-All of these release the GIL, so threads decode at the same time. An object that threads cannot
-share (a Zstandard context) exists once per thread. A library is imported only when a data set needs
-it. Filters that are not in the table, or whose library is missing, are left to HDF5; `Undecodable`
-says so.
+All of these release the GIL, so threads decode at the same time. A library is imported only when a
+data set needs it. Filters that are not in the table, or whose library is missing, are left to HDF5;
+`Undecodable` says so.
 
 The formats: HDF5 File Format Specification 3.0 (shuffle, and Fletcher 32 as in H5checksum.c), the
 registered filter plugins of the HDF Group (the numbers of LZ4 are big-endian), and c-blosc2's

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from hpctrain.shards.field import Field
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
@@ -26,6 +28,18 @@ class Source(Protocol):
             indices: int64 (n,).
             out: Arrays (n, *shape) to fill, for some of the fixed-size fields.
         """
+
+
+def fixed_size(
+    fields: Mapping[str, Field], count: int, out: Mapping[str, Array] | None
+) -> dict[str, Array]:
+    """Return an array (count, *shape) for each fixed-size field: that of `out`, or a new one."""
+    given = out or {}
+    return {
+        name: given[name] if name in given else np.empty((count, *field.shape), field.dtype)
+        for name, field in fields.items()
+        if not field.variable
+    }
 
 
 class SampleId(NamedTuple):

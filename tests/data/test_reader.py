@@ -482,7 +482,7 @@ def test_more_shards_than_can_be_open(many, monkeypatch, io):
         for rows, wanted in zip(pool.map(reader.read, indices), indices, strict=True):
             assert (rows["x"] == wanted).all()
             assert (rows["y"] == wanted).all()
-    assert len(reader.opened._layouts) <= 24
+    assert len(reader.opened.datasets.layouts) <= 24
 
 
 def test_a_shard_that_was_replaced_stays_as_it_was_opened(own):

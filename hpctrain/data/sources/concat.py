@@ -13,7 +13,7 @@ import numpy as np
 
 from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.samplers.permutation import groups
-from hpctrain.data.source import Prepares, SampleId, Source, sample_ids
+from hpctrain.data.source import Prepares, SampleId, Source, fixed_size, sample_ids
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.ragged import Ragged
@@ -47,18 +47,16 @@ class Concat:
             found = source.read(own, out)
             return {name: found[name] for name in self.fields}
         read = [(rows, source.read(own)) for source, own, rows in parts]
+        fixed = fixed_size(self.fields, indices.size, out)
         joined: dict[str, Array | Ragged] = {}
-        for name, field in self.fields.items():
+        for name in self.fields:
             pieces = [(rows, part[name]) for rows, part in read]
-            if field.variable:
+            if name not in fixed:
                 joined[name] = _join_ragged(pieces, indices.size)
                 continue
-            array = (out or {}).get(name)
-            if array is None:
-                array = np.empty((indices.size, *field.shape), field.dtype)
+            joined[name] = array = fixed[name]
             for rows, piece in pieces:
                 array[rows] = piece
-            joined[name] = array
         return joined
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:

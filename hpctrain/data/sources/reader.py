@@ -14,17 +14,17 @@ Threads may share a reader.
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.placement import Place, open_place
 from hpctrain.data.samplers.order import check_positions
-from hpctrain.data.source import SampleId
+from hpctrain.data.source import SampleId, fixed_size
 from hpctrain.data.sources.opened import IO, OpenShards
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
@@ -32,6 +32,8 @@ from hpctrain.shards.index import Index, Shard
 from hpctrain.shards.per_process import PerProcess
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array, Int64s
+
+T = TypeVar("T")
 
 BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB
 
@@ -83,27 +85,19 @@ class Reader(PerProcess):
     ) -> dict[str, Array | Ragged]:
         """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         shards, rows = self.locate(indices)
-        given = out or {}
-        found: dict[str, Array] = {
-            name: given[name] if name in given else np.empty((len(rows), *field.shape), field.dtype)
-            for name, field in self.fields.items()
-            if not field.variable
-        }
-        opened = self.opened
+        found = fixed_size(self.fields, len(rows), out)
+        datasets = self.opened.datasets
 
         def read(part: slice) -> dict[str, Ragged]:
             for name, array in found.items():
-                opened.spans(name, shards[part], rows[part], 1, array[part])
+                datasets.spans(name, shards[part], rows[part], 1, array[part])
             return {
                 name: self._read_ragged(name, shards[part], rows[part])
                 for name, field in self.fields.items()
                 if field.variable
             }
 
-        ragged = [
-            opened.read(shards[part], partial(read, part))
-            for part in _parts(len(rows), opened.at_once)
-        ]
+        ragged = self._in_parts(shards, read)
         return {
             name: found[name] if name in found else _joined([part[name] for part in ragged])
             for name in self.fields
@@ -112,12 +106,12 @@ class Reader(PerProcess):
     def lengths(self, name: str, indices: Int64s) -> Int64s:
         """Return the lengths of samples of a variable-length field, int64 (n,); see `read`."""
         shards, rows = self.locate(indices)
-        found = np.empty(len(rows), np.int64)
-        for part in _parts(len(rows), self.opened.at_once):
-            places = partial(self._places, name, shards[part], rows[part])
-            starts, stops = self.opened.read(shards[part], places)
-            found[part] = stops - starts
-        return found
+
+        def read(part: slice) -> Int64s:
+            starts, stops = self._places(name, shards[part], rows[part])
+            return stops - starts
+
+        return np.concatenate(self._in_parts(shards, read))
 
     def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
         """Read spans of a variable-length field's values into `out`, (n, length, *shape).
@@ -125,10 +119,9 @@ class Reader(PerProcess):
         They go over the ends of samples, too, but not of shards: `shards` are places in
         `self.shards`.
         """
-        opened = self.opened
-        for part in _parts(len(starts), opened.at_once):
-            of_part = (shards[part], starts[part], length, out[part])
-            opened.read(shards[part], partial(opened.spans, f"{name}/values", *of_part))
+        spans = self.opened.datasets.spans
+        values = f"{name}/values"
+        self._in_parts(shards, lambda at: spans(values, shards[at], starts[at], length, out[at]))
 
     def elements(self, name: str) -> Int64s:
         """Return how many elements of a variable-length field each shard has, int64 (shards,)."""
@@ -136,7 +129,8 @@ class Reader(PerProcess):
         for i, known in enumerate(found):
             if known < 0:
                 with self.opened.held(np.array([i])):
-                    found[i] = int(self.opened.totals(f"{name}/values", np.array([i]))[0])
+                    totals = self.opened.datasets.totals(f"{name}/values", np.array([i]))
+                    found[i] = int(totals[0])
         return np.array(found, np.int64)
 
     def offsets(self, name: str, shard: int) -> Int64s:
@@ -144,7 +138,8 @@ class Reader(PerProcess):
         count = self.shards[shard].count + 1
         found: Int64s = np.empty(count, np.int64)
         whole = (np.array([shard]), np.array([0]), count, found[None])
-        self.opened.read(whole[0], partial(self.opened.spans, f"{name}/offsets", *whole))
+        spans = self.opened.datasets.spans
+        self.opened.read(whole[0], lambda: spans(f"{name}/offsets", *whole))
         return found
 
     def only(self, fields: Iterable[str]) -> Self:
@@ -157,7 +152,7 @@ class Reader(PerProcess):
         """Return how many samples make a block of whole chunks, of about BLOCK_BYTES."""
         first = np.zeros(1, np.int64)
         with self.opened.held(first):
-            chunk = self.opened.chunk_rows(0)
+            chunk = self.opened.datasets.chunk_rows(0)
         size = max(1, self.shards[0].bytes // self.shards[0].count)
         return chunk * max(1, BLOCK_BYTES // (size * chunk))
 
@@ -207,7 +202,7 @@ class Reader(PerProcess):
             with self.opened.held(np.array([shard])):
                 for name, field in self.fields.items():
                     if not field.variable:
-                        self.opened.will_need(name, shard, low, high)
+                        self.opened.datasets.will_need(name, shard, low, high)
 
     @property
     def opened(self) -> OpenShards:
@@ -219,6 +214,12 @@ class Reader(PerProcess):
                         *(self.shards, self._place, self.fields, self._io, self._since_ns)
                     )
         return self._opened
+
+    def _in_parts(self, shards: Int64s, read: Callable[[slice], T]) -> list[T]:
+        """Return what `read` returns for parts of `shards`, as many as may be open at once."""
+        opened, size = self.opened, self.opened.at_once
+        parts = [slice(first, first + size) for first in range(0, max(1, len(shards)), size)]
+        return [opened.read(shards[part], partial(read, part)) for part in parts]
 
     def _select(self, names: Iterable[str] | None) -> dict[str, Field]:
         known = self.index.fields
@@ -234,9 +235,10 @@ class Reader(PerProcess):
     def _places(self, name: str, shards: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Return where samples of a variable-length field begin and end in their shards' values."""
         pairs = np.empty((len(rows), 2), np.int64)
-        self.opened.spans(f"{name}/offsets", shards, rows, 2, pairs)
+        datasets = self.opened.datasets
+        datasets.spans(f"{name}/offsets", shards, rows, 2, pairs)
         starts, stops = pairs[:, 0], pairs[:, 1]
-        totals = self.opened.totals(f"{name}/values", shards)
+        totals = datasets.totals(f"{name}/values", shards)
         wrong = (starts < 0) | (starts > stops) | (stops > totals)
         if wrong.any():
             path = self.opened.path(int(shards[wrong][0]))
@@ -248,12 +250,8 @@ class Reader(PerProcess):
         offsets = offsets_of(stops - starts)
         field = self.fields[name]
         values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
-        self.opened.runs(f"{name}/values", shards, starts, offsets[1:], values)
+        self.opened.datasets.runs(f"{name}/values", shards, starts, offsets[1:], values)
         return Ragged(values, offsets)
-
-
-def _parts(count: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, count, size)] or [slice(0, 0)]
 
 
 def _joined(parts: list[Ragged]) -> Ragged:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hpctrain.data.samplers.order import check_positions
-from hpctrain.data.source import SampleId
+from hpctrain.data.source import SampleId, fixed_size
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
@@ -83,11 +83,7 @@ class Windows:
     def read(self, indices: Int64s, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Return the windows `indices`, in that order; see `Reader.read`."""
         shards, starts = self._locate(indices)
-        given = out or {}
-        found = {
-            name: given[name] if name in given else np.empty((len(starts), *spec.shape), spec.dtype)
-            for name, spec in self.fields.items()
-        }
+        found = fixed_size(self.fields, len(starts), out)
         self._reader.spans(self._field, shards, starts, self._length, found[self._field])
         if self._field + DOCUMENT in found:
             self._number(shards, starts, found[self._field + DOCUMENT])

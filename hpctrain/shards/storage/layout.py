@@ -56,6 +56,11 @@ class Layout:
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"shard {path} is damaged: {error}") from None
 
+    def check_is(self, stamp: Stamp) -> None:
+        """Check that this is the file of a stamp."""
+        if self.stamp.file != stamp.file:
+            raise DataError(f"shard {self.path} was replaced while it was being opened")
+
     def _check_version(self) -> None:
         """Check the version of a shard in our format. Other HDF5 files have no such attribute."""
         if self._file.attrs.get("format") == shard_format.FORMAT.encode():

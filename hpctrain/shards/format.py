@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -150,74 +150,6 @@ class ShardFiles:
         state.clear()
 
 
-class ShardWriter:
-    """Writes a data set into a folder; a context manager that leaves nothing after an exception.
-
-    A finished data set in the folder stays until `finish` replaces it. `categories` are the names
-    of the values 0, 1, … of some fields; `ShardFiles` explains the other arguments.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        fields: Mapping[str, Field] | None = None,
-        max_bytes: int = MAX_BYTES,
-        *,
-        compression: Compression = NONE,
-        categories: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        self._folder, partial = Path(folder), Path(folder) / PARTIAL
-        self._categories = categories or {}
-        self._files = ShardFiles(partial, fields, max_bytes, compression)
-        check_ours(self._folder)
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(self._folder)
-            clear_leftovers(self._folder)
-        except OSError as error:
-            raise storage_error(self._folder, error) from None
-
-    def add(self, split: str, batch: ArrayBatch) -> None:
-        """See `ShardFiles.add`."""
-        self._files.add(split, batch)
-
-    def finish(self, provenance: Mapping[str, Any] | None = None) -> Index:
-        """Write what is left, move the shards into place, and the index last; return it."""
-        shards, moments = self._files.finish()
-        if not shards:
-            raise DataError(f"nothing to write into {self._folder}: the source has no samples")
-        index = Index(
-            fields=self._files.fields,
-            shards=tuple(shards),
-            statistics={
-                split: {name: values.result() for name, values in fields.items()}
-                for split, fields in moments.items()
-            },
-            provenance=dict(provenance or {}),
-            categories=self._categories,
-        )
-        commit(self._folder, index, {shard.path: shard.path for shard in shards})
-        self._close()
-        return index
-
-    def abort(self) -> None:
-        """Remove what was written so far; a finished data set in the folder stays."""
-        with suppress(OSError):  # the disk may still be full; the next writer clears
-            discard(self._folder)
-        self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.abort()
-
-    def _close(self) -> None:
-        unlock(self._lock)
-        self._lock = None
-
-
 def write_shards(
     folder: Path,
     batches: Iterable[tuple[str, ArrayBatch]],
@@ -228,12 +160,44 @@ def write_shards(
     categories: Mapping[str, Sequence[str]] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Index:
-    """Write (split, batch) pairs as a data set; see `ShardWriter`."""
-    writing = ShardWriter(folder, fields, max_bytes, compression=compression, categories=categories)
-    with writing as writer:
+    """Write (split, batch) pairs as a data set; after an exception nothing of it is left.
+
+    A finished data set in the folder stays until it is replaced at the end. `categories` are the
+    names of the values 0, 1, … of some fields; `ShardFiles` explains the other arguments.
+    """
+    folder = Path(folder)
+    files = ShardFiles(folder / PARTIAL, fields, max_bytes, compression)
+    check_ours(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        holder = lock(folder)
+        clear_leftovers(folder)
+    except OSError as error:
+        raise storage_error(folder, error) from None
+    try:
         for split, batch in batches:
-            writer.add(split, batch)
-        return writer.finish(provenance)
+            files.add(split, batch)
+        shards, moments = files.finish()
+        if not shards:
+            raise DataError(f"nothing to write into {folder}: the source has no samples")
+        index = Index(
+            fields=files.fields,
+            shards=tuple(shards),
+            statistics={
+                split: {name: values.result() for name, values in found.items()}
+                for split, found in moments.items()
+            },
+            provenance=dict(provenance or {}),
+            categories=categories or {},
+        )
+        commit(folder, index, {shard.path: shard.path for shard in shards})
+    except BaseException:
+        with suppress(OSError):  # the disk may still be full; the next writer clears
+            discard(folder)
+        raise
+    finally:
+        unlock(holder)
+    return index
 
 
 class _Split:

@@ -16,7 +16,7 @@ from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.compression import Compression
 from hpctrain.shards.field import DTYPES, Field
-from hpctrain.shards.format import ShardWriter, write_shards
+from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.shard import digest_file
@@ -202,11 +202,13 @@ def test_integers_keep_their_range_exactly(tmp_path):
 
 def test_samples_are_copied(tmp_path):
     buffer = np.zeros(4, np.int32)
-    with ShardWriter(tmp_path) as writer:
+
+    def batches():
         for value in range(3):
             buffer[:] = value
-            writer.add("train", {"x": buffer})
-        writer.finish()
+            yield "train", {"x": buffer}
+
+    write_shards(tmp_path, batches())
     with h5py.File(tmp_path / "train-00000.h5") as file:
         assert file["x"][:].tolist() == [0] * 4 + [1] * 4 + [2] * 4
 

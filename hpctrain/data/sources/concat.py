@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.samplers.permutation import groups
 from hpctrain.data.source import Prepares, SampleId, Source, fixed_size, sample_ids
+from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.ragged import Ragged
@@ -31,16 +31,15 @@ class Concat:
             _check(first, source.fields, name, other.fields)
         self.fields: Mapping[str, Field] = source.fields
         self._sources = list(sources.values())
-        self._ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
+        self._samples = EndToEnd([len(source) for source in self._sources])
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._samples)
 
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> Mapping[str, Array | Ragged]:
         """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
-        indices = check_positions(indices, len(self), "indices")
         parts = list(self._parts(indices))
         if len(parts) < 2:  # no copy is needed; an empty read goes to the first source
             source, own, _ = parts[0] if parts else (self._sources[0], indices, slice(0))
@@ -75,10 +74,9 @@ class Concat:
 
     def _parts(self, indices: Int64s) -> Iterator[tuple[Source, Int64s, slice | Int64s]]:
         """Yield each source that has some: its own indices, and its rows of the result."""
-        numbers = np.searchsorted(self._ends, indices, side="right")
+        numbers, own = self._samples.locate(indices)
         for number, rows in groups(numbers):
-            source = self._sources[number]
-            yield source, indices[rows] - (self._ends[number] - len(source)), rows
+            yield self._sources[number], own[rows], rows
 
 
 Parts = Sequence[tuple[slice | Int64s, Any]]  # rows of the result, and the samples of these rows

@@ -23,8 +23,8 @@ import numpy as np
 
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.placement import Place, open_place
-from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.source import SampleId, fixed_size
+from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.opened import IO, OpenShards
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
@@ -65,10 +65,7 @@ class Reader(PerProcess):
         self.shards: tuple[Shard, ...] = chosen.shards
         self._place = place or open_place(folder, "none", self.shards)
         self._io: IO = io
-        self._count = chosen.count
-        counts = np.array([shard.count for shard in chosen.shards], np.int64)
-        self._ends: Int64s = np.cumsum(counts)
-        self._firsts: Int64s = self._ends - counts
+        self._samples = EndToEnd([shard.count for shard in chosen.shards])
         self._announced: set[tuple[int, int]] = set()
         self._since_ns = time.time_ns()
         super().__init__()
@@ -78,7 +75,7 @@ class Reader(PerProcess):
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._samples)
 
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
@@ -187,18 +184,14 @@ class Reader(PerProcess):
 
     def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Return the shard of each index, and its row there: int64 (n,) each."""
-        indices = check_positions(indices, self._count, "indices")
-        if len(self._ends) == 1:
-            return np.zeros(len(indices), np.int64), indices
-        shards = np.searchsorted(self._ends, indices, side="right")
-        return shards, indices - self._firsts[shards]
+        return self._samples.locate(indices)
 
     def _will_need(self, start: int, stop: int) -> None:
         """Let the system read the samples `start` to `stop` ahead."""
-        first, last = np.searchsorted(self._ends, (start, stop - 1), side="right").tolist()
+        first, last = self._samples.pieces(np.array([start, stop - 1])).tolist()
         for shard in range(first, last + 1):
-            begin = int(self._firsts[shard])
-            low, high = max(start, begin) - begin, min(stop, int(self._ends[shard])) - begin
+            begin, end = int(self._samples.firsts[shard]), int(self._samples.ends[shard])
+            low, high = max(start, begin) - begin, min(stop, end) - begin
             with self.opened.held(np.array([shard])):
                 for name, field in self.fields.items():
                     if not field.variable:

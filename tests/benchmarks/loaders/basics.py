@@ -171,11 +171,7 @@ class _H5pyBatches(_H5pySamples):
 
 
 class Hpctrain(Competitor):
-    """hpctrain's loader through its public interface, with one thread that reads ahead.
-
-    Where other loaders use two worker processes, it uses two threads, or fewer if there are not
-    enough cores for them and the consumer.
-    """
+    """hpctrain's loader, with one thread that reads ahead; two instead of two worker processes."""
 
     threads = 1
 

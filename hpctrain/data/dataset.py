@@ -78,7 +78,7 @@ class HDF5Dataset(Dataset[Any]):
         transform: A function that is applied to each sample.
 
     Raises:
-        DataError: See `hpctrain.data.sources.reader.Reader`.
+        DataError: There is no data set, or no such split or field.
     """
 
     def __init__(

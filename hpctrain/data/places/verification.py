@@ -11,12 +11,12 @@ another one is found and named.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.data.places.origin import FolderOrigin, Origin, WrongShard, open_origin, pour
+from hpctrain.data.places.origin import FolderOrigin, WrongShard, open_origin, pour
 from hpctrain.data.places.placement import Place
 from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import ConfigError, DataError
@@ -58,8 +58,14 @@ def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] 
     progress = Progress("verifying", sum(shard.bytes for shard in shards))
     names = {shard.digest: shard.path for shard in (*others, *shards)}
 
-    def problem(shard: Shard) -> str | None:
-        return _problem(origin, shard, names, progress)
+    def problem(shard: Shard) -> str:
+        try:
+            pour(origin, shard, lambda block: progress.add(len(block)))
+        except DataError as error:
+            if isinstance(error, WrongShard) and (other := names.get(error.found)):
+                return f"shard {origin.name}/{shard.path} holds what {FILE} lists as {other}"
+            return str(error)
+        return ""
 
     with ThreadPoolExecutor(THREADS, "hpctrain-verify") as pool:
         problems = [text for text in pool.map(problem, shards) if text]
@@ -104,21 +110,6 @@ class Verified(PerProcess):
 
     def close(self) -> None:  # noqa: D102
         self._place.close()
-
-
-def _problem(
-    origin: Origin, shard: Shard, names: Mapping[str, str], progress: Progress
-) -> str | None:
-    """Return a description of what is wrong with a shard, or None."""
-    try:
-        pour(origin, shard, lambda block: progress.add(len(block)))
-    except WrongShard as error:
-        if other := names.get(error.found):
-            return f"shard {origin.name}/{shard.path} holds what {FILE} lists as {other}"
-        return str(error)
-    except DataError as error:
-        return str(error)
-    return None
 
 
 def check_digest(path: Path, shard: Shard) -> None:

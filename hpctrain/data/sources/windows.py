@@ -29,16 +29,11 @@ _MAX_OFFSETS = 64  # shards whose offsets are kept
 
 
 class Windows:
-    """A source (see `hpctrain.data.loading.loader`) of windows of one field.
+    """A source of windows of one field, (length, *shape), by default one after the other.
 
-    Args:
-        stride: Elements from the start of a window to the start of the next; `length` by default.
-        documents: Whether samples also have FIELD_document, int32 (length,): the number of the
-            document that an element belongs to, counted from 0 in each window. Attention masks
-            and positions that begin anew in each document need it.
-
-    Attributes:
-        fields: FIELD, (length, *shape), and FIELD_document if `documents`.
+    They begin `stride` elements apart. With `documents` samples also have FIELD_document, int32
+    (length,): the number of the document that an element belongs to, counted from 0 in each window.
+    Attention masks and positions that begin anew in each document need it.
     """
 
     def __init__(

@@ -29,15 +29,12 @@ from hpctrain.shards.types import Batch
 class DevicePrefetcher:
     """Iterates over a loader's batches on a device.
 
-    Args:
-        ahead_bytes: Size of the batches that are prefetched to a GPU, as they come from the loader;
-            at least one batch is.
-        closes: Functions that `close` calls, to close what the loader reads from.
+    To a GPU batches of `ahead_bytes`, as they come from the loader, are prefetched; at least one
+    is. `close` calls `closes`, to close what the loader reads from.
 
-    Attributes:
-        wait_s: Seconds that the training has waited for data. On the CPU this is the time in
-            `next()`; on a GPU it is the time in which the training's stream had nothing to do
-            because a batch was not there.
+    `wait_s` is how long the training has waited for data. On the CPU this is the time in `next()`;
+    on a GPU it is the time in which the training's stream had nothing to do because a batch was not
+    there.
     """
 
     def __init__(

@@ -45,10 +45,7 @@ _Result = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 
 
 def marked(transform: Any) -> bool | None:
-    """Return what the attribute `random` of a transform, or of its function, says; None: nothing.
-
-    Only True and False count: a generator of that name says nothing.
-    """
+    """Return what the attribute `random`, if it is a bool, of a transform or its function says."""
     while isinstance(transform, functools.partial) and "random" not in vars(transform):
         transform = transform.func
     value = getattr(transform, "random", None)

@@ -22,11 +22,9 @@ class Source(Protocol):
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> Mapping[str, Array | Ragged]:
-        """Return the samples `indices`, in that order, in arrays that belong to the caller.
+        """Return the samples `indices`, int64 (n,), in that order; the arrays belong to the caller.
 
-        Args:
-            indices: int64 (n,).
-            out: Arrays (n, *shape) to fill, for some of the fixed-size fields.
+        `out` may have arrays (n, *shape) to fill, for some of the fixed-size fields.
         """
 
 

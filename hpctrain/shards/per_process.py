@@ -10,10 +10,7 @@ from typing import Any, ClassVar
 
 
 class PerProcess:
-    """An object with state that `_begin` makes, here, in a forked child and in a pickled copy.
-
-    `OWN` names the attributes that `_begin` sets.
-    """
+    """An object whose attributes OWN `_begin` sets, anew in a fork and in a pickled copy."""
 
     OWN: ClassVar[tuple[str, ...]] = ()
 

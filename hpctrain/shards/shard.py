@@ -48,9 +48,8 @@ def write_shard(
 ) -> tuple[int, str]:
     """Write one file, and force it to the disk; return its size in bytes and digest "xxh3_128:…".
 
-    A field has its samples in one or more `parts`, of the schema's dtype and shape; those of a
-    variable-length field are `Ragged`. A compressed file takes memory of twice its size. Without
-    `sync` the caller forces the file to the disk.
+    A field has its samples in one or more `parts`; those of a variable-length field are `Ragged`. A
+    compressed file takes memory of twice its size. Without `sync` the caller forces it to the disk.
     """
     datasets: dict[str, Sequence[Array]] = {}
     for name, field in fields.items():

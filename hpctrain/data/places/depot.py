@@ -55,9 +55,8 @@ class Depot:
     """The folder of staged shards, its budget and its locks.
 
     `base` is an existing folder of this node, such as TMPDIR, whose files other users cannot
-    change; a StorageError says why one cannot be used. `budget_bytes` limits all files in it
-    together. None: half of the free space; in memory (/dev/shm), where files count as the job's
-    memory, also at most a quarter of that.
+    change. `budget_bytes` limits all files in it together. None: half of the free space; in memory
+    (/dev/shm), where files count as the job's memory, also at most a quarter of that.
     """
 
     def __init__(self, base: Path, budget_bytes: int | None = None) -> None:

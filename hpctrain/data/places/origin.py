@@ -36,10 +36,7 @@ _Sink = Callable[[memoryview], object]
 
 
 class WrongShard(DataError):
-    """A shard's bytes, of the digest `found`, differ from those that the index lists.
-
-    `found` is "" if already the size is wrong.
-    """
+    """A shard's bytes, of the digest `found` ("": of a wrong size), differ from the index."""
 
     def __init__(self, message: str, found: str = "") -> None:
         super().__init__(message)
@@ -177,10 +174,7 @@ def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
 
 
 def pour(origin: Origin, shard: Shard, sink: _Sink) -> None:
-    """Read a whole shard, pass each block to `sink`, and check the bytes against the index.
-
-    A WrongShard is raised after `sink` has got the bytes; a DataError if the shard cannot be read.
-    """
+    """Read a whole shard, pass each block to `sink`, and at the end check all against the index."""
     digest_of(shard)
     name, size, digest = f"shard {origin.name}/{shard.path}", 0, xxhash.xxh3_128()
     for block in _shard_blocks(origin, shard, name):

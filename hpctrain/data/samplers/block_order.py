@@ -29,10 +29,7 @@ from hpctrain.shards.types import Int64s
 
 
 class BlockOrder:
-    """A permutation of [0, count) per epoch that goes through blocks, and its inverse.
-
-    `count` is 1 to 2^62, the seed is taken modulo 2^64, and `window` is how many blocks are mixed.
-    """
+    """A permutation of [0, count) per epoch that mixes `window` blocks; count is at most 2^62."""
 
     def __init__(self, count: int, seed: int, block_size: int, window: int) -> None:
         if block_size < 1 or window < 1:

@@ -140,9 +140,9 @@ def _open(path: Path) -> h5py.File:
 def disagreement(
     dataset: h5py.Dataset, dtypes: Sequence[str], shape: Sequence[int | None]
 ) -> tuple[str, str] | None:
-    """Return what a dataset is and what the index lists, such as `float32 [3]` and `int8 [any]`.
+    """Return what a dataset is and what the index lists, such as `float32 [3]`; None: they agree.
 
-    None when they agree: it has one of the dtypes; None in the shape stands for any size.
+    It may have any of the dtypes; None in the shape stands for any size.
     """
     dtype, found = dtype_of(dataset), list(dataset.shape or ())  # None: there is no data at all
     same = len(found) == len(shape) and all(

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-from hpctrain.disk import sync, write_atomically
+from hpctrain.disk import open_below, sync, write_atomically
 from hpctrain.errors import DamageError, DataError, StorageError
 from hpctrain.record import decode, matching, read_bytes
 from hpctrain.shards import index as index_file
@@ -150,7 +150,8 @@ def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
     while True:
         path.parent.mkdir(exist_ok=True)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            # No link: what lies in PARTIAL is removed later, by whoever holds the lock.
+            descriptor = open_below(path, os.O_RDWR | os.O_CREAT, 2)
         except FileNotFoundError:
             continue  # the process before has just removed PARTIAL
         try:

@@ -256,6 +256,22 @@ def test_two_writers_do_not_meet(tmp_path):
     write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
 
 
+def test_nothing_is_removed_behind_a_link(tmp_path):
+    """Whoever may write into the folder of a data set must not lead its writer elsewhere."""
+    folder, private = tmp_path / "set", tmp_path / "private"
+    folder.mkdir()
+    private.mkdir()
+    (private / "thesis.tex").write_text("all of it")
+    (folder / commit.PARTIAL).symlink_to(private)
+    with pytest.raises(StorageError, match="set: it is a link, or lies behind one"):
+        write_shards(folder, [("train", {"x": np.zeros(2)})])
+    assert os.listdir(private) == ["thesis.tex"]
+    (private / "thesis.tex").unlink()
+    with pytest.raises(StorageError, match="set: it is a link, or lies behind one"):
+        commit.settle(folder)
+    assert os.listdir(private) == []
+
+
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(38, "Function not implemented")

@@ -218,7 +218,7 @@ def convert(kind: type[T], tree: Any, file: object) -> T:
     except msgspec.ValidationError as error:
         match = _EXPECTED.fullmatch(str(error))
         assert match is not None
-        at = match["at"] or "$"
+        at = (match["at"] or "$").replace("key` in `", "a key of ")
         found = _standing(tree, at) or match["got"] or ""
         allowed = re.sub("^Expected", "it must be", match["what"])
         allowed = re.sub("^Object missing required field (.*)", r"the key \1 is missing", allowed)

@@ -1,8 +1,8 @@
 """Buffers for batches, used again as soon as nobody holds a batch in them.
 
 New memory costs a page fault for every 4 KB, as much time as the copy into it; page-locked memory
-costs far more. So a buffer is lent as an array, and comes back when the last view of the array is
-gone, torch's views included. While a consumer keeps its batches, new buffers are made.
+costs far more. So a buffer is lent as an array, and comes back when its last view is gone, torch's
+views included. While a consumer keeps its batches, new buffers are made.
 """
 
 import mmap
@@ -24,11 +24,7 @@ BESIDE = 16
 
 
 class Buffers:
-    """Lends arrays, whose memory it uses again.
-
-    With `pin` the memory is page-locked, for asynchronous copies to a GPU; without CUDA it has no
-    effect.
-    """
+    """Lends arrays, whose memory it uses again; with `pin`, page-locked memory for CUDA."""
 
     def __init__(self, pin: bool = False) -> None:
         self.pin = pin and torch.cuda.is_available()

@@ -78,7 +78,7 @@ class HDF5Dataset(Dataset[Any]):
         transform: A function that is applied to each sample.
 
     Raises:
-        DataError: See `hpctrain.data.sources.reader.Reader`.
+        DataError: There is no data set, or no such split or field.
     """
 
     def __init__(
@@ -110,15 +110,12 @@ class HDF5Dataset(Dataset[Any]):
 
 
 class LoaderDataset(IterableDataset[Batch]):
-    """A `Loader` that is iterated over one epoch at a time.
+    """A `Loader` that is iterated over one epoch at a time; nothing else may use the loader.
 
     Each `iter()` gives one epoch. After `load_state_dict` it is the rest of the epoch of the state;
     otherwise a new epoch, also if the consumer left the one before early. The length is that of a
     whole epoch. For an evaluation too, the loader has no `max_epochs`; it has shuffle=False and
     tail="pad".
-
-    Args:
-        loader: The loader of this rank; nothing else may use it.
     """
 
     def __init__(self, loader: Loader) -> None:

@@ -29,15 +29,12 @@ from hpctrain.shards.types import Batch
 class DevicePrefetcher:
     """Iterates over a loader's batches on a device.
 
-    Args:
-        ahead_bytes: Size of the batches that are prefetched to a GPU, as they come from the loader;
-            at least one batch is.
-        closes: Functions that `close` calls, to close what the loader reads from.
+    To a GPU batches of `ahead_bytes`, as they come from the loader, are prefetched; at least one
+    is. `close` calls `closes`, to close what the loader reads from.
 
-    Attributes:
-        wait_s: Seconds that the training has waited for data. On the CPU this is the time in
-            `next()`; on a GPU it is the time in which the training's stream had nothing to do
-            because a batch was not there.
+    `wait_s` is how long the training has waited for data. On the CPU this is the time in `next()`;
+    on a GPU it is the time in which the training's stream had nothing to do because a batch was not
+    there.
     """
 
     def __init__(
@@ -53,7 +50,6 @@ class DevicePrefetcher:
         self.loader, self._device, self._transform = loader, device, transform
         self._seed, self._ahead_bytes, self._closes = seed, ahead_bytes, closes
         self._state = loader.state_dict()
-        self._epoch = loader.epoch
         self._given: Step | None = None  # the step of the batch that the training was given last
         self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._waited_s = 0.0
@@ -74,7 +70,7 @@ class DevicePrefetcher:
     @property
     def epoch(self) -> int:
         """The number of whole epochs given to the training."""
-        return self._epoch
+        return self._state["consumed"] // self.loader.count
 
     @property
     def wait_s(self) -> float:
@@ -91,7 +87,7 @@ class DevicePrefetcher:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """See `Loader.load_state_dict`."""
         self.loader.load_state_dict(state)
-        self._state, self._epoch = self.loader.state_dict(), self.loader.epoch
+        self._state = self.loader.state_dict()
 
     @property
     def last(self) -> Step:
@@ -102,18 +98,11 @@ class DevicePrefetcher:
 
     @property
     def batch_size(self) -> int:
-        """The samples of the step whose batch the training was given last, over all ranks.
-
-        Samples that only fill up the last batch count.
-        """
+        """Samples of the step that is `last`, over all ranks, with those that only fill it up."""
         return self.last.group.batch_size
 
     def samples(self, step: Step | None = None) -> list[SampleId]:
-        """Return where this rank's samples of a step are stored, in the order of the batch.
-
-        Samples that only fill up the last batch are left out. It costs nothing until it is asked.
-        Without `step` it is the one that is `last`.
-        """
+        """See `Loader.samples`; it costs nothing until it is asked."""
         return self.loader.samples(step or self.last)
 
     def close(self) -> None:
@@ -130,8 +119,7 @@ class DevicePrefetcher:
         for batch in self.loader:
             if self._transform is not None:
                 batch = self._transform(batch, Draws(self._seed, *self.loader.where))
-            self._state, self._epoch = self.loader.state_dict(), self.loader.epoch
-            self._given = self.loader.last
+            self._state, self._given = self.loader.state_dict(), self.loader.last
             yield batch
 
     def _on_gpu(self) -> Iterator[Batch]:
@@ -167,13 +155,12 @@ class DevicePrefetcher:
                 self._waits.append((asked, sent.there))
                 for value in sent.batch.values():
                     value.record_stream(current)
-                self._state, self._epoch, self._given = sent.state, sent.epoch, sent.step
+                self._state, self._given = sent.state, sent.step
                 yield sent.batch
         finally:  # the consumer may leave early: pinned buffers must outlive their copies
             stream.synchronize()
 
     def _send(self, host: Batch, stream: torch.cuda.Stream) -> "_Sent":
-        state, epoch, step = self.loader.state_dict(), self.loader.epoch, self.loader.last
         copied, there = torch.cuda.Event(), torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(stream):
             batch = {name: x.to(self._device, non_blocking=True) for name, x in host.items()}
@@ -182,7 +169,7 @@ class DevicePrefetcher:
                 batch = self._transform(batch, Draws(self._seed, *self.loader.where))
             there.record(stream)
         size = sum(value.nbytes for value in host.values())
-        return _Sent(batch, host, size, copied, there, state, epoch, step)
+        return _Sent(batch, host, size, copied, there, self.loader.state_dict(), self.loader.last)
 
 
 class _Sent(NamedTuple):
@@ -194,5 +181,4 @@ class _Sent(NamedTuple):
     copied: torch.cuda.Event
     there: torch.cuda.Event
     state: dict[str, int]
-    epoch: int
     step: Step

@@ -1,10 +1,8 @@
 """Random choices for the samples of a batch: pure functions of (seed, epoch, position, draw).
 
 A sample gets the same crop and the same flip on every device, with every number of ranks, and
-after every restart: each number is a hash of the sample's position and of the number of draws
-before it in the batch. Hashes are splitmix64's finaliser over Weyl sequences (Steele, Lea and
-Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); they take some
-microseconds, on the CPU.
+after every restart: each number is a hash (`hpctrain.data.samplers.permutation`) of the sample's
+position and of the number of draws before it in the batch.
 
     >>> draws = Draws(seed=0, epoch=3, positions=np.arange(128, 192))
     >>> draws.uniform() < 0.5             # bool (64,), for the first transform
@@ -15,23 +13,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpctrain.data.samplers.permutation import hashes, make_key, scramble
 from hpctrain.shards.types import Int64s
 
-_MASK = 2**64 - 1
-_GAMMA = 0x9E3779B97F4A7C15
 _DRAWS = 0x6472617773  # "draws": so that the keys differ from those of the order with the same seed
 
 
 class Draws:
-    """The random numbers of one batch; each call draws other numbers.
+    """The random numbers of one batch, whose samples have the `positions` (b,) in the epoch.
 
-    The positions of the samples in the epoch are int64 (b,). `drawn` says how often numbers have
-    been drawn.
+    Each call draws other numbers; `drawn` counts the calls.
     """
 
     def __init__(self, seed: int, epoch: int, positions: Int64s) -> None:
-        self._key = [_DRAWS, seed & _MASK, epoch & _MASK]
-        self._positions = np.asarray(positions, np.int64).view(np.uint64)
+        self._key = _DRAWS, seed, epoch
+        self._positions = np.asarray(positions, np.int64)
         self.drawn = 0
 
     def __len__(self) -> int:
@@ -49,14 +45,6 @@ class Draws:
 
     def _next(self) -> NDArray[np.uint64]:
         """Return 64 random bits for each sample."""
-        key = np.zeros(1, np.uint64)
-        for word in (*self._key, self.drawn):
-            key = _mix(key + np.array([word, _GAMMA], np.uint64).sum(keepdims=True))
+        key = make_key(*self._key, self.drawn)
         self.drawn += 1
-        return _mix(_mix((self._positions + np.uint64(1)) * np.uint64(_GAMMA) + key) ^ key)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+        return scramble(hashes(key, self._positions) ^ np.uint64(key))

@@ -101,10 +101,10 @@ class Mix:
 def _rectangles(
     height: int, width: int, share: torch.Tensor, y: torch.Tensor, x: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rectangles that are replaced, and the part of the image that each covers.
+    """Return the rectangles that are replaced, bool (batch, height, width), and what they cover.
 
     `share` (batch,) is the part of each image that stays if its rectangle is whole; `y` and `x`
-    (batch,) are the centres, 0 to 1. The results are bool (batch, height, width), float32 (batch,).
+    (batch,) are the centres, 0 to 1.
     """
     side = (1 - share).sqrt()
 

@@ -45,10 +45,7 @@ _Result = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 
 
 def marked(transform: Any) -> bool | None:
-    """Return what the attribute `random` of a transform, or of its function, says; None: nothing.
-
-    Only True and False count: a generator of that name says nothing.
-    """
+    """Return what the attribute `random`, if it is a bool, of a transform or its function says."""
     while isinstance(transform, functools.partial) and "random" not in vars(transform):
         transform = transform.func
     value = getattr(transform, "random", None)
@@ -139,11 +136,7 @@ def _global_states(device: torch.device | None) -> tuple[Any, ...]:
 
 
 def _may_draw(thing: Any, seen: set[int], depth: int = _DEPTH) -> bool:
-    """Whether a generator, or a module of random numbers, is in reach of an object.
-
-    It may be used for some samples only. The code of libraries is not looked at, what their objects
-    hold is.
-    """
+    """Whether a generator, or a module of random numbers, is in reach: for some samples only."""
     if isinstance(thing, _GENERATORS):
         return True
     if not depth or id(thing) in seen:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from hpctrain.shards.field import Field
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
@@ -20,22 +22,30 @@ class Source(Protocol):
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> Mapping[str, Array | Ragged]:
-        """Return the samples `indices`, in that order, in arrays that belong to the caller.
+        """Return the samples `indices`, int64 (n,), in that order; the arrays belong to the caller.
 
-        Args:
-            indices: int64 (n,).
-            out: Arrays (n, *shape) to fill, for some of the fixed-size fields.
+        `out` may have arrays (n, *shape) to fill, for some of the fixed-size fields.
         """
+
+
+def fixed_size(
+    fields: Mapping[str, Field], count: int, out: Mapping[str, Array] | None
+) -> dict[str, Array]:
+    """Return an array (count, *shape) for each fixed-size field: that of `out`, or a new one."""
+    given = out or {}
+    return {
+        name: given[name] if name in given else np.empty((count, *field.shape), field.dtype)
+        for name, field in fields.items()
+        if not field.variable
+    }
 
 
 class SampleId(NamedTuple):
     """Where a sample is stored, for people and for reports.
 
-    Attributes:
-        file: The shard, with the path or URL of its data set as the config has it, such as
-            `data/digits/train-00000.h5`. A staged copy has the name of the original. Of a window it
-            is `FILE:DATASET`, such as `data/books/train-00000.h5:tokens/values`.
-        row: The number of the sample in that file. Of a window: its first element in that dataset.
+    `file` is the shard, with the path or URL of its data set as the config has it, and `row` the
+    number of the sample there. Of a window they are `FILE:DATASET` and its first element in that
+    dataset.
     """
 
     file: str
@@ -51,10 +61,7 @@ class Traceable(Protocol):
 
 
 def sample_ids(source: Source, indices: Int64s) -> list[SampleId]:
-    """Return where samples are stored; see `Traceable`.
-
-    A source that does not know it gives the name of its class as file, and the indices as rows.
-    """
+    """Return where samples are stored; of a source that does not know it, class and indices."""
     if isinstance(source, Traceable):
         return source.sample_ids(indices)
     return [SampleId(type(source).__name__, index) for index in indices.tolist()]
@@ -73,10 +80,7 @@ class ReadsAhead(Protocol):
     """A source whose blocks the operating system can read ahead."""
 
     def read_ahead(self, blocks: Int64s) -> None:
-        """Start to read the ranges [first, end), int64 (k, 2), in this order; do not wait.
-
-        A range that comes again in the next call is not started again.
-        """
+        """Start to read the ranges [first, end), int64 (k, 2), that the last call did not have."""
 
 
 @runtime_checkable

@@ -29,13 +29,10 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class DatasetTokenizer:
-    """How the text of a data set became tokens.
+    """How the text of a data set became tokens, which are 0 to vocabulary - 1.
 
-    Attributes:
-        name: Where it comes from, for messages.
-        vocabulary: Ids are 0 to vocabulary - 1.
-        eod: The id that ends each document; None if there is no such token.
-        content: The text of tokenizer.json; "" if the tokens are the bytes of UTF-8.
+    `name` says where it comes from, for messages. `eod` ends each document, if it is not None.
+    `content` is the text of tokenizer.json; "" if the tokens are the bytes of UTF-8.
     """
 
     name: str
@@ -62,8 +59,7 @@ class DatasetTokenizer:
     def byte_lengths(self) -> Int64s:
         """Return how many bytes of text each token stands for, (vocabulary,).
 
-        Special tokens and unused ids have none. If the tokenizer's kind does not say which bytes a
-        token stands for, that is a DataError.
+        Special tokens and unused ids have none. Some kinds of tokenizers do not tell: a DataError.
         """
         lengths = np.zeros(self.vocabulary, np.int64)
         if not self.content:

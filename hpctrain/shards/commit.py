@@ -16,24 +16,28 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
-from hpctrain.disk import sync, write_atomically
-from hpctrain.errors import DataError, StorageError
+from hpctrain.disk import open_below, sync, write_atomically
+from hpctrain.errors import DamageError, DataError, StorageError
+from hpctrain.record import decode, matching, read_bytes
 from hpctrain.shards import index as index_file
 from hpctrain.shards.index import Index
 
 PARTIAL = ".hpctrain-partial"
 # These names are in the folder PARTIAL.
 LOCK = "lock"
-_MOVES = "commit.json"  # {path of a shard in the index: its path in PARTIAL}
+_MOVES = "commit.json"
 _REPLACED = "replaced"  # the folder that keeps the index of the data set that is replaced
+
+_NAME = r"(?!\.{1,2}(?:/|\Z))[^/]+"
+_Inside = Annotated[str, matching(f"{_NAME}(/{_NAME})*", "a path that stays in the folder")]
+_Moves = dict[_Inside, _Inside]
+"""The content of _MOVES: the path of a shard in the index, and its path in PARTIAL."""
 
 
 def check_ours(folder: Path) -> None:
-    """Check that a data set in `folder` may be replaced: hpctrain wrote its files.
-
-    Those that others wrote (`python -m data_prep index`) would be lost, which is a DataError.
-    """
+    """Raise a DataError if a data set in `folder` has files that others wrote: never replaced."""
     try:
         index = Index.load(folder)
     except DataError:
@@ -53,8 +57,8 @@ def check_ours(folder: Path) -> None:
 def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     """Move shards from PARTIAL into `folder`, the index last, and remove PARTIAL.
 
-    `moves` has the path in PARTIAL of each shard, and of each file beside the shards. A data set in
-    the folder is replaced. After a StorageError, `resume` may finish the commit later.
+    `moves` has the path in PARTIAL of each shard, and of each file beside the shards. After a
+    StorageError, `resume` may finish the commit later.
     """
     partial = folder / PARTIAL
     check_ours(folder)
@@ -72,13 +76,15 @@ def resume(folder: Path) -> bool:
     """Finish the commit that was begun in `folder`; return whether there was one."""
     partial = folder / PARTIAL
     try:
-        moves = dict(json.loads((partial / _MOVES).read_bytes()))
+        content, _ = read_bytes(partial / _MOVES, 2, index_file.LARGEST)
+        # Names of files may be any bytes.
+        moves = decode(_Moves, content, partial / _MOVES, surrogates=True)
     except FileNotFoundError:
         return False
-    except (ValueError, TypeError):
+    except DamageError as error:
         raise DataError(
             f"{partial / _MOVES} is damaged: what was to be moved into {folder} is not known; "
-            f"remove {partial} to begin anew"
+            f"remove {partial} to begin anew ({error})"
         ) from None
     new = partial / index_file.FILE
     if new.exists():
@@ -113,10 +119,7 @@ def discard(folder: Path) -> None:
 
 
 def settle(folder: Path, *, wait: float = 0) -> None:
-    """Finish the commit of a writer that was killed, if there is one.
-
-    The folder need not exist. `lock` explains `wait`.
-    """
+    """Finish the commit of a writer that was killed, if there is one; the folder need not exist."""
     try:
         names = set(os.listdir(folder / PARTIAL))
     except OSError:
@@ -141,13 +144,14 @@ def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
     """Lock `folder` against other writers while the descriptor is open, and make PARTIAL.
 
     Return the descriptor; None where the file system has no locks. With `shared`, others may share
-    the lock. If another process holds it after `wait` seconds, that is a StorageError.
+    the lock. Others are waited for, for at most `wait` seconds.
     """
     path, end = folder / PARTIAL / LOCK, time.monotonic() + wait
     while True:
         path.parent.mkdir(exist_ok=True)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            # No link: what lies in PARTIAL is removed later, by whoever holds the lock.
+            descriptor = open_below(path, os.O_RDWR | os.O_CREAT, 2)
         except FileNotFoundError:
             continue  # the process before has just removed PARTIAL
         try:

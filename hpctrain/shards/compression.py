@@ -44,13 +44,7 @@ MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of Blosc2 and LZ4 is slightl
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec and its settings.
-
-    Attributes:
-        codec: One of LEVELS.
-        level: A higher level is smaller and slower; None: the codec's default, if it has levels.
-        chunk_bytes: Bytes of the samples of a chunk, about, before they are compressed.
-    """
+    """A codec, its level (None: its default) and the bytes of a chunk, about, as in the module."""
 
     codec: str = "none"
     level: int | None = None
@@ -118,11 +112,10 @@ def as_asked() -> Iterator[None]:
 
 
 def plugins() -> Any:
-    """Return hdf5plugin, and make HDF5 use the codecs of hdf5plugin.
+    """Return hdf5plugin (or raise ImportError), and make HDF5 use the codecs of hdf5plugin.
 
     HDF5 may have found other builds of the codecs before: netCDF4 sets HDF5_PLUGIN_PATH when it is
-    imported. Another build writes the same values in other bytes. If it is not installed, that is
-    an ImportError.
+    imported. Another build writes the same values in other bytes.
     """
     library = import_module("hdf5plugin")
     files = library.get_config().registered_filters

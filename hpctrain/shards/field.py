@@ -29,17 +29,10 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The schema of one field.
+    """The schema of one field, whose keys `hpctrain.shards.index` describes.
 
-    Attributes:
-        dtype: One of DTYPES.
-        shape: Shape of one sample; of one element of a sample if the length varies.
-        variable: Whether a sample is a sequence of any length of such elements.
-        dataset: Path in the file, if it is not that of `hpctrain.shards.format`; otherwise "".
-        offsets: The same for the offsets of a variable-length field.
-        axis: The axis of the dataset that counts the samples.
-
-    Two fields are equal if their samples are of one kind, wherever in a file they lie.
+    `shape` is that of one sample; of one element if samples are `variable`, of any length. Two
+    fields are equal if their samples are of one kind, wherever in a file they lie.
     """
 
     dtype: str
@@ -50,7 +43,6 @@ class Field:
     axis: Count = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
-        """Check that a shard can hold the field."""
         if self.dtype not in DTYPES:
             raise DataError(f"dtype {self.dtype} is not supported; allowed: {', '.join(DTYPES)}")
         if any(size < 1 for size in self.shape):
@@ -65,12 +57,9 @@ class Field:
 
     def as_json(self) -> dict[str, Any]:
         """Return what the index holds of the field."""
+        always = ("dtype", "shape", "variable")
         values = {key: getattr(self, key) for key in self.__slots__}
-        return {
-            key: value
-            for key, value in values.items()
-            if key in ("dtype", "shape", "variable") or value
-        }
+        return {key: value for key, value in values.items() if key in always or value}
 
     @property
     def nbytes(self) -> int:

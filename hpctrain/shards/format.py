@@ -25,13 +25,11 @@ one clears; a writer that raises leaves nothing.
     >>> write_shards(Path("out"), [("train", {"image": images, "label": labels})])
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +42,7 @@ from hpctrain.shards.commit import (
     discard,
     lock,
     storage_error,
+    unlock,
 )
 from hpctrain.shards.compression import Compression
 from hpctrain.shards.field import Field, check_name
@@ -89,18 +88,11 @@ class ShardFiles:
         self._splits: dict[str, _Split] = {}
 
     def add(self, split: str, batch: ArrayBatch, *, lasting: bool = False) -> None:
-        """Append samples to `split`; they are copied.
+        """Append a copy of samples to `split`.
 
-        Args:
-            split: Name of the split.
-            batch: For each field (n, *shape); for a variable-length one a `Ragged` or a list of
-                n arrays (length, *shape).
-            lasting: Whether nobody writes into these arrays again; they are then kept instead of
-                copied, but for parts of a much larger array.
-
-        Raises:
-            DataError: A field is missing or unknown, or has another dtype, shape or count.
-            StorageError: The disk is full or the folder not writable.
+        A field is (n, *shape); a variable-length one is a `Ragged` or a list of n arrays
+        (length, *shape). `lasting` says that nobody writes into these arrays again: they are then
+        kept instead of copied, but for parts of a much larger array.
         """
         if batch and not any(len(value) for value in batch.values()):
             return
@@ -158,90 +150,6 @@ class ShardFiles:
         state.clear()
 
 
-class ShardWriter:
-    """Writes a data set into a folder; a context manager that leaves nothing after an exception.
-
-    Args:
-        folder: Created if it does not exist. A finished data set in it stays until `finish`
-            replaces it.
-        fields: The schema; None: the schema of the first batch.
-        max_bytes: Data in one shard, before it is compressed.
-        compression: Codec of the shards.
-        categories: Names of the values 0, 1, … of some fields.
-
-    Raises:
-        DataError: A field cannot be stored, or the folder holds adopted files; see `check_ours`.
-        StorageError: The folder cannot be written, or another process is writing into it.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        fields: Mapping[str, Field] | None = None,
-        max_bytes: int = MAX_BYTES,
-        *,
-        compression: Compression = NONE,
-        categories: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        self._folder, partial = Path(folder), Path(folder) / PARTIAL
-        self._categories = categories or {}
-        self._files = ShardFiles(partial, fields, max_bytes, compression)
-        check_ours(self._folder)
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(self._folder)
-            clear_leftovers(self._folder)
-        except OSError as error:
-            raise storage_error(self._folder, error) from None
-
-    def add(self, split: str, batch: ArrayBatch) -> None:
-        """See `ShardFiles.add`."""
-        self._files.add(split, batch)
-
-    def finish(self, provenance: Mapping[str, Any] | None = None) -> Index:
-        """Write what is left, move the shards into place, and the index last; return it."""
-        shards, moments = self._files.finish()
-        if not shards:
-            raise DataError(f"nothing to write into {self._folder}: the source has no samples")
-        index = Index(
-            fields=self._files.fields,
-            shards=tuple(shards),
-            statistics={
-                split: {name: values.result() for name, values in fields.items()}
-                for split, fields in moments.items()
-            },
-            provenance=dict(provenance or {}),
-            categories=self._categories,
-        )
-        commit(self._folder, index, {shard.path: shard.path for shard in shards})
-        self._close()
-        return index
-
-    def abort(self) -> None:
-        """Remove what was written so far; a finished data set in the folder stays."""
-        with suppress(OSError):  # the disk may still be full; the next writer clears
-            discard(self._folder)
-        self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.abort()
-
-    def _close(self) -> None:
-        """Let other writers in."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
 def write_shards(
     folder: Path,
     batches: Iterable[tuple[str, ArrayBatch]],
@@ -252,12 +160,44 @@ def write_shards(
     categories: Mapping[str, Sequence[str]] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Index:
-    """Write (split, batch) pairs as a data set; see `ShardWriter`."""
-    writing = ShardWriter(folder, fields, max_bytes, compression=compression, categories=categories)
-    with writing as writer:
+    """Write (split, batch) pairs as a data set; after an exception nothing of it is left.
+
+    A finished data set in the folder stays until it is replaced at the end. `categories` are the
+    names of the values 0, 1, … of some fields; `ShardFiles` explains the other arguments.
+    """
+    folder = Path(folder)
+    files = ShardFiles(folder / PARTIAL, fields, max_bytes, compression)
+    check_ours(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        holder = lock(folder)
+        clear_leftovers(folder)
+    except OSError as error:
+        raise storage_error(folder, error) from None
+    try:
         for split, batch in batches:
-            writer.add(split, batch)
-        return writer.finish(provenance)
+            files.add(split, batch)
+        shards, moments = files.finish()
+        if not shards:
+            raise DataError(f"nothing to write into {folder}: the source has no samples")
+        index = Index(
+            fields=files.fields,
+            shards=tuple(shards),
+            statistics={
+                split: {name: values.result() for name, values in found.items()}
+                for split, found in moments.items()
+            },
+            provenance=dict(provenance or {}),
+            categories=categories or {},
+        )
+        commit(folder, index, {shard.path: shard.path for shard in shards})
+    except BaseException:
+        with suppress(OSError):  # the disk may still be full; the next writer clears
+            discard(folder)
+        raise
+    finally:
+        unlock(holder)
+    return index
 
 
 class _Split:
@@ -270,7 +210,6 @@ class _Split:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the samples that wait."""
         self.parts: dict[str, list[Any]] = {}
         self.count, self.bytes = 0, 0
         self._seen, self._seen_bytes = 0, 0

@@ -68,7 +68,7 @@ from typing import Any, Self
 
 import xxhash
 
-from hpctrain.disk import open_new, temporary
+from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError, DataError
 from hpctrain.record import Count, Finite, Record, decode, read_bytes
 from hpctrain.shards.field import Field
@@ -76,16 +76,13 @@ from hpctrain.shards.field import Field
 FILE = "index.json"
 FORMAT = "hpctrain-shards"
 VERSION = 1
-_LARGEST = 1 << 30  # bytes; 100,000 shards take 20 MB
+LARGEST = 1 << 30  # bytes; 100,000 shards take 20 MB
 _NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One HDF5 file: `path` relative to the index, `count` samples, `bytes` of the file.
-
-    `elements` has the number of elements of each variable-length field, if the index has them.
-    """
+    """One HDF5 file: `count` samples, `bytes` of the file, the rest as in the module."""
 
     path: str
     split: str
@@ -95,7 +92,6 @@ class Shard:
     elements: Mapping[str, Count] = field(default_factory=lambda: _NO_ELEMENTS)
 
     def __post_init__(self) -> None:
-        """Check path and sizes."""
         parts = self.path.split("/")  # an absolute path begins with an empty one
         if "" in parts or "." in parts or ".." in parts:
             raise DataError(f"shard {self.path!r} leaves the data set's folder")
@@ -141,8 +137,7 @@ class Statistics:
         # `asdict` copies each value in turn, which takes minutes for 100,000 fields.
         values = {key: getattr(self, key) for key in self.__slots__}
         values["lengths"] = self.lengths and asdict(self.lengths)
-        optional = ("classes", "lengths")
-        return {k: v for k, v in values.items() if k not in optional or v is not None}
+        return {k: v for k, v in values.items() if k not in ("classes", "lengths") or v is not None}
 
 
 @dataclass(frozen=True)
@@ -157,18 +152,14 @@ class Index:
     group: str = ""
 
     def __post_init__(self) -> None:
-        """Check the categories and the group."""
         categories = {name: tuple(values) for name, values in self.categories.items()}
         object.__setattr__(self, "categories", categories)  # the order in which they are loaded
+        there = f"there are {_names(tuple(self.fields))}"
         for name in categories:
             if name not in self.fields:
-                raise DataError(
-                    f"categories of {name!r}: there is no such field; there are "
-                    f"{_names(tuple(self.fields))}"
-                )
-
+                raise DataError(f"categories of {name!r}: there is no such field; {there}")
         if self.group and self.group not in self.fields:
-            raise DataError(f"group {self.group!r}: there are {_names(tuple(self.fields))}")
+            raise DataError(f"group {self.group!r}: {there}")
 
     @property
     def digest(self) -> str:
@@ -181,10 +172,7 @@ class Index:
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest(content.encode())
 
     def told(self, key: str) -> Mapping[str, Any]:
-        """Return keys and values in the provenance; none if there is something else.
-
-        Anything may stand there: whoever writes shards fills it.
-        """
+        """Return a mapping of the provenance; whoever writes shards may put anything there."""
         found = self.provenance.get(key)
         return found if isinstance(found, Mapping) else {}
 
@@ -210,7 +198,7 @@ class Index:
         """Read `folder/index.json`; the shards are not read (see `check`)."""
         path = Path(folder) / FILE
         try:
-            content, _ = read_bytes(path, 1, _LARGEST)
+            content, _ = read_bytes(path, 1, LARGEST)
         except FileNotFoundError:
             if path.parent.is_file():
                 raise DataError(f"{path.parent} is a file; a data set is a folder") from None
@@ -236,8 +224,6 @@ class Index:
 
     def save(self, folder: Path) -> None:
         """Write `folder/index.json` whole or not at all (temporary name, fsync, rename)."""
-        path = Path(folder) / FILE
-        unfinished = temporary(path)
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -255,15 +241,8 @@ class Index:
             },
             "provenance": dict(self.provenance),
         }
-        try:
-            with open_new(unfinished) as file:
-                json.dump(content, file, indent=2, allow_nan=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        text = json.dumps(content, indent=2, allow_nan=False)
+        write_atomically(Path(folder) / FILE, f"{text}\n")
 
     @classmethod
     def _parse(cls, content: bytes, where: str) -> Self:

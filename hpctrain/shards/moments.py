@@ -1,13 +1,13 @@
 """Statistics of a field in one pass, while its shards are written.
 
-Mean and variance of blocks are combined (Chan, Golub and LeVeque, "Updating formulae and a
-pairwise algorithm for computing sample variances", Stanford CS-79-773, 1979). There is no
-cancellation, whatever the mean is, and it takes the memory of one block.
+Mean and variance of blocks are combined (Chan, Golub and LeVeque, "Updating formulae and a pairwise
+algorithm for computing sample variances", Stanford CS-79-773, 1979): no cancellation, whatever the
+mean is, and the memory of one block.
 
-In a block, deviations are taken from a pivot p, the mean of every 64th value. With the block's
-mean m, the variance is mean((x - p)²) - (m - p)². As p is the mean of a 64th of the block,
-(m - p)² is at most 64 times the variance (Jensen): at most six bits are lost, and the block's mean
-needs no pass of its own. Sums of 8-bit integers are exact.
+In a block, deviations are taken from a pivot p, the mean of every 64th value. With the block's mean
+m, the variance is mean((x - p)²) - (m - p)². As p is the mean of a 64th of the block, (m - p)² is
+at most 64 times the variance (Jensen): at most six bits are lost, and the block's mean needs no
+pass of its own. Sums of 8-bit integers are exact.
 """
 
 import math
@@ -32,11 +32,9 @@ _SPAN = 2**16  # largest range of integers that is counted in a table
 class Moments:
     """Running statistics of a field, in float64.
 
-    `count`, `mean`, `square` (the sum of the squared deviations from the mean), `low` and `high`
-    are those of the finite values. `nonfinite` counts the others, and `nan` those of them that are
-    NaN. `classes` says how often each value occurs; None if a sample is not one integer, or there
-    are more than `most` values, of which there are fewer in a data set of many fields. `lengths`
-    are those of variable-length samples, and `total` is their sum.
+    `square` is the sum of the squared deviations from the mean. `classes` says how often each value
+    occurs; None if a sample is not one integer, or there are more than `most` values, of which
+    there are fewer in a data set of many fields. `lengths` are those of variable-length samples.
     """
 
     def __init__(self, fields: int = 1) -> None:
@@ -103,7 +101,7 @@ class Moments:
             self._combine(other.count, other.mean, other.square)
 
     def state(self) -> dict[str, Any]:
-        """Return what `from_state` takes; it can be stored as JSON without loss."""
+        """Return what `from_state` takes; JSON stores it without loss."""
         return vars(self) | {"lengths": self.lengths and self.lengths.state()}
 
     @classmethod

@@ -2,7 +2,6 @@
 
 values   a a a b b c c c c        (total, *shape)
 offsets  0     3   5       9      int64 (n + 1,); sample i is values[offsets[i]:offsets[i+1]]
-
 """
 
 from collections.abc import Iterator, Sequence

@@ -20,11 +20,11 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
         raise DataError("a data set needs at least one field")
     for name in fields:
         check_name(name, "field")
-        if name == _RESERVED:
-            raise DataError(
-                f"a field cannot be named {name!r}, because each batch of the loader has a mask of "
-                "its rows with that name"
-            )
+    if _RESERVED in fields:
+        raise DataError(
+            f"a field cannot be named {_RESERVED!r}, because each batch of the loader has a mask "
+            "of its rows with that name"
+        )
     return dict(fields)
 
 
@@ -32,7 +32,6 @@ def infer_fields(batch: ArrayBatch) -> dict[str, Field]:
     """Return the schema of a batch: a list or a `Ragged` is a variable-length field."""
     fields = {}
     for name, value in batch.items():
-        # A fixed-size field is (n, *shape); a sample of a variable-length field (length, *shape).
         array = value if isinstance(value, np.ndarray) else value[0]
         variable = not isinstance(value, np.ndarray)
         try:

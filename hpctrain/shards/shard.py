@@ -1,9 +1,8 @@
 """The writing of one shard file, in the layout of `hpctrain.shards.format`, and its digest.
 
-For contiguous datasets HDF5 writes everything but the data, which is then written at the byte
-offsets of the datasets. HDF5 makes a compressed file in memory. In both cases ordinary writes bring
-the file to the disk, at the disk's speed; a full disk is an ordinary OSError, and the digest is
-computed during the writes.
+HDF5 writes everything of an uncompressed file but the data, which is then written at the byte
+offsets of the datasets. It makes a compressed file in memory. So ordinary writes bring both to the
+disk, at the disk's speed; a full disk is an ordinary OSError, and the digest is computed meanwhile.
 """
 
 import ctypes
@@ -49,9 +48,8 @@ def write_shard(
 ) -> tuple[int, str]:
     """Write one file, and force it to the disk; return its size in bytes and digest "xxh3_128:…".
 
-    A compressed file takes memory of twice its size. A field has its samples in one or more
-    `parts`, of the schema's dtype and shape; those of a variable-length field are `Ragged`. The
-    offsets are never compressed. Without `sync` the caller forces the file to the disk.
+    A field has its samples in one or more `parts`; those of a variable-length field are `Ragged`. A
+    compressed file takes memory of twice its size. Without `sync` the caller forces it to the disk.
     """
     datasets: dict[str, Sequence[Array]] = {}
     for name, field in fields.items():
@@ -110,10 +108,7 @@ class _Output:
 
 
 def _begin_to_disk(descriptor: int, start: int) -> None:
-    """Let the system begin to write the bytes from `start` on to the disk: fsync then waits less.
-
-    It is a hint, without effect where the system or the file system does not know it.
-    """
+    """Let the system begin to write the bytes from `start` on, if it can: fsync waits less."""
     if hasattr(_libc, "sync_file_range"):
         _libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(0), 2)
 
@@ -123,10 +118,7 @@ def _write_contiguous(
 ) -> tuple[int, str]:
     try:
         offsets = _write_frame(path, split, count, datasets)
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # h5py raises RuntimeError if the disk is full when it closes the file
+    except (OSError, RuntimeError) as error:  # RuntimeError: the disk is full when h5py closes it
         found = re.search(r"errno = (\d+)", str(error))
         if found is None:
             raise OSError(str(error)) from None
@@ -197,8 +189,7 @@ def _image(
 def _layout(datasets: int) -> dict[str, Any]:
     """Return how HDF5 lays out a file with this number of datasets.
 
-    With many small datasets, alignment would cost pages of padding for each, and HDF5 would search
-    a list of all gaps each time it needs room.
+    With many small ones, alignment would cost pages of padding, and HDF5 would search all gaps.
     """
     threshold = 1 if datasets <= MANY else ALIGNMENT
     sizes = {"alignment_threshold": threshold, "alignment_interval": ALIGNMENT}

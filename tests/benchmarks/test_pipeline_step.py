@@ -14,25 +14,15 @@ import torch.nn.functional as F
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.pipeline_schedule import bubble
-from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.faults.stop import Stop
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.models import Transformer
 from hpctrain.models.attention import rotary
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
-from hpctrain.tasks import LanguageModel
 from hpctrain.training.step import TrainStep
+from tests.benchmarks.steps_in_turns import CPU, LAYERS, WARM, Batch, Step, medians, model, ours
 from tests.ranks import run_ranks
 
-LAYERS, PARTS, ROUNDS, VOCABULARY = 4, 8, 20, 256
-RANKS = 4
-
-
-def model() -> Transformer:
-    return Transformer(VOCABULARY, 128, LAYERS, 4)
+PARTS, ROUNDS, RANKS = 8, 20, 4
 
 
 class Part(nn.Module):
@@ -53,18 +43,18 @@ class Part(nn.Module):
         return x if self.head is None or self.norm is None else self.head(self.norm(x))
 
 
-def by_hand() -> Callable[[dict[str, torch.Tensor]], object]:
+def by_hand() -> Step:
     """Return a training step, with the same clipping of the global norm."""
-    rank, count, cpu = distributed.get_rank(), distributed.get_world_size(), torch.device("cpu")
+    rank, count = distributed.get_rank(), distributed.get_world_size()
     part = Part(model(), rank, count)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-3)
 
     def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
-    schedule = Schedule1F1B(PipelineStage(part, rank, count, cpu), PARTS, loss_fn=loss_of)
+    schedule = Schedule1F1B(PipelineStage(part, rank, count, CPU), PARTS, loss_fn=loss_of)
 
-    def step(batch: dict[str, torch.Tensor]) -> None:
+    def step(batch: Batch) -> None:
         tokens = batch["tokens"]
         losses: list[torch.Tensor] = []
         arguments = (tokens[:, :-1],) if rank == 0 else ()
@@ -82,42 +72,29 @@ def by_hand() -> Callable[[dict[str, torch.Tensor]], object]:
     return step
 
 
-def ours(
-    build: Callable[[], Transformer] = model, schedule: str = "1f1b"
-) -> tuple[Callable[[dict[str, torch.Tensor]], object], TrainStep]:
-    count, cpu = distributed.get_world_size(), torch.device("cpu")
-    config = Config(parallel=ParallelConfig(dp_replicate=1, pp=count))
-    config.train.accumulate = PARTS
-    config.parallel.pipeline.schedule = schedule
-    mesh = Mesh(Degrees.of(config.parallel, count), distributed.get_rank(), cpu)
-    made = parallelize(build, config, mesh, Precision(config.precision, cpu))
-    adam = torch.optim.AdamW(made.parameters)
-    step = TrainStep(made, LanguageModel(), adam, clip_norm=1.0, stop=Stop())
-    return lambda batch: step(batch, 1e-3), step
+def pipeline(build: Callable[[], Transformer] = model, schedule: str = "1f1b") -> TrainStep:
+    parallel = ParallelConfig(dp_replicate=1, pp=distributed.get_world_size())
+    parallel.pipeline.schedule = schedule
+    return ours(parallel, build, accumulate=PARTS)
 
 
 def measure() -> dict[str, float]:
-    """Return the median seconds of a step by name, and the bubble; the functions take turns."""
+    """Return the median seconds of a step by name, and the bubble."""
     torch.set_num_threads(1)
-    step, train_step = ours()
-    made = {"by hand": by_hand(), "ours": step}
-    seconds: dict[str, list[float]] = {name: [] for name in made}
-    bubbles = []
-    for number in range(ROUNDS + 3):
-        draw = torch.Generator().manual_seed(number)
-        batch = {
-            "tokens": torch.randint(0, VOCABULARY, (2 * PARTS, 129), generator=draw),
-            "mask": torch.ones(2 * PARTS, dtype=torch.bool),
-        }
-        for name, function in made.items():
+    step, bubbles = pipeline(), []
+
+    def together(one: Step) -> Step:
+        def until_all_are_done(batch: Batch) -> None:
+            one(batch)
             distributed.barrier()
-            began = time.perf_counter()
-            function(batch)
-            distributed.barrier()
-            seconds[name].append(time.perf_counter() - began)
-        bubbles.append(train_step.totals.means()["bubble"])
-    medians = {name: statistics.median(values[3:]) for name, values in seconds.items()}
-    return medians | {"bubble": statistics.median(bubbles[3:])}
+
+        return until_all_are_done
+
+    made = {"by hand": together(by_hand()), "ours": together(lambda batch: step(batch, 1e-3))}
+    found = medians(
+        *(made, 2 * PARTS, ROUNDS), lambda: bubbles.append(step.totals.means()["bubble"])
+    )
+    return found | {"bubble": statistics.median(bubbles[WARM:])}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -157,7 +134,7 @@ def naps(schedules: list[str]) -> dict[str, float]:
     torch.set_num_threads(1)
     found = {}
     for name in schedules:
-        _, step = ours(napping, name)
+        step = pipeline(napping, name)
         bubbles = []
         for _ in range(6):
             batch = {

@@ -3,9 +3,6 @@
 python -m pytest tests/benchmarks/test_tensor_step.py --benchmark-only -s
 """
 
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,23 +20,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.faults.stop import Stop
-from hpctrain.models import Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
-from hpctrain.tasks import LanguageModel
-from hpctrain.training.step import TrainStep
+from hpctrain.config.schema import ParallelConfig
+from tests.benchmarks.steps_in_turns import Batch, Step, medians, model, ours, updates
 from tests.ranks import run_ranks
 
 ROUNDS = 20
-Step = Callable[[dict[str, torch.Tensor]], object]
-
-
-def model() -> Transformer:
-    return Transformer(256, 128, 4, 4)
 
 
 def by_hand(size: int) -> Step:
@@ -72,50 +57,23 @@ def by_hand(size: int) -> Step:
     parallelize_module(bare, mesh, top)
     for block in bare.layers:
         parallelize_module(block, mesh, layer)
-    parameters = list(bare.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    update = updates(bare.parameters())
 
-    def step(batch: dict[str, torch.Tensor]) -> None:
+    def step(batch: Batch) -> None:
         tokens = batch["tokens"]
         with loss_parallel():
             logits = bare(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        update()
 
     return step
 
 
-def ours(size: int) -> Step:
-    cpu, config = torch.device("cpu"), Config(parallel=ParallelConfig(tp=size))
-    mesh = Mesh(Degrees.of(config.parallel, size), distributed.get_rank(), cpu)
-    precision = Precision(config.precision, cpu)
-    made = parallelize(model, config, mesh, precision, loss_parallel=True)
-    adam = torch.optim.AdamW(made.parameters)
-    step = TrainStep(made, LanguageModel(), adam, clip_norm=1.0, stop=Stop())
-    return lambda batch: step(batch, 1e-3)
-
-
 def measure() -> dict[str, float]:
-    """Return the median seconds of a step by name; the two take turns."""
     torch.set_num_threads(1)
     size = distributed.get_world_size()
-    made = {"by hand": by_hand(size), "ours": ours(size)}
-    seconds: dict[str, list[float]] = {name: [] for name in made}
-    for number in range(ROUNDS + 3):
-        draw = torch.Generator().manual_seed(number)
-        batch = {
-            "tokens": torch.randint(0, 256, (8, 129), generator=draw),
-            "mask": torch.ones(8, dtype=torch.bool),
-        }
-        for name, step in made.items():
-            distributed.barrier()
-            began = time.perf_counter()
-            step(batch)
-            seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values[3:]) for name, values in seconds.items()}
+    step = ours(ParallelConfig(tp=size), loss_parallel=True)
+    return medians({"by hand": by_hand(size), "ours": lambda batch: step(batch, 1e-3)}, 8, ROUNDS)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -1,4 +1,4 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -63,19 +63,13 @@ def test_without_elements():
 
 def test_threads_share_them():
     buffers = Buffers()
-    wrong = []
 
     def use(number):
         for _ in range(500):
             array = buffers.take((1000,), "int64")
             array[:] = number
-            if not (array == number).all():
-                wrong.append(number)
+            assert (array == number).all()
 
-    threads = [threading.Thread(target=use, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, range(4)))
     assert np.sum([len(idle) for idle in buffers._idle.values()]) <= IDLE

@@ -3,6 +3,8 @@ import os
 import pickle
 import sys
 import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -67,20 +69,15 @@ def test_an_orientation_that_is_none():
 
 @pytest.mark.parametrize("threads", [0, 3])
 def test_what_was_encoded_without_loss(threads):
-    files = ragged(*(encoded(p, kind) for p, kind in zip(PIXELS, ["PNG"] * 9, strict=True)))
-    pool = None
-    if threads:
-        from concurrent.futures import ThreadPoolExecutor
-
-        pool = ThreadPoolExecutor(threads)
-    found = decode(files, pool=pool)
-    assert found.dtype == np.uint8
-    assert (found == np.stack(PIXELS).transpose(0, 3, 1, 2)).all()
-    out = np.empty_like(found)
-    assert decode(files, pool=pool, out=out) is out
-    assert (out == found).all()
-    if pool:
-        pool.shutdown()
+    files = ragged(*map(encoded, PIXELS))
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        options = {"pool": pool if threads else None}
+        found = decode(files, **options)
+        assert found.dtype == np.uint8
+        assert (found == np.stack(PIXELS).transpose(0, 3, 1, 2)).all()
+        out = np.empty_like(found)
+        assert decode(files, **options, out=out) is out
+        assert (out == found).all()
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
@@ -168,8 +165,6 @@ def test_a_bomb_is_not_decoded():
     """A PNG that claims 20,000 x 20,000 pixels raises our DataError, not an error of Pillow."""
     header = bytearray(encoded(PIXELS[0]))
     header[16:24] = (20_000).to_bytes(4, "big") * 2
-    import zlib
-
     header[29:33] = zlib.crc32(bytes(header[12:29])).to_bytes(4, "big")
     with pytest.raises(DataError, match="image of sample 0"):
         decode(ragged(np.frombuffer(bytes(header), np.uint8)))
@@ -211,9 +206,8 @@ def test_a_source_of_decoded_images(threads):
     assert len(source) == 9
     for again in (source, pickle.loads(pickle.dumps(source))):
         rows = again.read(np.array([5, 0, 5]))
-        assert (
-            rows["image"] == np.stack([PIXELS[i] for i in (5, 0, 5)]).transpose(0, 3, 1, 2)
-        ).all()
+        wanted = np.stack([PIXELS[i] for i in (5, 0, 5)]).transpose(0, 3, 1, 2)
+        assert (rows["image"] == wanted).all()
         assert rows["label"].tolist() == [5, 0, 5]
 
 

@@ -5,8 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.data.samplers.block_order import BlockOrder, Lanes
+from hpctrain.data.samplers.buckets import Buckets
+from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.samplers.order import Order, Repeat, draw
 from hpctrain.data.samplers.permutation import MAX_COUNT, SMALL
+from hpctrain.data.samplers.weighted import Balanced, Weighted
 from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_pure, chi_square, everything
 
@@ -53,22 +57,53 @@ def test_it_is_a_function_of_the_position_alone(count, positions):
     assert together.tolist() == [int(order(2, np.array([p]))[0]) for p in positions]
 
 
+BLOCKS_42, BLOCKS_LARGE = BlockOrder(1000, 42, 64, 4), BlockOrder(10**6, 42, 1024, 8)
+MIXTURE = Mixture({"web": 1000, "books": 100, "code": 50}, temperature=2.0, seed=42)
+BUCKETS = Buckets(Order(23, 42), lambda indices: indices % 5, window=8, size=2, seed=42)
+WEIGHTED, BALANCED = Weighted(np.arange(10), 42, count=100), Balanced(np.arange(30) % 7 % 3, 42)
 GOLDEN = [
-    # count, seed, epoch, positions, samples
-    (10, 0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [2, 9, 8, 4, 1, 6, 3, 5, 0, 7]),
-    (10, 0, 1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 9, 3, 1, 8, 0, 4, 6, 7, 2]),
-    (4096, 1, 0, [0, 1, 2, 3], [500, 2495, 2542, 156]),
-    (4097, 1, 0, [0, 1, 2, 3], [591, 902, 543, 3857]),
-    (1000000, 42, 7, [0, 1, 999999], [254706, 145017, 432179]),
-    (1099511627791, 42, 3, [0, 1, 1099511627776], [333766740211, 184663154871, 294223392634]),
-    (10000000000, -1, 123456, [0, 5], [5440114786, 6008929704]),
+    # sampler, epoch, positions, samples
+    (Order(10, 0), 0, range(10), [2, 9, 8, 4, 1, 6, 3, 5, 0, 7]),
+    (Order(10, 0), 1, range(10), [5, 9, 3, 1, 8, 0, 4, 6, 7, 2]),
+    (Order(4096, 1), 0, range(4), [500, 2495, 2542, 156]),
+    (Order(4097, 1), 0, range(4), [591, 902, 543, 3857]),
+    (Order(10**6, 42), 7, [0, 1, 999_999], [254706, 145017, 432179]),
+    (Order(2**40 + 15, 42), 3, [0, 1, 2**40], [333766740211, 184663154871, 294223392634]),
+    (Order(10**10, -1), 123_456, [0, 5], [5440114786, 6008929704]),
+    (Repeat(Order(5, 42), 2), 3, range(10), [0, 3, 2, 4, 1, 3, 4, 2, 1, 0]),
+    (BlockOrder(20, 0, 4, 2), 0, [*range(9), 19], [18, 2, 19, 3, 16, 17, 0, 1, 7, 10]),
+    (BlockOrder(21, 1, 4, 2), 3, [*range(9), 20], [14, 13, 20, 15, 12, 16, 6, 5, 19, 9]),
+    (BLOCKS_42, 1, [0, 1, 500, 999], [481, 483, 547, 412]),
+    (BLOCKS_LARGE, 7, [0, 1, 999_999], [858533, 858467, 641745]),
+    (
+        BlockOrder(10**10, -1, 4096, 256),
+        123_456,
+        [0, 5, 10**10 - 1],
+        [3639070776, 5745079182, 3737710635],
+    ),
+    (
+        Lanes(BlockOrder(26, 0, 4, 2), lanes=2, run=3),
+        0,
+        [*range(7), 23, 24, 25],
+        [3, 2, 19, 7, 5, 8, 0, 22, 21, 23],
+    ),
+    (BUCKETS, 0, range(10), [13, 4, 19, 9, 21, 17, 20, 15, 5, 11]),
+    (BUCKETS, 10**6, [0, 22], [8, 18]),
+    (MIXTURE, 0, range(8), [928, 390, 500, 1128, 1074, 681, 237, 446]),
+    (MIXTURE, 3, [0, 500, 1149], [793, 831, 443]),
+    (MIXTURE, 10**6, [0, 1], [411, 600]),
+    (WEIGHTED, 0, range(12), [7, 9, 6, 5, 8, 8, 8, 6, 4, 8, 8, 8]),
+    (WEIGHTED, 10**6, [0, 99], [4, 5]),
+    (BALANCED, 0, range(9), [4, 7, 16, 27, 8, 23, 19, 11, 17]),
+    (BALANCED, 10**6, [0, 29], [29, 13]),
+    (Balanced(np.arange(10_000) % 2, 42), 1, [0, 1, 9999], [9589, 6334, 1490]),
 ]
 
 
-@pytest.mark.parametrize(("count", "seed", "epoch", "positions", "samples"), GOLDEN)
-def test_stored_values_are_reproduced(count, seed, epoch, positions, samples):
+@pytest.mark.parametrize(("sampler", "epoch", "positions", "samples"), GOLDEN)
+def test_stored_values_are_reproduced(sampler, epoch, positions, samples):
     # A change here reorders the data of every run that is resumed.
-    assert Order(count, seed)(epoch, np.array(positions)).tolist() == samples
+    assert sampler(epoch, np.array(positions)).tolist() == samples
 
 
 def test_seeds_epochs_and_counts_give_unrelated_orders():
@@ -217,11 +252,6 @@ def test_draws_go_on_over_the_epochs(count, draws):
     assert found.tolist() == [int(order(3 + k // count, np.array([k % count]))[0]) for k in draws]
 
 
-def test_stored_repeats_are_reproduced():
-    found = everything(Repeat(Order(5, 42), 2), 3)
-    assert found.tolist() == [0, 3, 2, 4, 1, 3, 4, 2, 1, 0]
-
-
 def test_repeating_less_than_once_is_refused():
     with pytest.raises(ConfigError, match="repeated 0 times"):
         Repeat(Order(5, 0), 0)
@@ -235,6 +265,19 @@ def test_counts_out_of_range_are_refused(count):
 
 
 @pytest.mark.parametrize("position", [-1, 10])
-def test_positions_outside_are_refused(position):
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Order(10, 0),
+        Repeat(Order(5, 0), 2),
+        BlockOrder(10, 0, 2, 1),
+        Lanes(BlockOrder(10, 0, 2, 1), 2, 1),
+        Buckets(Order(10, 0), np.arange(10).__getitem__, 4, 2),
+        Mixture({"a": 4, "b": 6}),
+        Weighted(np.arange(10), 0),
+        Balanced(np.arange(10) % 2, 0),
+    ],
+)
+def test_positions_outside_are_refused(sampler, position):
     with pytest.raises(IndexError, match="of 10 samples"):
-        Order(10, 0)(0, np.array([position]))
+        sampler(0, np.array([position]))

@@ -12,8 +12,7 @@ import pytest
 
 from hpctrain.data.places.filesystem import job_memory, kind_of
 from hpctrain.data.places.origin import load_index
-from hpctrain.data.places.place import Folder
-from hpctrain.data.places.placement import open_place
+from hpctrain.data.places.placement import Folder, open_place
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.shards.format import write_shards
@@ -140,15 +139,22 @@ def test_an_unknown_protocol():
         load_index("swift9://x")
 
 
-def test_a_protocol_whose_package_is_missing():
-    # In another process, where s3fs cannot be imported even if it is installed.
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("s3fs", "s3://bucket/set cannot be read: Install s3fs"),
+        ("fsspec", "needs the package fsspec"),
+    ],
+)
+def test_a_package_that_is_missing(package, words):
+    # In another process, where it cannot be imported even if it is installed.
     code = (
-        "import sys; sys.modules['s3fs'] = None\n"
+        f"import sys; sys.modules['{package}'] = None\n"
         "from hpctrain.data.places.origin import load_index\n"
         "load_index('s3://bucket/set')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "s3://bucket/set cannot be read: Install s3fs" in done.stderr.splitlines()[-1]
+    assert words in done.stderr.splitlines()[-1]
 
 
 def test_fsspec_is_imported_for_urls_only(source):
@@ -159,13 +165,6 @@ def test_fsspec_is_imported_for_urls_only(source):
         "sys.exit(bool({'fsspec', 'torch', 'h5py'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    code = (
-        "import sys; sys.modules['fsspec'] = None\n"
-        "from hpctrain.data.places.origin import load_index\n"
-        "load_index('s3://bucket/set')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "needs the package fsspec" in done.stderr.splitlines()[-1]
 
 
 # File systems

@@ -9,7 +9,7 @@ from hpctrain.data.loading import batch_reader
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder, Lanes
 from hpctrain.data.samplers.order import Order
-from hpctrain.data.sources.opened import OpenShards
+from hpctrain.data.sources.datasets import Datasets
 from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.field import Field
 from hpctrain.shards.format import write_shards
@@ -107,7 +107,7 @@ def test_a_reader_begins_each_block_once(tmp_path, monkeypatch):
             begun.extend(range(firsts[shard] + start, firsts[shard] + stop))
             changed.notify_all()
 
-    monkeypatch.setattr(OpenShards, "will_need", will_need)
+    monkeypatch.setattr(Datasets, "will_need", will_need)
     order = BlockOrder(COUNT, 3, 7, WINDOW)
     for batch in Loader(reader, global_batch_size=20, sampler=order, max_epochs=1):
         with changed:

@@ -402,27 +402,27 @@ def many(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def few_descriptors():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_descriptors")
 def test_few_shards_are_open_at_a_time(many):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        reader = Reader(many, "train", ["x"])
-        assert len(reader.index.shards) == 300
-        for start in range(0, 300, 20):
-            rows = reader.read(np.arange(start, start + 20))
-            assert (rows["x"] == np.arange(start, start + 20)).all()
-        assert len(os.listdir("/proc/self/fd")) < 200
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    reader = Reader(many, "train", ["x"])
+    assert len(reader.index.shards) == 300
+    for start in range(0, 300, 20):
+        rows = reader.read(np.arange(start, start + 20))
+        assert (rows["x"] == np.arange(start, start + 20)).all()
+    assert len(os.listdir("/proc/self/fd")) < 200
 
 
+@pytest.mark.usefixtures("few_descriptors")
 def test_a_first_read_of_more_shards_than_there_are_descriptors(many):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        rows = Reader(many, "train", ["x"], io="read").read(np.arange(300))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    rows = Reader(many, "train", ["x"], io="read").read(np.arange(300))
     assert (rows["x"] == np.arange(300)).all()
 
 
@@ -482,7 +482,7 @@ def test_more_shards_than_can_be_open(many, monkeypatch, io):
         for rows, wanted in zip(pool.map(reader.read, indices), indices, strict=True):
             assert (rows["x"] == wanted).all()
             assert (rows["y"] == wanted).all()
-    assert len(reader.opened._layouts) <= 24
+    assert len(reader.opened.datasets.layouts) <= 24
 
 
 def test_a_shard_that_was_replaced_stays_as_it_was_opened(own):

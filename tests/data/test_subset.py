@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.order import Order, Repeat
-from hpctrain.data.samplers.subset import Subset, column, parse_slice, select
+from hpctrain.data.samplers.subset import Subset, column, parse_slice
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
@@ -90,15 +90,11 @@ def test_a_sampler_of_more_samples_is_refused(indices):
         everything(Subset(Order(10, 0), indices, of=10))
 
 
-def test_select_and_column_of_real_data(digits):
+@pytest.mark.parametrize("chunk", [1, 99, 100, 10**6])
+def test_a_column_of_real_data(digits, chunk):
     labels = Reader(digits, "train", fields=["label"])
-    values = column(labels, "label", chunk=100)
+    values = column(labels, "label", chunk)
     assert np.array_equal(values, labels.read(np.arange(len(labels)))["label"])
-    for chunk in (1, 99, len(labels), 10**6):
-        found = select(labels, lambda rows: rows["label"] == 3, chunk)
-        assert found.dtype == np.int32
-        assert np.array_equal(found, np.flatnonzero(values == 3))
-    assert select(labels, lambda rows: rows["label"] > 9).size == 0
 
 
 class Texts:
@@ -111,17 +107,6 @@ class Texts:
 
     def read(self, indices):
         return {"text": Ragged.of([np.zeros(i, np.uint8) for i in indices]), "id": indices}
-
-
-def test_a_predicate_sees_lengths_too():
-    assert select(Texts(), lambda rows: rows["text"].lengths >= 7, 4).tolist() == [7, 8, 9]
-
-
-def test_an_invalid_predicate_is_refused():
-    with pytest.raises(DataError, match=r"returned int64 \[4\] for 4 samples; it returns bool"):
-        select(Texts(), lambda rows: rows["id"], 4)
-    with pytest.raises(DataError, match=r"returned bool \[\]"):
-        select(Texts(), lambda rows: True)
 
 
 def test_a_missing_column_is_refused():

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpctrain.data.batch_fields import DTYPES
 from hpctrain.data.draws import Draws
 from hpctrain.data.transforms import (
-    DTYPES,
     Cast,
     Compose,
     Normalise,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.places import verification as module
-from hpctrain.data.places.place import Folder
+from hpctrain.data.places.placement import Folder
 from hpctrain.data.places.stage import Stage
 from hpctrain.data.places.verification import Verified, verified, verify
 from hpctrain.errors import ConfigError, DataError

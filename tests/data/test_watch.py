@@ -185,7 +185,7 @@ def test_values_of_a_moment_are_read_again(folder):
         if not found:
             edit(path)
         out = np.empty((1, 2, 2), np.int64)
-        reader.opened.spans("image", *row, 1, out)
+        reader.opened.datasets.spans("image", *row, 1, out)
         path.write_bytes(right) if not found else None
         found.append(int(out[0, 0, 0]))
         return found[-1]

@@ -123,15 +123,3 @@ def test_large_classes_are_shuffled_too():
 def test_invalid_labels_are_refused(labels, count, message):
     with pytest.raises(DataError, match=message):
         Balanced(np.array(labels), 0, count)
-
-
-def test_stored_values_are_reproduced():
-    # A change here reorders the data of every run that is resumed.
-    weighted = Weighted(np.arange(10), 42, count=100)
-    assert weighted(0, np.arange(12)).tolist() == [7, 9, 6, 5, 8, 8, 8, 6, 4, 8, 8, 8]
-    assert weighted(10**6, np.array([0, 99])).tolist() == [4, 5]
-    balanced = Balanced(np.arange(30) % 7 % 3, 42)
-    assert balanced(0, np.arange(9)).tolist() == [4, 7, 16, 27, 8, 23, 19, 11, 17]
-    assert balanced(10**6, np.array([0, 29])).tolist() == [29, 13]
-    large = Balanced(np.arange(10_000) % 2, 42)
-    assert large(1, np.array([0, 1, 9999])).tolist() == [9589, 6334, 1490]

@@ -28,7 +28,7 @@ def expected(reader, length, stride):
     windows = []
     for shard in range(len(reader.shards)):
         offsets = reader.offsets("text", shard)
-        first = int(reader._firsts[shard])
+        first = int(reader._samples.firsts[shard])
         count = reader.shards[shard].count
         samples = reader.read(np.arange(first, first + count))["text"]
         documents = np.repeat(np.arange(count), np.diff(offsets))

@@ -331,22 +331,21 @@ def script(tmp_path, guard, more=""):
     return [sys.executable, str(path)]
 
 
+def ended(command, **options):
+    """Run a program to its end, and return how it ended and what it said."""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
 def test_a_transform_of_the_script_itself(tmp_path):
     """The script leaves the workers open when it ends."""
-    done = subprocess.run(
-        script(tmp_path, "if __name__ == '__main__':"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ended(script(tmp_path, "if __name__ == '__main__':"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 2, 4]\n", "")
 
 
 def test_a_script_without_a_guard(tmp_path):
-    done = subprocess.run(
-        script(tmp_path, "if True:"), capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ended(script(tmp_path, "if True:"))
     assert done.returncode == 1
     assert 'put what it does below `if __name__ == "__main__":`' in done.stderr
 
@@ -355,14 +354,7 @@ def test_a_transform_of_a_module_that_was_run(tmp_path):
     """The script is run by python -m, and can still set the start method of multiprocessing."""
     more = "    import multiprocessing; multiprocessing.set_start_method('spawn')\n"
     script(tmp_path, "if __name__ == '__main__':", more)
-    done = subprocess.run(
-        [sys.executable, "-m", "training"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = ended([sys.executable, "-m", "training"], cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 2, 4]\n", "")
 
 
@@ -375,13 +367,7 @@ def test_a_transform_of_a_notebook():
         "with Workers(worker_parts.FIXED, double, 1) as workers:\n"
         "    worker_parts.run(workers, 0, 3).result(60)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ended([sys.executable, "-c", code, str(Path(__file__).parent)])
     assert "must move into a file that can be imported" in done.stderr
 
 

@@ -1,4 +1,5 @@
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from hpctrain.errors import DataError, StorageError
 from hpctrain.shards import commit
 from hpctrain.shards.compression import Compression
 from hpctrain.shards.field import DTYPES, Field
-from hpctrain.shards.format import ShardWriter, write_shards
+from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.shard import digest_file
@@ -156,35 +157,6 @@ def test_every_dtype_shape_and_byte_order(tmp_path_factory, dtype, shape, count,
     assert (np.concatenate(found) == values).all()
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    parts=st.lists(
-        st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1), min_size=1
-    )
-)
-def test_statistics_are_those_of_numpy(tmp_path_factory, parts):
-    folder = tmp_path_factory.mktemp("set")
-    batches = [("train", {"x": np.array(part, np.float32)}) for part in parts]
-    values = write_shards(folder, batches).statistics["train"]["x"]
-    everything = np.concatenate([np.array(part, np.float64) for part in parts])
-    finite = everything[np.isfinite(everything)]
-    assert values.nonfinite == len(everything) - len(finite)
-    if not len(finite):
-        assert (values.mean, values.std, values.min, values.max) == (None, None, None, None)
-        return
-    scale = np.abs(finite).max()
-    assert values.mean == pytest.approx(finite.mean(), rel=1e-9, abs=1e-12 * scale)
-    assert values.std == pytest.approx(finite.std(), rel=1e-9, abs=1e-12 * scale)
-    assert (values.min, values.max) == (finite.min(), finite.max())
-
-
-def test_statistics_do_not_cancel(tmp_path):
-    x = 1e9 + rng.normal(size=1_000_000)
-    values = write_shards(tmp_path, [("train", {"x": x})], max_bytes=10**6).statistics["train"]["x"]
-    assert values.std == pytest.approx(x.std(), rel=1e-9)
-    assert values.mean == pytest.approx(x.mean(), rel=1e-14)
-
-
 @pytest.mark.parametrize("largest", [1e200, 1.7e308])
 def test_statistics_beyond_float64_are_none(tmp_path, largest):
     x = np.array([-largest, largest, largest, 0.0])
@@ -193,19 +165,15 @@ def test_statistics_beyond_float64_are_none(tmp_path, largest):
     assert Index.load(tmp_path).statistics["train"]["x"] == values
 
 
-def test_integers_keep_their_range_exactly(tmp_path):
-    x = np.array([-(2**63), 2**63 - 1])
-    values = write_shards(tmp_path, [("train", {"x": x})]).statistics["train"]["x"]
-    assert (values.min, values.max) == (-(2**63), 2**63 - 1)
-
-
 def test_samples_are_copied(tmp_path):
     buffer = np.zeros(4, np.int32)
-    with ShardWriter(tmp_path) as writer:
+
+    def batches():
         for value in range(3):
             buffer[:] = value
-            writer.add("train", {"x": buffer})
-        writer.finish()
+            yield "train", {"x": buffer}
+
+    write_shards(tmp_path, batches())
     with h5py.File(tmp_path / "train-00000.h5") as file:
         assert file["x"][:].tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
@@ -288,6 +256,22 @@ def test_two_writers_do_not_meet(tmp_path):
     write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
 
 
+def test_nothing_is_removed_behind_a_link(tmp_path):
+    """Whoever may write into the folder of a data set must not lead its writer elsewhere."""
+    folder, private = tmp_path / "set", tmp_path / "private"
+    folder.mkdir()
+    private.mkdir()
+    (private / "thesis.tex").write_text("all of it")
+    (folder / commit.PARTIAL).symlink_to(private)
+    with pytest.raises(StorageError, match="set: it is a link, or lies behind one"):
+        write_shards(folder, [("train", {"x": np.zeros(2)})])
+    assert os.listdir(private) == ["thesis.tex"]
+    (private / "thesis.tex").unlink()
+    with pytest.raises(StorageError, match="set: it is a link, or lies behind one"):
+        commit.settle(folder)
+    assert os.listdir(private) == []
+
+
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(38, "Function not implemented")
@@ -338,6 +322,50 @@ def test_killed_between_any_two_moves(tmp_path, moves, before):
     assert sorted(os.listdir(folder)) == ["index.json", *(shard.path for shard in new.shards)]
     for shard in new.shards:
         assert digest_file(folder / shard.path) == shard.digest
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"train-00000.h5": "trai', "commit.json is damaged: it is not valid JSON"),
+        ("[]", "commit.json is damaged: $ is `array`; it must be `object`"),
+        ('{"train-00000.h5": 3}', "commit.json is damaged: $[...] is `int`; it must be `str`"),
+        ('{"train-00000.h5": "../x"}', "$[...]: it must be a path that stays in the folder"),
+        ('{"../x.h5": "train-00000.h5"}', "a key of $: it must be a path that stays in the fol"),
+        ('{"/etc/x": "train-00000.h5"}', "a key of $: it must be a path that stays in the folder"),
+        (None, "commit.json is damaged: it cannot be read (it is a link, or lies behind one)"),
+    ],
+)
+def test_a_commit_that_is_damaged_is_refused_and_nothing_is_moved(tmp_path, content, words):
+    old = write_shards(tmp_path, [("train", {"x": np.arange(5)})])
+    partial = tmp_path / commit.PARTIAL
+    partial.mkdir()
+    if content is None:
+        (partial / "commit.json").symlink_to(tmp_path / "index.json")
+    else:
+        (partial / "commit.json").write_text(content)
+    old.save(partial)
+    files = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError) as error:
+        commit.resume(tmp_path)
+    assert words in str(error.value)
+    assert f"is not known; remove {partial} to begin anew (" in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+def test_a_commit_of_names_of_any_bytes_is_finished(tmp_path):
+    index = write_shards(tmp_path, [("train", {"x": np.arange(5)})])
+    name = os.fsdecode(b"caf\xe9.txt")
+    partial = tmp_path / commit.PARTIAL
+    partial.mkdir()
+    (partial / name).write_text("beside")
+    index.save(partial)
+    shutil.copy(tmp_path / "train-00000.h5", partial)
+    moves = {"train-00000.h5": "train-00000.h5", name: name}
+    (partial / "commit.json").write_text(json.dumps(moves))
+    assert commit.resume(tmp_path)
+    assert (tmp_path / name).read_text() == "beside"
+    assert Index.load(tmp_path) == index
 
 
 def test_ragged():

@@ -142,10 +142,13 @@ def test_a_file_is_no_folder(folder):
     assert "is a file; a data set is a folder" in refused(folder / "index.json")
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b""])
-def test_not_json(folder, content):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"{", ""), (b"\xff\xfe", ""), (b"", ""), (b"[]", "$ is `array`; it must be `object`")],
+)
+def test_not_json(folder, content, words):
     (folder / "index.json").write_bytes(content)
-    assert f"{folder}/index.json is damaged: " in refused(folder)
+    assert f"{folder}/index.json is damaged: {words}" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +178,6 @@ def test_an_index_that_cannot_be_read(folder, change, words):
     message = refused(folder)
     assert message.startswith(f"{folder}/index.json")
     assert words in message
-
-
-def test_an_index_that_is_a_list(folder):
-    (folder / "index.json").write_text("[]")
-    assert "$ is `array`; it must be `object`" in refused(folder)
 
 
 def test_an_unknown_split_names_those_that_exist(folder):

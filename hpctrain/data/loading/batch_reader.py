@@ -1,4 +1,4 @@
-"""The reading of several batches at once."""
+"""The reading of the batches of a group of steps at once."""
 
 import time
 from collections import deque
@@ -17,10 +17,7 @@ MAX_STEPS = 64  # of a group
 
 
 class BatchReader:
-    """Reads the batches of a group of steps.
-
-    `batch_bytes` is that of the largest batch that has been read, where samples vary in length.
-    """
+    """Reads groups; `batch_bytes` is that of the largest batch so far, where lengths vary."""
 
     def __init__(
         self,

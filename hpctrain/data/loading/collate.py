@@ -48,12 +48,8 @@ class Collate:
             )
 
     def __call__(self, rows: Mapping[str, Array | Ragged], mask: NDArray[np.bool_]) -> deque[Batch]:
-        """Return one batch for each step.
-
-        It calls few of torch's operations: each releases the GIL, and has to wait to get it back.
-        Each field of `rows` has steps * b samples. The mask is bool (steps, b), False for a
-        repeated sample.
-        """
+        """Return one batch of b samples for each step; the mask is bool (steps, b)."""
+        # Few of torch's operations: each releases the GIL, and has to wait to get it back.
         steps, size = mask.shape
         columns: dict[str, Sequence[torch.Tensor]] = {MASK: self._tensor(mask).unbind()}
         for name, value in rows.items():

@@ -1,10 +1,9 @@
 """Batches for one data-parallel rank, which threads read ahead.
 
 The state is one integer: how many samples the training has been given, over all ranks and epochs
-(`hpctrain.data.loading.steps` explains it). A sampler (`hpctrain.data.samplers`) says which sample
-stands at a position. So the global batch of a step is the same, in the same order, for every number
-of ranks, and a run that is resumed with another number of ranks or another batch size continues
-the same sequence.
+(`hpctrain.data.loading.steps` explains it). A sampler says which sample stands at a position. So
+the global batch of a step is the same, in the same order, for every number of ranks, and a run that
+is resumed with another number of ranks or another batch size continues the same sequence.
 
     >>> loader = Loader(Reader(folder, "train"), global_batch_size=64, dp_rank=0, dp_size=2)
     >>> for batch in loader:                 # without end, or max_epochs
@@ -38,44 +37,21 @@ class Loader:
     """Iterates over this rank's batches, from the loader's state on.
 
     A batch has b = dp_count * global_batch_size / dp_size samples of each field, and a mask: see
-    `hpctrain.data.loading.collate`. Its dtypes are those of the fields, but uint16 becomes int32
-    and uint32 becomes int64.
+    `hpctrain.data.loading.collate`. uint16 becomes int32, and uint32 becomes int64. The memory of a
+    batch is used again only after the consumer has dropped it. There is one iterator at a time: a
+    new one, or `load_state_dict`, ends the one before.
 
-    The memory of a batch is used again only after the consumer has dropped the batch. There is
-    one iterator at a time: a new one, or `load_state_dict`, ends the one before.
+    This rank is `dp_rank` of the `dp_size` that divide the data. It takes the samples of `dp_count`
+    ranks from there on, so that a faster one can have more. `ramp` has pairs of a smaller global
+    batch size and the number of its steps, which come first. Without a `sampler` each epoch has all
+    samples, with `shuffle` in an order that `seed` decides. An incomplete last batch of an epoch is
+    left out (tail "drop") or filled up ("pad"). The iterator ends after `max_epochs`, counted from
+    the state 0, or never.
 
-    Args:
-        source: Where the samples come from.
-        global_batch_size: Samples of one step, over all ranks.
-        dp_rank: This rank among the `dp_size` that divide the data.
-        dp_size: Data-parallel ranks.
-        dp_count: This rank takes the samples of so many ranks, from dp_rank on, so that a faster
-            one can have more of them.
-        sampler: Says which sample stands at a position. Without it each epoch has all samples, in
-            the order that `shuffle` and `seed` say.
-        shuffle: True: each epoch has another order; False: the order of the shards.
-        seed: Seed of the order; the same on every rank.
-        tail: An incomplete last batch of an epoch is left out ("drop") or filled up ("pad").
-        max_epochs: The iterator ends after so many epochs, counted from the state 0; None: it
-            never ends.
-        ramp: Pairs of a smaller global batch size and the number of its steps, which come first.
-        threads: Threads that read ahead. One core is left to the consumer, so there are at most
-            as many as there are other cores. 0: the consumer reads when it needs a batch.
-        prefetch_bytes: How many bytes are read ahead, about; at least one group of batches for
-            each thread.
-        collate: Variable-length fields are padded ("pad") or joined end to end ("pack").
-        pin_memory: Whether batches are in page-locked memory, for asynchronous copies to the GPU;
-            without CUDA it has no effect.
-        workers: Processes that transform the samples; a batch then has the fields that the
-            transforms return.
-
-    Attributes:
-        steps_per_epoch: Batches of a whole epoch, after the ramp.
-
-    Raises:
-        ConfigError: Sizes or ranks do not fit together.
-        DataError: There are fewer samples than one batch has (tail "drop"), or a field has a name
-            that the batch needs, such as "mask".
+    `threads` read about `prefetch_bytes` ahead, and at least one group of batches each. One core is
+    left to the consumer; with 0 the consumer reads when it needs a batch. Variable-length fields
+    are padded ("pad") or joined end to end ("pack"). `pin_memory` allows asynchronous copies to a
+    GPU. With `workers` a batch has the fields that their transforms return.
     """
 
     def __init__(
@@ -100,15 +76,9 @@ class Loader:
     ) -> None:
         self._source = source
         sampler = sampler or Order(len(source), seed, shuffle)
+        ranks = {"dp_rank": dp_rank, "dp_size": dp_size, "dp_count": dp_count}
         self._steps = Steps(
-            sampler.count,
-            global_batch_size,
-            dp_rank=dp_rank,
-            dp_size=dp_size,
-            dp_count=dp_count,
-            tail=tail,
-            max_epochs=max_epochs,
-            ramp=ramp,
+            sampler.count, global_batch_size, **ranks, tail=tail, max_epochs=max_epochs, ramp=ramp
         )
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(
@@ -119,18 +89,11 @@ class Loader:
         elif threads:  # one core is the consumer's
             threads = min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
         buffers = Buffers(pin_memory)
+        made = Collate(source.fields, collate, buffers)
+        reader = BatchReader(source, self._steps.share, made, buffers, workers=workers, seed=seed)
+        planner = Planner(self._steps, sampler, source)
         self._prefetcher = Prefetcher(
-            Planner(self._steps, sampler, source),
-            BatchReader(
-                source,
-                self._steps.share,
-                Collate(source.fields, collate, buffers),
-                buffers,
-                workers=workers,
-                seed=seed,
-            ),
-            threads=threads,
-            prefetch_bytes=prefetch_bytes,
+            planner, reader, threads=threads, prefetch_bytes=prefetch_bytes
         )
         self._consumed = self._iteration = 0
         self._here: deque[Batch] = deque()  # the batches of the current group that are left
@@ -173,11 +136,7 @@ class Loader:
         return self._last
 
     def samples(self, step: Step | None = None) -> list[SampleId]:
-        """Return where this rank's samples of a step are stored, in the order of the batch.
-
-        Samples that only fill up the last batch are left out. Without `step` it is the one that is
-        `last`.
-        """
+        """Return where the samples of a step (by default `last`) are stored, in order."""
         return sample_ids(self._source, (step or self.last).samples)
 
     @property
@@ -186,10 +145,7 @@ class Loader:
         return bool(self._here) or self._prefetcher.ready
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of samples handed out, over all ranks and epochs.
-
-        What was read ahead does not count.
-        """
+        """Return the number of samples handed out, over all ranks and epochs."""
         return {"consumed": self._consumed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -29,8 +29,8 @@ _GROUP_S = 0.25  # seconds that the reading of a group of several batches may ta
 class Prefetcher:
     """Reads the groups of one rank in their order.
 
-    About `prefetch_bytes` are read ahead, but at least one group for each thread. With 0 threads
-    the consumer reads each group when it needs it. `wait_s` is how long the consumer has waited.
+    About `prefetch_bytes` are read ahead, at least a group for each thread. Without threads the
+    consumer reads each group when it needs it. `wait_s` is how long the consumer has waited.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Prefetcher:
     def read(self, consumed: int) -> Generator[tuple[Group, deque[Batch]], None, None]:
         """Yield the groups after the state `consumed`, each with the batches of its steps.
 
-        When the generator ends, groups that no thread has begun are dropped, and nobody waits for
-        the others: the consumer may have to save before its grace time ends.
+        At the end nobody waits for groups that are being read: the consumer may have to save at
+        once.
         """
         readers, planning = pool(self._threads), pool(min(1, self._threads))
         groups = self._groups(consumed, planning)
@@ -76,10 +76,7 @@ class Prefetcher:
                 planning.shutdown(wait=False, cancel_futures=True)
 
     def _groups(self, consumed: int, planning: Executor) -> Iterator[Group]:
-        """Cut the steps into groups; the first ones are small, so that the first batch is fast.
-
-        They stay small until it is known how long a batch takes.
-        """
+        """Cut the steps into groups, small ones at first, so that the first batch is fast."""
         nbytes = GROUP if self._threads else GROUP_WHEN_ASKED
         limit = 1
         for stretch in self._planner.stretches(consumed, planning):

@@ -17,10 +17,7 @@ from hpctrain.shards.types import Int64s
 
 
 class Plan(NamedTuple):
-    """Positions in the epoch and samples of some steps; each array is (steps, share).
-
-    The mask is False for a repeated sample that only fills up the last batch.
-    """
+    """Positions in the epoch, samples, and which of them count: (steps, share) each."""
 
     positions: Int64s
     samples: Int64s
@@ -28,18 +25,13 @@ class Plan(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Successive steps of a stretch.
-
-    `first` is the place of the first one in the stretch, `planned` the plan of the whole stretch,
-    and `consumed` the loader's state after each step. `batch_size` is the samples of a step over
-    all ranks, with those that only fill up.
-    """
+    """Successive steps of a stretch."""
 
     epoch: int
-    planned: Future[Plan]
-    first: int
-    consumed: list[int]
-    batch_size: int
+    planned: Future[Plan]  # of the whole stretch
+    first: int  # the place of the first step in the stretch
+    consumed: list[int]  # the loader's state after each step
+    batch_size: int  # samples of a step over all ranks, with those that only fill up
 
     @property
     def plan(self) -> Plan:
@@ -95,10 +87,7 @@ class Planner:
             yield current
 
     def read_ahead(self, group: Group, planning: Executor) -> None:
-        """Let `planning` ask the source to read the group's blocks ahead, where there are blocks.
-
-        It does so for one group only: what is read much earlier than needed leaves the page cache.
-        """
+        """Let `planning` ask the source to read the group's blocks ahead, if there are blocks."""
         sampler, source = self._in_blocks, self._reads_ahead
         if sampler is not None and source is not None:
             planning.submit(

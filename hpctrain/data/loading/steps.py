@@ -46,10 +46,9 @@ class _Stage(NamedTuple):
 
 
 class Steps:
-    """The steps of one rank.
+    """The steps of one rank; `Loader` explains the arguments.
 
-    The arguments are those of `hpctrain.data.loading.loader.Loader`. `share`, the samples of one
-    step on this rank, and `steps_per_epoch` are those after the ramp.
+    `share`, the samples of one step on this rank, and `steps_per_epoch` are those after the ramp.
     """
 
     def __init__(
@@ -121,10 +120,7 @@ class Steps:
             consumed = stretch.consumed[-1]
 
     def positions(self, stretch: Stretch) -> tuple[Int64s, NDArray[np.bool_]]:
-        """Return this rank's positions, int64, and whether they count: (steps, share) each.
-
-        A position that does not count repeats the last one, to fill up the tail.
-        """
+        """Return this rank's positions, and which do not only fill up: (steps, share) each."""
         size = stretch.batch_size
         first = stretch.offset + self._dp_rank * (size // self._dp_size)
         steps = np.arange(len(stretch.consumed))[:, None] * size
@@ -167,12 +163,7 @@ class Steps:
 
 
 def _check(
-    count: int,
-    batch: int,
-    dp_rank: int,
-    dp_size: int,
-    tail: str,
-    max_epochs: int | None,
+    count: int, batch: int, dp_rank: int, dp_size: int, tail: str, max_epochs: int | None
 ) -> None:
     if not 0 <= dp_rank < dp_size:
         raise ConfigError(f"data-parallel rank {dp_rank} of {dp_size}: it is 0 to {dp_size - 1}")

@@ -13,10 +13,7 @@ T = TypeVar("T")
 
 
 def pool(threads: int) -> Executor:
-    """Return an executor with so many threads; with 0, a call runs when its result is needed.
-
-    In each thread torch uses that thread only: the other cores are busy with the training.
-    """
+    """Return an executor of so many threads, in each of which torch uses that thread only."""
     if not threads:
         return WhenAsked()
     executor = ThreadPoolExecutor(threads, "hpctrain-loader")

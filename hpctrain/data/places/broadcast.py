@@ -29,11 +29,9 @@ log = logging.getLogger(__name__)
 
 
 def broadcast(folder: Path, source: Path, shards: Sequence[Shard]) -> None:
-    """Send shards to all nodes of this job. Only one process calls this.
+    """Send shards to all nodes of this job, into `Stage.folder`. Only one process calls this.
 
-    The folder (`Stage.folder`) has the same path on every node, and the shards must fit together
-    into the budget of every node. A shard is sent even if a node has it already. Outside of a Slurm
-    job, or if sbcast fails, a LaunchError is raised.
+    All of them must fit into the budget of every node.
     """
     if "SLURM_JOB_ID" not in os.environ or not shutil.which("sbcast"):
         raise LaunchError("sbcast sends files to the nodes of a Slurm job, and this is none")

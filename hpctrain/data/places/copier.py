@@ -36,10 +36,7 @@ _State = Literal["staged", "busy", "no room"]
 
 
 class Copier:
-    """The part of a `Stage` that belongs to one process.
-
-    `stop` closes the depot. `threads` says how many shards are copied ahead at the same time.
-    """
+    """The part of a `Stage` that belongs to one process, with `threads` that copy ahead."""
 
     def __init__(self, origin: Origin, depot: Depot, threads: int) -> None:
         self.depot, self.copied_bytes = depot, 0
@@ -115,9 +112,9 @@ class Copier:
             self._changed.notify_all()
             # A read that hangs because its server is dead must not stop the process from ending.
             idle = self._changed.wait_for(lambda: not self._copying, timeout=5)
-        for thread in self._threads if idle else ():
-            thread.join(timeout=5)
         if idle:
+            for thread in self._threads:
+                thread.join(timeout=5)
             self.depot.close()
 
     def _work(self) -> None:

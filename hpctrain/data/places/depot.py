@@ -55,9 +55,8 @@ class Depot:
     """The folder of staged shards, its budget and its locks.
 
     `base` is an existing folder of this node, such as TMPDIR, whose files other users cannot
-    change; a StorageError says why one cannot be used. `budget_bytes` limits all files in it
-    together. None: half of the free space; in memory (/dev/shm) also at most a quarter of the
-    memory that the job may use, because the files there count as the job's memory.
+    change. `budget_bytes` limits all files in it together. None: half of the free space; in memory
+    (/dev/shm), where files count as the job's memory, also at most a quarter of that.
     """
 
     def __init__(self, base: Path, budget_bytes: int | None = None) -> None:
@@ -121,11 +120,9 @@ class Depot:
         self._flock(fcntl.F_UNLCK, _offset(digest_of(shard)))
 
     def create(self, shard: Shard, keep: Collection[str]) -> tuple[int, Path] | None:
-        """Create a file for the copy of a claimed shard, and reserve all its space on the disk.
+        """Create a file with room for a claimed shard; return an open descriptor and the path.
 
-        Return an open descriptor and the path; None if there is no room, even after evicting the
-        shards that nobody uses, the least recently used first. Those of the digests in `keep` are
-        never evicted. An OSError means that the folder cannot be written or has disappeared.
+        None if there is no room, even after evicting what nobody uses and `keep` does not name.
         """
         with self._accounting():
             if not self._make_room(shard.bytes, keep):
@@ -243,12 +240,10 @@ class Depot:
 
 
 class _Entry(NamedTuple):
-    """A file of the depot. `used` is the time of the last use, in seconds since 1970."""
-
     name: str
     digest: str
     size: int
-    used: float
+    used: float  # the time of the last use, in seconds since 1970
 
 
 def _offset(digest: str) -> int:

@@ -22,10 +22,7 @@ CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def kind_of(folder: Path, mounts: Path = MOUNTS) -> Kind:
-    """Return the kind of file system of `folder`, or of the nearest existing folder above it.
-
-    Symbolic links are followed. `mounts` has the format of /proc/self/mountinfo (proc(5)).
-    """
+    """Return the kind of file system of `folder`, or of the nearest existing folder above it."""
     real, found, best = os.path.realpath(folder), "", ""
     for line in mounts.read_text(errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
@@ -47,8 +44,7 @@ def free_bytes(folder: Path) -> int:
 def job_memory(environ: Mapping[str, str] = os.environ) -> int:
     """Return the bytes of memory that this process's job may use on this node.
 
-    This is the smallest of the machine's memory, the limits of the process's cgroup (version 1 or
-    2) and of the cgroups above it, and the memory that the job requested from Slurm.
+    It is the least of the machine's memory, the cgroup's limits and what was asked of Slurm.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]
     megabytes = int(environ.get("SLURM_MEM_PER_NODE") or 0)

@@ -1,4 +1,4 @@
-"""The files of a data set in a folder, or at a URL of an object store.
+"""The files of a data set in a folder, or at a URL of an object store (fsspec's).
 
     >>> origin = open_origin("s3://bucket/digits")        # or a folder
     >>> index = load_index("s3://bucket/digits")
@@ -6,10 +6,7 @@
 
 Files are read from beginning to end in large pieces. When a read fails in a way that is typical of
 unreliable file systems and networks (EIO, ESTALE, time-outs), the file is opened again and the read
-is repeated from the byte that was reached. If it keeps failing, the error names the file and the
-bytes.
-
-URLs are those of fsspec: https://filesystem-spec.readthedocs.io. It is not imported for a folder.
+is repeated from the byte that was reached.
 """
 
 import errno
@@ -39,10 +36,7 @@ _Sink = Callable[[memoryview], object]
 
 
 class WrongShard(DataError):
-    """A shard's bytes differ from those that the index lists.
-
-    `found` is the digest of the bytes that were read; "" if already the size is wrong.
-    """
+    """A shard's bytes, of the digest `found` ("": of a wrong size), differ from the index."""
 
     def __init__(self, message: str, found: str = "") -> None:
         super().__init__(message)
@@ -50,11 +44,7 @@ class WrongShard(DataError):
 
 
 class Origin(Protocol):
-    """The files of a data set, by their name in it.
-
-    `name` is the folder or URL, for messages. `folder` is where the files can be opened in place;
-    None if they must be copied.
-    """
+    """The files of a data set. `name` is for messages; `folder` is None if they must be copied."""
 
     name: str
     folder: Path | None
@@ -184,30 +174,22 @@ def read_blocks(origin: Origin, path: str) -> Iterator[memoryview]:
 
 
 def pour(origin: Origin, shard: Shard, sink: _Sink) -> None:
-    """Read a whole shard, pass each block to `sink`, and check the bytes against the index.
-
-    A WrongShard is raised after `sink` has got the bytes; a DataError if the shard cannot be read.
-    """
+    """Read a whole shard, pass each block to `sink`, and at the end check all against the index."""
     digest_of(shard)
-    name, size, digest = f"{origin.name}/{shard.path}", 0, xxhash.xxh3_128()
+    name, size, digest = f"shard {origin.name}/{shard.path}", 0, xxhash.xxh3_128()
     for block in _shard_blocks(origin, shard, name):
         size += len(block)
         if size > shard.bytes:
-            raise WrongShard(
-                f"shard {name} is changed: it has more than the {shard.bytes} bytes that {FILE} "
-                "lists"
-            )
+            most = f"the {shard.bytes} bytes that {FILE} lists"
+            raise WrongShard(f"{name} is changed: it has more than {most}")
         digest.update(block)
         sink(block)
     if size < shard.bytes:
-        raise WrongShard(
-            f"shard {name} is truncated: it has {size} bytes, {FILE} lists {shard.bytes}"
-        )
+        raise WrongShard(f"{name} is truncated: it has {size} bytes, {FILE} lists {shard.bytes}")
     found = f"xxh3_128:{digest.hexdigest()}"
     if found != shard.digest:
-        raise WrongShard(
-            f"shard {name} is changed: its digest is {found}, {FILE} lists {shard.digest}", found
-        )
+        lists = f"{FILE} lists {shard.digest}"
+        raise WrongShard(f"{name} is changed: its digest is {found}, {lists}", found)
 
 
 def digest_of(shard: Shard) -> str:
@@ -226,9 +208,9 @@ def _shard_blocks(origin: Origin, shard: Shard, name: str) -> Iterator[memoryvie
     try:
         yield from read_blocks(origin, shard.path)
     except FileNotFoundError:
-        raise DataError(f"shard {name} is missing; {FILE} lists it") from None
+        raise DataError(f"{name} is missing; {FILE} lists it") from None
     except OSError as error:
-        raise DataError(f"shard {name} cannot be read: {error.strerror or error}") from None
+        raise DataError(f"{name} cannot be read: {error.strerror or error}") from None
 
 
 def _close(file: Any) -> None:

@@ -1,4 +1,4 @@
-"""Choose the place where shards are read: the folder of the data set, or copies on this node.
+"""The place where the files of shards are read: the folder of the data set, or copies on this node.
 
 mode   source on a disk of the node   on a network file system   a URL
 none   in place                       in place                   refused
@@ -16,10 +16,10 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from hpctrain.data.places.filesystem import kind_of
 from hpctrain.data.places.origin import is_url
-from hpctrain.data.places.place import Folder, Place
 from hpctrain.data.places.stage import Stage
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.shards.index import Shard
@@ -27,6 +27,36 @@ from hpctrain.shards.index import Shard
 log = logging.getLogger(__name__)
 
 MODES = ("none", "node", "auto")
+
+
+class Place(Protocol):
+    """Gives the file of a shard. Threads may share it. A forked child gets its own state."""
+
+    def path(self, shard: Shard) -> Path:
+        """Return the file to open. May wait until it exists. The file stays until `release`."""
+
+    def plan(self, shards: Sequence[Shard]) -> None:
+        """Announce the shards that are needed next, in this order, so that copying may start."""
+        return
+
+    def release(self, shard: Shard) -> None:
+        """Say that a shard is not needed for now. A file that is mapped stays readable."""
+        return
+
+    def close(self) -> None:
+        """Say that no shard is needed any more."""
+        return
+
+
+class Folder(Place):
+    """The folder of the data set itself: nothing is copied, so nothing is to be done but `path`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+
+    def path(self, shard: Shard) -> Path:
+        """See `Place`."""
+        return self.folder / shard.path
 
 
 def open_place(
@@ -38,12 +68,11 @@ def open_place(
     budget_bytes: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Place:
-    """Choose where shards are read. The table of the module explains the modes.
+    """Choose where shards are read: the module explains the modes, `Depot` the budget.
 
     The copies lie in `folder`, which is made if it does not exist. Without it, they lie in the
     first usable folder of SLURM_TMPDIR, TMPDIR, /tmp and /dev/shm. The largest of the shards, which
-    are those that this node may need, must fit. `Depot` explains the budget. A StorageError says
-    why no folder is usable, if the mode is "node" or the source a URL.
+    are those that this node may need, must fit.
     """
     if mode not in MODES:
         raise ConfigError(f"data.stage={mode}: it is one of {', '.join(MODES)}")
@@ -94,9 +123,6 @@ def _open_stage(source: str | Path, base: Path, budget_bytes: int | None, larges
 
 
 def _bases(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the candidate folders, those of the job first.
-
-    If Slurm gives each job its own /tmp (job_container/tmpfs), TMPDIR is often not set.
-    """
+    """Yield the candidate folders, those of the job first."""
     names = [environ.get("SLURM_TMPDIR"), environ.get("TMPDIR"), "/tmp", "/dev/shm"]
     yield from map(Path, dict.fromkeys(name for name in names if name))

@@ -1,6 +1,6 @@
 """Copies of shards on the node that reads them, made once per node, before they are used.
 
-    source ── large reads ── xxh3 ── NAME.part ── rename ── path() ── mapped by the reader
+source ── large reads ── xxh3 ── NAME.part ── rename ── path() ── mapped by the reader
 
     >>> stage = Stage("s3://bucket/digits", Path(os.environ["TMPDIR"]))
     >>> stage.plan(shards)                # starts to copy them in threads, in this order
@@ -13,39 +13,37 @@ if there is no room, or the folder fails, the shard is read from the source, and
 logged. (A data set at a URL cannot be read in place, so there the problem is an error.) Wrong bytes
 are always an error.
 
-There are no lock files with names, no shared memory segments and no server process, so nothing
-stale is left after kill -9 (see `Depot`). The budget counts every byte before it is written, so
-staging fills neither a disk nor the memory of a job.
+Nothing stale is left after kill -9 (see `Depot`). The budget counts every byte before it is
+written, so staging fills neither a disk nor the memory of a job.
 """
 
-import os
 import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hpctrain.data.places.copier import Copier
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.origin import open_origin
 from hpctrain.shards.index import Shard
+from hpctrain.shards.per_process import PerProcess
 
 THREADS = 4  # shards that a process copies at once; one stream does not fill a network
 
 
-class Stage:
+class Stage(PerProcess):
     """A `Place` whose shards are copied to this node.
 
-    Threads may share a stage. A forked child, and a process that unpickles a stage, start with
-    their own state. A process leaves no thread and no lock behind, however it ends. It leaves at
-    most an unfinished copy, which the next process removes. Finished copies stay for the next job.
-    In memory (/dev/shm) they do not stay: the last process that uses a copy removes it, and if all
-    processes were killed, the next process that opens the depot does. `Depot` and `Copier` explain
-    the arguments.
+    Threads may share a stage. A process leaves no thread and no lock behind, however it ends. It
+    leaves at most an unfinished copy, which the next process removes. Finished copies stay for the
+    next job. In memory (/dev/shm) they do not stay: the last process that uses a copy removes it,
+    and if all processes were killed, the next process that opens the depot does. `Depot` and
+    `Copier` explain the arguments.
     """
 
-    _copier: Copier | None
-    _finalizer: "weakref.finalize[[], Stage] | None"
+    OWN = ("_lock", "_copier", "_finalizer")
+    _copier: Copier | None = None
+    _finalizer: "weakref.finalize[[], Stage] | None" = None
 
     def __init__(
         self,
@@ -56,7 +54,7 @@ class Stage:
         threads: int = THREADS,
     ) -> None:
         self._arguments = source, base, budget_bytes, threads
-        self._reset()
+        super().__init__()
         self._own_copier()
 
     @property
@@ -75,11 +73,7 @@ class Stage:
         return self._own_copier().copied_bytes
 
     def path(self, shard: Shard) -> Path:
-        """Return a file that can be opened now and stays until `release`. May wait for its copy.
-
-        A shard that is missing or unreadable, or whose digest was wrong twice, is a DataError. One
-        that cannot be staged is a StorageError if the source is a URL.
-        """
+        """Return a file that can be opened now and stays until `release`. May wait for its copy."""
         return self._own_copier().path(shard)
 
     def plan(self, shards: Sequence[Shard]) -> None:
@@ -103,33 +97,10 @@ class Stage:
                 self._finalizer = weakref.finalize(self, self._copier.stop)
             return self._copier
 
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._copier = self._finalizer = None
-        _STAGES.add(self)
-
-    def _forget_parent(self) -> None:
-        """Drop the state in a forked child: its threads and locks belong to the parent."""
-        if self._copier is not None:
+    def _begin(self) -> None:
+        if self._copier is not None:  # in a fork, its threads and locks are the parent's
             self._copier.depot.abandon()
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._reset()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_arguments": self._arguments}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
-
-
-_STAGES: weakref.WeakSet[Stage] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for stage in list(_STAGES):
-        stage._forget_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+        self._lock = threading.Lock()
+        self._copier = self._finalizer = None

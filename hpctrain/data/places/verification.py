@@ -10,19 +10,18 @@ another one is found and named.
     >>> place = verified(place, "full", "data/digits", shards, rank=0, ranks=2)
 """
 
-import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from hpctrain.data.places.origin import FolderOrigin, Origin, WrongShard, open_origin, pour
-from hpctrain.data.places.place import Place
+from hpctrain.data.places.origin import FolderOrigin, WrongShard, open_origin, pour
+from hpctrain.data.places.placement import Place
 from hpctrain.data.places.progress_log import Progress
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.index import FILE, Shard
+from hpctrain.shards.per_process import PerProcess
 from hpctrain.terminal import few
 
 MODES = ("off", "first_use", "full")
@@ -51,17 +50,22 @@ def verified(
 
 
 def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] = ()) -> None:
-    """Read shards where the data set lies, in threads, and compare them with the index.
+    """Compare the digests of shards, where the data set lies, with the index.
 
-    The DataError names every shard that is missing, unreadable or wrong, and which of `others`, the
-    other shards of the data set, a file holds instead.
+    The DataError names every wrong shard, and which of `others` a file holds instead.
     """
     origin = open_origin(source)
     progress = Progress("verifying", sum(shard.bytes for shard in shards))
     names = {shard.digest: shard.path for shard in (*others, *shards)}
 
-    def problem(shard: Shard) -> str | None:
-        return _problem(origin, shard, names, progress)
+    def problem(shard: Shard) -> str:
+        try:
+            pour(origin, shard, lambda block: progress.add(len(block)))
+        except DataError as error:
+            if isinstance(error, WrongShard) and (other := names.get(error.found)):
+                return f"shard {origin.name}/{shard.path} holds what {FILE} lists as {other}"
+            return str(error)
+        return ""
 
     with ThreadPoolExecutor(THREADS, "hpctrain-verify") as pool:
         problems = [text for text in pool.map(problem, shards) if text]
@@ -71,24 +75,27 @@ def verify(source: str | Path, shards: Sequence[Shard], others: Sequence[Shard] 
         )
 
 
-class Verified:
+class Verified(PerProcess):
     """A `Place` that compares a shard with the index when this process first opens it.
 
     A forked child knows which shards its parent has verified.
     """
 
+    OWN = ("_locks",)
+
     def __init__(self, place: Place) -> None:
         self._place = place
         self._right: set[tuple[str, Path]] = set()
-        self._start()
+        super().__init__()
+
+    def _begin(self) -> None:
+        self._locks: dict[str, threading.Lock] = {}
 
     def path(self, shard: Shard) -> Path:
         """Return the file of a shard, verified; see `Place`."""
         path = self._place.path(shard)
         key = (shard.digest, path)
         if key not in self._right:
-            if self._pid != os.getpid():  # in a fork, a thread of the parent may hold a lock
-                self._start()
             with self._locks.setdefault(shard.digest, threading.Lock()):
                 if key not in self._right:
                     check_digest(path, shard)
@@ -103,32 +110,6 @@ class Verified:
 
     def close(self) -> None:  # noqa: D102
         self._place.close()
-
-    def _start(self) -> None:
-        self._locks: dict[str, threading.Lock] = {}
-        self._pid = os.getpid()  # set last: a thread that sees it also sees the new locks
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_place": self._place, "_right": self._right}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
-
-def _problem(
-    origin: Origin, shard: Shard, names: Mapping[str, str], progress: Progress
-) -> str | None:
-    """Return a description of what is wrong with a shard, or None."""
-    try:
-        pour(origin, shard, lambda block: progress.add(len(block)))
-    except WrongShard as error:
-        if other := names.get(error.found):
-            return f"shard {origin.name}/{shard.path} holds what {FILE} lists as {other}"
-        return str(error)
-    except DataError as error:
-        return str(error)
-    return None
 
 
 def check_digest(path: Path, shard: Shard) -> None:

@@ -6,12 +6,11 @@
     positions        0                      16              28          36   shuffled per window
 
 A reader holds `window` blocks of `block_size` samples and reads each block once per epoch, as one
-run. Every epoch is an exact permutation of [0, count). It is a pure function of the position and
-needs O(1) memory. The last block is shorter. It may land anywhere, and the positions after it move
-up by the samples that it lacks. Blocks divide the index space, so a block may span several shards.
+run. Every epoch is an exact permutation of [0, count), a pure function of the position in O(1)
+memory. The last block is shorter. It may land anywhere, and the positions after it move up by the
+samples that it lacks. Blocks divide the index space, so a block may span several shards.
 
-The samples of a batch come from at most `window` blocks; tests/benchmarks/test_order_speed.py
-measures what that costs compared with a full shuffle. If neighbours on disk resemble each other
+The samples of a batch come from at most `window` blocks. If neighbours on disk resemble each other
 (sorted by class, frames of a video), use small blocks and many of them.
 
 If many ranks took consecutive slices of a batch, each would read all blocks of the window. `Lanes`
@@ -30,10 +29,7 @@ from hpctrain.shards.types import Int64s
 
 
 class BlockOrder:
-    """A permutation of [0, count) per epoch that goes through blocks, and its inverse.
-
-    `count` is 1 to 2^62, the seed is taken modulo 2^64, and `window` is how many blocks are mixed.
-    """
+    """A permutation of [0, count) per epoch that mixes `window` blocks; count is at most 2^62."""
 
     def __init__(self, count: int, seed: int, block_size: int, window: int) -> None:
         if block_size < 1 or window < 1:
@@ -74,11 +70,9 @@ class BlockOrder:
         return self._locate(epoch, check_positions(positions, self.count))[0]
 
     def blocks(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the blocks to read for these positions and for the window after them.
+        """Return the ranges of indices [first, end), (k, 2), to read for these positions, in order.
 
-        The next window is read while samples are taken from this one, because it is needed all at
-        once. The result is ranges of indices [first, end), int64 (k, 2). The windows are in the
-        order in which they are needed, the blocks of a window in the order on disk.
+        The window after them is among them: it is needed all at once.
         """
         windows = _in_order(self.window_of(epoch, positions))
         last = (self.blocks_per_epoch - 1) // self.window
@@ -135,11 +129,9 @@ class Lanes:
         of the sampler   0 1 2 12 13 14 3 4 5 15 …      lane 0: 0 to 11, lane 1: 12 to 23
                                                         at the end of the epoch: 24, 25
 
-    With global_batch_size = lanes * run, rank r of n reads lanes / n lanes and nothing else. Over a
-    `BlockOrder` these are windows of its own. Other batch sizes and numbers of ranks get the same
-    sequence, but several ranks read the same window. Each epoch contains each position of `sampler`
-    once. `lanes` is a multiple of every number of ranks that will be used, and `run` is how many
-    consecutive positions a lane gets.
+    With global_batch_size = lanes * run, rank r of n reads lanes / n lanes and nothing else: over a
+    `BlockOrder`, windows of its own. Other batch sizes and numbers of ranks get the same sequence,
+    but several ranks read the same window.
     """
 
     def __init__(self, sampler: BlockOrder, lanes: int, run: int) -> None:

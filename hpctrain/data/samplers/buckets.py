@@ -5,14 +5,11 @@
                      cut into units of `size`           1 2 | 3 4 | 6 7 | 8 9
                      units shuffled                     6 7 | 1 2 | 8 9 | 3 4
 
-A batch should consist of whole units: use a global batch size that is a multiple of `size`. The
-sequence does not depend on the batch size: runs with batches of 2 and of 4 units see the same units
-in the same order.
+A batch should consist of whole units. The sequence does not depend on the batch size: runs with
+batches of 2 and of 4 units see the same units in the same order.
 
     >>> lengths = np.diff(offsets)                               # of every sample
     >>> Buckets(Order(10**6, seed=0), lengths.__getitem__, window=6400, size=64, seed=0)
-
-A call computes every window that it touches as a whole. The most recently used windows are kept.
 """
 
 from collections.abc import Callable
@@ -30,11 +27,10 @@ _CACHE_BYTES = 32 * 2**20  # of kept windows; at least two are kept
 class Buckets:
     """The samples of `sampler`, sorted by length in each window, with the units of it shuffled.
 
-    Samples of the same length keep the order of the sampler. If the last window cannot be divided
-    into whole units, its last samples in the order of the sampler (of any length) form a shorter
-    unit at the end. `lengths` returns the lengths, (n,), of the samples int64 (n,) of a whole
-    window. A unit has `size` samples, usually the global batch size or a divisor of it, and
-    `window` is a multiple of that. A hundred units need little padding and still mix the samples.
+    If the last window cannot be divided into whole units of `size`, its last samples in the order
+    of the sampler, of any length, form a shorter unit at the end. `lengths` returns those of the
+    samples of a whole window. A hundred units in a window need little padding and still mix the
+    samples.
     """
 
     def __init__(

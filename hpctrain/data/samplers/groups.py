@@ -28,8 +28,8 @@ def divide(
 ) -> NDArray[np.intp]:
     """Return the number of the part of each sample, (n,); each part has at least one group.
 
-    `keys`, (n,), says which group a sample belongs to. The fractions add up to 1. With `strata`,
-    the class of each sample, (n,), each part has its fraction of each class, about.
+    `keys`, (n,), say which group a sample belongs to, and the fractions add up to 1. With `strata`,
+    the class of each sample, each part has its fraction of each class, about.
     """
     found, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
     if len(found) < len(fractions):

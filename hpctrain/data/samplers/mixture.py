@@ -7,14 +7,11 @@
 Every position belongs to a data set and is one draw from it: draw k from a data set of n samples is
 position k % n of its own epoch k // n. A table of `period` positions, which repeats, says which
 data set a position belongs to. So everything is a pure function of the position, and any range of
-positions holds each data set's share to within a few draws. A weight is rounded to a multiple of 1
-/ period (by largest remainders), and the shares of a period are exact.
+positions holds each data set's share to within a few draws.
 
     >>> mixture = Mixture({"web": 1000, "books": 100, "code": 50}, temperature=2.0, seed=0)
     >>> mixture.shares
     {'web': 0.649…, 'books': 0.205…, 'code': 0.145…}
-    >>> mixture.epochs(10_000)                   # of each data set, after so many positions
-    {'web': 6.49…, 'books': 20.5…, 'code': 29.0…}
 
 For exactly one epoch of each data set, shuffle them together instead, with one `Order` over the sum
 of their counts.
@@ -39,22 +36,15 @@ _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 class Mixture:
     """Draws from each data set its share of every range of positions.
 
-    Args:
-        counts: The number of samples of each data set, by name. In one index space, the data sets
-            lie end to end in this order, as in `Concat`.
-        weights: The weight of each data set, by name. Only ratios matter, and a missing weight is
-            0. Without `weights`, they are count ** (1 / temperature).
-        temperature: 1 mixes in proportion to the counts, a larger value more evenly, inf equally.
-        samplers: The sampler of the samples [0, count) of some of the data sets, by name. The
-            others are shuffled by an `Order`. The weights use the count of the sampler, which is
-            smaller for a subset and larger for a repeated data set.
-        count: Positions in an epoch of the mixture; by default the sum of the counts. At the end of
-            such an epoch the data sets simply go on, because their own epochs are independent of
-            it.
-        period: Weights are rounded to multiples of 1 / period. Memory: 8 * period bytes.
+    The data sets, of `counts` samples each, lie end to end in one index space, as in `Concat`. Of
+    the weights only ratios matter, and a missing one is 0; without `weights` they are count ** (1 /
+    temperature): 1 mixes in proportion to the counts, a larger temperature more evenly.
 
-    Attributes:
-        shares: The fraction of the positions that each data set has, after rounding.
+    `samplers` are those of some of the data sets; others are shuffled by an `Order`. The count of a
+    sampler is smaller for a subset, and larger for a repeated data set. An epoch has `count`
+    positions, by default the sum of the counts; at its end the data sets simply go on in their own
+    epochs. `shares` are the weights after rounding to multiples of 1 / period. Memory: 8 * period
+    bytes.
     """
 
     def __init__(

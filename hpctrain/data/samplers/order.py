@@ -1,13 +1,13 @@
 """The order of samples: a pure function of (seed, epoch, position), in O(1) memory.
 
-`torch.randperm(5e8)` takes 37 s and 4 GB on every rank, so no permutation is stored. Each position
-is mapped on its own (`hpctrain.data.samplers.permutation` explains how).
+`torch.randperm(5e8)` takes 37 s and 4 GB on every rank, so each position is mapped on its own (see
+`hpctrain.data.samplers.permutation`). The global batch of a step consists of the samples at its
+positions: it is the same for any number of ranks and workers, and after a restart.
 
     >>> order = Order(count=10**10, seed=0)
     >>> order(epoch=3, positions=np.arange(4))      # the first four samples of epoch 3
 
-The values never change, because resumed runs depend on them. tests/data/test_order.py compares them
-with stored ones.
+The values never change, because resumed runs depend on them.
 """
 
 from typing import Protocol
@@ -22,9 +22,7 @@ from hpctrain.shards.types import Int64s
 class Sampler(Protocol):
     """Says which sample is at a position: a pure function, the same on every rank.
 
-    The global batch of a step consists of the samples at its positions. So it is the same for any
-    number of ranks and workers, and after a restart. A call takes some tenths of a millisecond even
-    for few positions, so pass thousands.
+    A call takes some tenths of a millisecond even for few positions, so pass thousands.
     """
 
     @property
@@ -32,25 +30,11 @@ class Sampler(Protocol):
         """Number of positions in one epoch."""
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the samples at `positions` of `epoch`.
-
-        Args:
-            epoch: 0 or more.
-            positions: int64 (n,), each in [0, count), in any order.
-
-        Returns:
-            Indices of samples, int64 (n,).
-
-        Raises:
-            IndexError: A position is out of range.
-        """
+        """Return the samples, int64 (n,), at the `positions`, each in [0, count), of `epoch`."""
 
 
 class Order:
-    """A permutation of [0, count) for each epoch, and its inverse.
-
-    `count` is 1 to 2^62, and the seed is taken modulo 2^64. Without `shuffle` it is the identity.
-    """
+    """A permutation of [0, count) for each epoch, count <= 2^62; without `shuffle` the identity."""
 
     def __init__(self, count: int, seed: int, shuffle: bool = True) -> None:
         if not 1 <= count <= MAX_COUNT:
@@ -73,11 +57,7 @@ class Order:
 
 
 class Repeat:
-    """Every sample `times` times per epoch: several epochs of `sampler`, one after the other.
-
-    Each of them has another order and ends before the next one begins, so every other sample comes
-    between two repetitions of a sample.
-    """
+    """Every sample `times` times per epoch: several epochs of `sampler`, one after the other."""
 
     def __init__(self, sampler: Sampler, times: int) -> None:
         if times < 1:
@@ -91,11 +71,7 @@ class Repeat:
 
 
 def draw(sampler: Sampler, epoch: int, draws: Int64s) -> Int64s:
-    """Return the samples of `draws`, counted from the beginning of `epoch` through later epochs.
-
-    The draws are int64 (n,), 0 or more, in any order. The sampler is called once for each epoch
-    that they touch.
-    """
+    """Return the samples of `draws`, counted from the beginning of `epoch` through later epochs."""
     epochs, positions = np.divmod(draws, sampler.count)
     samples = np.empty_like(positions)
     for passed, rows in groups(epochs):

@@ -47,13 +47,16 @@ def make_key(*words: int) -> int:
 
 
 def hashes(key: int | _UInt64s, counters: Int64s) -> _UInt64s:
-    """Return output number `counters` of the splitmix64 stream that starts at `key`.
+    """Return outputs of the splitmix64 stream that starts at `key`, uint64: all are different.
 
-    The result is uint64 of the broadcast shape. One stream's outputs are all different; there may
-    also be a key for each counter. Counters are 0 or more.
+    Counters are 0 or more; there may be a key for each, to which they are broadcast.
     """
     start = key if isinstance(key, np.ndarray) else np.uint64(key)
-    x = (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA) + start
+    return scramble((counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA) + start)
+
+
+def scramble(x: _UInt64s) -> _UInt64s:
+    """Apply the finaliser of splitmix64, a bijection of 64-bit integers, in place."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(_MIX_1)
     x ^= x >> np.uint64(27)
@@ -63,11 +66,7 @@ def hashes(key: int | _UInt64s, counters: Int64s) -> _UInt64s:
 
 
 def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> Int64s:
-    """Map values by the permutation of [0, count) that belongs to `key`, or by its inverse.
-
-    `count` is 1 to 2^62, `key` has 64 bits, and the values are int64 (n,), each in [0, count),
-    which is not checked.
-    """
+    """Map values, each in [0, count), by the permutation of `key`, or by its inverse."""
     if count <= SMALL:
         return _table(count, key)[int(inverse)][values].astype(np.int64)
     keys = [np.array(_mix(key + i * _GAMMA), np.uint64) for i in range(1, ROUNDS + 1)]
@@ -85,10 +84,10 @@ def permute(count: int, key: int, values: Int64s, *, inverse: bool = False) -> I
 def permute_each(
     count: int, key: int, numbers: Int64s, values: Int64s, *, inverse: bool = False
 ) -> Int64s:
-    """Map each value by its own permutation: number `numbers[i]` under `key`.
+    """Map each value by its own permutation: number `numbers[i]`, 0 or more, under `key`.
 
     It is fast if there are few different numbers, or if `count` is small: then many permutations
-    are sorted together. The numbers are int64 (n,), 0 or more; the rest is as for `permute`.
+    are sorted together.
     """
     result = np.empty_like(values)
     if count > SMALL:
@@ -138,7 +137,7 @@ def _cipher(count: int, keys: list[_UInt64s], values: _UInt64s, inverse: bool) -
 def _block(
     values: _UInt64s, keys: list[_UInt64s], bits: int, inverse: bool, x: _UInt64s, y: _UInt64s
 ) -> _UInt64s:
-    """Apply the network to at most BLOCK values. `x` and `y` are buffers for temporaries.
+    """Apply the network to at most BLOCK values, with `x` and `y` for temporaries.
 
     The halves have `a` and `b` bits and are exchanged in each round. ROUNDS is even, so they end
     where they began. The round function is the top `a` bits of a 64-bit hash.
@@ -165,7 +164,7 @@ def _block(
 
 
 def _mix(x: int) -> int:
-    """Apply the finaliser of splitmix64, a bijection of 64-bit integers."""
+    """Do the same as `scramble` for one integer."""
     x &= _MASK
     x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
     x = ((x ^ (x >> 27)) * _MIX_2) & _MASK

@@ -1,14 +1,14 @@
-"""Parts of a data set: chosen by indices, by a slice or by a condition on the samples.
+"""Parts of a data set: chosen by indices, by a slice or by the values of a field.
 
 >>> labels = Reader(folder, "train", fields=["label"])          # nothing else is read
->>> threes = select(labels, lambda rows: rows["label"] == 3)
+>>> threes = np.flatnonzero(column(labels, "label") == 3)
 >>> Subset(Order(len(threes), seed=0), threes, of=len(labels))
 >>> tenth = parse_slice("::10", len(labels))                    # a range: takes no memory
 >>> Subset(Order(len(tenth), seed=0), tenth, of=len(labels))
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,21 +18,17 @@ from hpctrain.data.samplers.groups import first_seen
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.source import Source
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.row_bytes import hash_rows
 from hpctrain.shards.types import Array, Int64s
 
 CHUNK = 65_536  # samples read at a time
 
-Rows = Mapping[str, Array | Ragged]
-
 
 class Subset:
-    """The samples with the given indices and no others.
+    """The samples with the given indices, of a data set of `of` samples, and no others.
 
-    The sampler says which number of [0, len(indices)) is at a position, and `of` is the number of
-    samples of the data set. An index that occurs twice is drawn twice. An array is stored as int32
-    if possible, a range as it is.
+    The sampler says which number of [0, len(indices)) is at a position. An index that occurs twice
+    is drawn twice. An array is stored as int32 if possible, a range as it is.
     """
 
     def __init__(self, sampler: Sampler, indices: NDArray[Any] | range, of: int) -> None:
@@ -96,32 +92,8 @@ def parse_slice(text: str, count: int) -> range:
     return indices
 
 
-def select(
-    source: Source, predicate: Callable[[Rows], NDArray[np.bool_]], chunk: int = CHUNK
-) -> NDArray[Any]:
-    """Return the indices of the samples for which `predicate` is true, in ascending order.
-
-    All of `source` is read once, in order. Open it only with the fields that the predicate needs.
-    The predicate gets the fields of `chunk` samples at a time, and returns bool (n,). The result is
-    int32 if that holds all indices of the data set, else int64.
-    """
-    found = [_compact(np.empty(0), len(source))]
-    for start, rows in _scan(source, chunk):
-        count, true = len(next(iter(rows.values()))), np.asarray(predicate(rows))
-        if true.dtype != np.bool_ or true.shape != (count,):
-            raise DataError(
-                f"the predicate returned {true.dtype.name} {list(true.shape)} for {count} "
-                f"samples; it returns bool [{count}]"
-            )
-        found.append(_compact(start + np.flatnonzero(true), len(source)))
-    return np.concatenate(found)
-
-
 def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
-    """Return a fixed-size field of all samples, (len(source), *shape), for labels and weights.
-
-    All of `source` is read once, in order. Open it only with that field.
-    """
+    """Return a fixed-size field of all samples, (len(source), *shape), for labels and weights."""
     field = source.fields.get(name)
     if field is None or field.variable:
         fixed = [each for each, field in source.fields.items() if not field.variable]
@@ -133,10 +105,7 @@ def column(source: Source, name: str, chunk: int = CHUNK) -> Array:
 
 
 def group_keys(source: Source, name: str, chunk: int = CHUNK) -> NDArray[np.uint64]:
-    """Return a hash of any field of all samples, (len(source),): equal values have equal hashes.
-
-    All of `source` is read once, in order. Open it only with that field.
-    """
+    """Return a hash of any field of all samples, (n,): equal values have equal hashes."""
     return np.concatenate([hash_rows(rows[name]) for _, rows in _scan(source, chunk)])
 
 
@@ -150,7 +119,7 @@ def of_groups(text: str, keys: NDArray[np.uint64]) -> NDArray[Any]:
     return _compact(np.flatnonzero(np.isin(numbers, chosen)), len(keys))
 
 
-def _scan(source: Source, chunk: int) -> Iterator[tuple[int, Rows]]:
+def _scan(source: Source, chunk: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield all samples in order, in chunks: the index of the first sample, and the fields."""
     for start in range(0, len(source), chunk):
         yield start, source.read(np.arange(start, min(start + chunk, len(source))))

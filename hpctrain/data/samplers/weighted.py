@@ -21,12 +21,11 @@ from hpctrain.shards.types import Int64s
 
 
 class Weighted:
-    """Draws with replacement, in proportion to weights.
+    """Draws with replacement, in proportion to weights >= 0, (n,), of which some are above 0.
 
     The hash of a position is a uniform random number, which is looked up in the cumulative weights.
-    Memory: 8 bytes per sample. A weight below 2^-52 of the sum may be rounded to 0. There is one
-    weight >= 0 for each sample, (n,), and not all are 0. An epoch has `count` positions, by default
-    n.
+    A weight below 2^-52 of the sum may be rounded to 0. Memory: 8 bytes per sample. An epoch has
+    `count` positions, by default n.
     """
 
     def __init__(self, weights: NDArray[Any], seed: int, count: int | None = None) -> None:
@@ -55,8 +54,8 @@ class Balanced:
 
     Draw k of a class of n samples is position k % n of the class's own order number k // n, over
     all epochs. Memory: 4 or 8 bytes per sample. The labels are any integers, (n,), and `classes`
-    the distinct ones in ascending order. An epoch has `count` positions, a multiple of the number
-    of classes; by default the largest one that is not more than n.
+    the distinct ones. An epoch has `count` positions, by default the largest multiple of the
+    classes up to n.
     """
 
     def __init__(self, labels: NDArray[Any], seed: int, count: int | None = None) -> None:

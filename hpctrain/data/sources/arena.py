@@ -15,7 +15,6 @@ import ctypes
 import mmap
 import os
 import weakref
-from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -44,26 +43,10 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-class Addresses(NamedTuple):
-    """Where rows begin, counted in words from the beginning of the arena.
-
-    `words` are int64 (n,), and `size` is the bytes of a word, one of WORDS.
-    """
-
-    words: torch.Tensor
-    size: int
-
-    @classmethod
-    def of(cls, addresses: Int64s, size: int) -> Self:
-        """Convert byte addresses, int64 (n,), that are multiples of `size`."""
-        return cls(torch.from_numpy(addresses // size if size > 1 else addresses), size)
-
-
 class Arena:
     """A reserved range of addresses, divided into slots that each hold one mapped file.
 
-    `slots` is how many files can be mapped at the same time: all of them, where possible. An
-    OSError means that the limit on addresses (`ulimit -v`) is too low for one file.
+    `slots` is how many files can be mapped at the same time: all of them, where possible.
     """
 
     def __init__(self, files: int, largest: int) -> None:
@@ -97,13 +80,13 @@ class Arena:
         start = address // mmap.PAGESIZE * mmap.PAGESIZE
         _libc.madvise(self._base + start, address + size - start, mmap.MADV_WILLNEED)
 
-    def gather(self, addresses: Addresses, out: Array) -> None:
-        """Fill `out` with n rows of bytes, which begin at the n `addresses`.
+    def gather(self, addresses: Int64s, word: int, out: Array) -> None:
+        """Fill `out`, contiguous, with n rows of bytes, which begin at the n `addresses`.
 
-        All rows lie in mapped files, and the size of a row is a multiple of the word. `out` is
-        contiguous, of any dtype and shape that holds the bytes of n rows.
+        All rows lie in mapped files. The addresses and the size of a row are multiples of `word`
+        bytes, one of WORDS.
         """
-        places, word = addresses
+        places = torch.from_numpy(addresses // word if word > 1 else addresses)
         count = places.shape[0]
         # A batch is copied in half a millisecond, so only two Python calls are made here.
         rows = torch.from_numpy(np.ndarray((count, out.nbytes // (count * word)), WORDS[word], out))

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.samplers.permutation import groups
-from hpctrain.data.source import Prepares, SampleId, Source, sample_ids
+from hpctrain.data.source import Prepares, SampleId, Source, fixed_size, sample_ids
+from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.ragged import Ragged
@@ -21,11 +21,7 @@ from hpctrain.shards.types import Array, Int64s
 
 
 class Concat:
-    """The samples of the first source, then those of the next.
-
-    Error messages use the names of the sources. All have the same fields, in any order; the schema
-    is that of the first.
-    """
+    """The samples of the first source, then those of the next; all have the same fields."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         if not sources:
@@ -35,38 +31,31 @@ class Concat:
             _check(first, source.fields, name, other.fields)
         self.fields: Mapping[str, Field] = source.fields
         self._sources = list(sources.values())
-        self._ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
+        self._samples = EndToEnd([len(source) for source in self._sources])
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._samples)
 
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> Mapping[str, Array | Ragged]:
-        """Return the samples `indices`, in that order, with one read of each source that has some.
-
-        The indices are int64 (n,), each in [0, len), and may be repeated. `out` has arrays
-        (n, *shape) to fill, for any of the fixed-size fields.
-        """
-        indices = check_positions(indices, len(self), "indices")
+        """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         parts = list(self._parts(indices))
         if len(parts) < 2:  # no copy is needed; an empty read goes to the first source
             source, own, _ = parts[0] if parts else (self._sources[0], indices, slice(0))
             found = source.read(own, out)
             return {name: found[name] for name in self.fields}
         read = [(rows, source.read(own)) for source, own, rows in parts]
+        fixed = fixed_size(self.fields, indices.size, out)
         joined: dict[str, Array | Ragged] = {}
-        for name, field in self.fields.items():
+        for name in self.fields:
             pieces = [(rows, part[name]) for rows, part in read]
-            if field.variable:
+            if name not in fixed:
                 joined[name] = _join_ragged(pieces, indices.size)
                 continue
-            array = (out or {}).get(name)
-            if array is None:
-                array = np.empty((indices.size, *field.shape), field.dtype)
+            joined[name] = array = fixed[name]
             for rows, piece in pieces:
                 array[rows] = piece
-            joined[name] = array
         return joined
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:
@@ -85,10 +74,9 @@ class Concat:
 
     def _parts(self, indices: Int64s) -> Iterator[tuple[Source, Int64s, slice | Int64s]]:
         """Yield each source that has some: its own indices, and its rows of the result."""
-        numbers = np.searchsorted(self._ends, indices, side="right")
+        numbers, own = self._samples.locate(indices)
         for number, rows in groups(numbers):
-            source = self._sources[number]
-            yield source, indices[rows] - (self._ends[number] - len(source)), rows
+            yield self._sources[number], own[rows], rows
 
 
 Parts = Sequence[tuple[slice | Int64s, Any]]  # rows of the result, and the samples of these rows

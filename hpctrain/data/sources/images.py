@@ -1,19 +1,16 @@
 """Encoded images: a variable-length uint8 field that holds JPEG, PNG or WebP files.
 
-Pillow decodes them in threads; its decoders run without the GIL. The result is like any other
-image field, uint8 (n, channels, height, width):
+Pillow decodes them in threads; its decoders run without the GIL.
 
     >>> source = Decoded(Reader(folder, "train"), "image", size=(224, 224))
     >>> source.fields["image"]
     Field(dtype='uint8', shape=(3, 224, 224), variable=False)
 
 The EXIF orientation is applied. An alpha channel is dropped, and colours of a palette are looked
-up. With `channels` 3 grey is repeated; with 1 colours become grey by weights. Otherwise pixels
-stay as they are stored.
+up. With `channels` 3 grey is repeated; with 1 colours become grey by weights.
 """
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -25,6 +22,7 @@ from numpy.typing import NDArray
 from hpctrain.data.source import Prepares, ReadsAhead, SampleId, Source, sample_ids
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
+from hpctrain.shards.per_process import PerProcess
 from hpctrain.shards.ragged import Ragged
 from hpctrain.shards.types import Array, Int64s
 
@@ -48,22 +46,13 @@ def decode(
     pool: ThreadPoolExecutor | None = None,
     out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Decode a batch.
+    """Decode n >= 1 files into uint8 (n, channels, height, width), in `out` if it is given.
 
-    Args:
-        images: n files, uint8; n >= 1.
-        size: Height and width of the result; None: those of the first image.
-        fit: How images of another size are treated. "exact": they are an error; "crop": the shorter
-            side is scaled, and the middle is kept; "stretch": both sides are scaled. Images are
-            scaled by Pillow's bilinear filter, which smooths when it shrinks.
-        channels: 1 (grey) or 3 (RGB).
-        max_pixels: Larger images are refused before they are decoded.
-        samples: Indices of the images in the data set, for messages; 0 to n - 1 by default.
-        pool: Threads that share the work; None: this thread decodes.
-        out: Array to fill and return; None: a new one is made.
-
-    Returns:
-        uint8 (n, channels, height, width).
+    `size` is (height, width); None: that of the first image. Images of another size are an error if
+    `fit` is "exact". "crop" scales the shorter side and keeps the middle, "stretch" scales both, by
+    Pillow's bilinear filter, which smooths when it shrinks. `channels` is 1 (grey) or 3 (RGB).
+    Images of more than `max_pixels` are refused before they are decoded. `samples` are the indices
+    in the data set, for messages. The threads of `pool` share the work; None: this thread decodes.
     """
     _check(fit, channels)
     names = range(len(images)) if samples is None else samples
@@ -81,12 +70,14 @@ def decode(
     return pixels
 
 
-class Decoded:
+class Decoded(PerProcess):
     """A source that decodes a field of encoded images.
 
     `field` is uint8 of variable length. `decode` explains the other arguments; without a size all
     images have that of sample 0. `threads`, at least 1, decode a batch together.
     """
+
+    OWN = ("_pool",)
 
     def __init__(
         self,
@@ -114,7 +105,13 @@ class Decoded:
             "channels": channels,
             "max_pixels": max_pixels,
         }
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        super().__init__()
+
+    def _begin(self) -> None:
+        # Threads start with the first task.
+        self._pool = (
+            ThreadPoolExecutor(self._threads, "hpctrain-images") if self._threads > 1 else None
+        )
 
     def __len__(self) -> int:
         return len(self._source)
@@ -122,15 +119,12 @@ class Decoded:
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> dict[str, Array | Ragged]:
-        """Return the samples `indices`, in that order; see `decode` for what it raises.
-
-        `out` may have arrays (n, *shape) to fill.
-        """
+        """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         filled = dict(out or {})
         pixels = filled.pop(self._field, None)
         rows = dict(self._source.read(indices, filled))
         images: Any = rows[self._field]
-        options = self._options | {"samples": indices.tolist(), "pool": self._threads_here()}
+        options = self._options | {"samples": indices.tolist(), "pool": self._pool}
         rows[self._field] = decode(images, **options, out=pixels)
         return rows
 
@@ -147,17 +141,6 @@ class Decoded:
         """See `hpctrain.data.source.ReadsAhead`."""
         if isinstance(self._source, ReadsAhead):
             self._source.read_ahead(blocks)
-
-    def _threads_here(self) -> ThreadPoolExecutor | None:
-        """Return the pool of this process: a fork has none of its parent's threads."""
-        if self._threads < 2:
-            return None
-        if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = os.getpid(), ThreadPoolExecutor(self._threads, "hpctrain-images")
-        return self._pool[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None}
 
 
 def _check(fit: str, channels: int) -> None:

@@ -2,58 +2,51 @@
 
 A contiguous, uncompressed dataset (`data_prep` writes these) begins at a byte offset of its file.
 The shard is memory-mapped, and the samples of a batch, from any shards, are read by one gather,
-without HDF5. `hpctrain.shards.storage.layout` reads other layouts.
+without HDF5. `hpctrain.shards.storage.layout` reads other layouts. What is read comes from
+unchanged files: see `hpctrain.data.sources.watch`.
 
     >>> reader = Reader(Path("data/digits"), "train")
     >>> reader.read(np.array([5, 0, 5]))["image"].shape
     (3, 1, 8, 8)
 
-What `read` returns was read from unchanged files: see `hpctrain.data.sources.watch`.
-
-Threads may share a reader. A forked or unpickled reader opens the shards itself: handles of h5py
-must not be used after a fork.
+Threads may share a reader.
 """
 
-import os
 import threading
 import time
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import numpy as np
 
 from hpctrain.data.places.origin import is_url, load_index
-from hpctrain.data.places.place import Place
-from hpctrain.data.places.placement import open_place
-from hpctrain.data.samplers.order import check_positions
-from hpctrain.data.source import SampleId
+from hpctrain.data.places.placement import Place, open_place
+from hpctrain.data.source import SampleId, fixed_size
+from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.opened import IO, OpenShards
 from hpctrain.errors import DataError
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Index, Shard
+from hpctrain.shards.per_process import PerProcess
 from hpctrain.shards.ragged import Ragged, offsets_of
 from hpctrain.shards.types import Array, Int64s
+
+T = TypeVar("T")
 
 BLOCK_BYTES = 2**20  # stripes of parallel file systems have 1 to 4 MB
 
 
-class Reader:
+class Reader(PerProcess):
     """The samples of one split, 0 to len(reader) - 1.
 
-    Args:
-        folder: Folder of the data set (with its index.json), or its URL.
-        place: Where the shards' files are, if not in `folder`.
-        index: The index of the data set; None: it is read from `folder`.
-        io: How contiguous datasets are read: "mmap" maps them, "read" reads them, "auto" reads
-            them on network file systems and maps them on others.
-
-    Raises:
-        DataError: There is no data set, or no such split or field; the message lists those that
-            exist.
+    `folder` may be a URL. `place` says where the shards' files are, if not there, and `index` is
+    that of the data set, if it has been read. `io` says how contiguous datasets are read: "mmap"
+    maps them, "read" reads them, "auto" reads them on network file systems and maps them on others.
     """
+
+    OWN = ("_lock", "_opened")
 
     def __init__(
         self,
@@ -72,54 +65,36 @@ class Reader:
         self.shards: tuple[Shard, ...] = chosen.shards
         self._place = place or open_place(folder, "none", self.shards)
         self._io: IO = io
-        self._count = chosen.count
-        counts = np.array([shard.count for shard in chosen.shards], np.int64)
-        self._ends: Int64s = np.cumsum(counts)
-        self._firsts: Int64s = self._ends - counts
+        self._samples = EndToEnd([shard.count for shard in chosen.shards])
         self._announced: set[tuple[int, int]] = set()
         self._since_ns = time.time_ns()
-        self._forget()
+        super().__init__()
 
-    def _forget(self) -> None:
-        """Begin without open shards, as a new process does."""
+    def _begin(self) -> None:
         self._opened: OpenShards | None = None
         self._lock = threading.Lock()
-        _READERS.add(self)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._samples)
 
     def read(
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> dict[str, Array | Ragged]:
-        """Return the samples `indices`, in that order; repeats are allowed.
-
-        The indices are int64 (n,), each in [0, len), and `out` has arrays (n, *shape) to fill, for
-        any of the fixed-size fields. A field is the array of `out`, or a new array (n, *shape); a
-        `Ragged` of n samples if the length varies.
-        """
+        """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         shards, rows = self.locate(indices)
-        given = out or {}
-        found: dict[str, Array] = {
-            name: given[name] if name in given else np.empty((len(rows), *field.shape), field.dtype)
-            for name, field in self.fields.items()
-            if not field.variable
-        }
-        opened = self.opened
+        found = fixed_size(self.fields, len(rows), out)
+        datasets = self.opened.datasets
 
         def read(part: slice) -> dict[str, Ragged]:
             for name, array in found.items():
-                opened.spans(name, shards[part], rows[part], 1, array[part])
+                datasets.spans(name, shards[part], rows[part], 1, array[part])
             return {
                 name: self._read_ragged(name, shards[part], rows[part])
                 for name, field in self.fields.items()
                 if field.variable
             }
 
-        ragged = [
-            opened.read(shards[part], partial(read, part))
-            for part in _parts(len(rows), opened.at_once)
-        ]
+        ragged = self._in_parts(shards, read)
         return {
             name: found[name] if name in found else _joined([part[name] for part in ragged])
             for name in self.fields
@@ -128,35 +103,31 @@ class Reader:
     def lengths(self, name: str, indices: Int64s) -> Int64s:
         """Return the lengths of samples of a variable-length field, int64 (n,); see `read`."""
         shards, rows = self.locate(indices)
-        found = np.empty(len(rows), np.int64)
-        for part in _parts(len(rows), self.opened.at_once):
-            places = partial(self._places, name, shards[part], rows[part])
-            starts, stops = self.opened.read(shards[part], places)
-            found[part] = stops - starts
-        return found
+
+        def read(part: slice) -> Int64s:
+            starts, stops = self._places(name, shards[part], rows[part])
+            return stops - starts
+
+        return np.concatenate(self._in_parts(shards, read))
 
     def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
-        """Read spans of a variable-length field's values, over the ends of samples too.
+        """Read spans of a variable-length field's values into `out`, (n, length, *shape).
 
-        `shards`, places in `self.shards`, and `starts`, the first element of each span in the
-        shard's values, are int64 (n,). Each span lies within its shard. `out` is
-        (n, length, *shape).
+        They go over the ends of samples, too, but not of shards: `shards` are places in
+        `self.shards`.
         """
-        opened = self.opened
-        for part in _parts(len(starts), opened.at_once):
-            of_part = (shards[part], starts[part], length, out[part])
-            opened.read(shards[part], partial(opened.spans, f"{name}/values", *of_part))
+        spans = self.opened.datasets.spans
+        values = f"{name}/values"
+        self._in_parts(shards, lambda at: spans(values, shards[at], starts[at], length, out[at]))
 
     def elements(self, name: str) -> Int64s:
-        """Return how many elements of a variable-length field each shard has, int64 (shards,).
-
-        The index has the numbers; if it lacks one, the shard is opened.
-        """
+        """Return how many elements of a variable-length field each shard has, int64 (shards,)."""
         found = [shard.elements.get(name, -1) for shard in self.shards]
         for i, known in enumerate(found):
             if known < 0:
                 with self.opened.held(np.array([i])):
-                    found[i] = int(self.opened.totals(f"{name}/values", np.array([i]))[0])
+                    totals = self.opened.datasets.totals(f"{name}/values", np.array([i]))
+                    found[i] = int(totals[0])
         return np.array(found, np.int64)
 
     def offsets(self, name: str, shard: int) -> Int64s:
@@ -164,7 +135,8 @@ class Reader:
         count = self.shards[shard].count + 1
         found: Int64s = np.empty(count, np.int64)
         whole = (np.array([shard]), np.array([0]), count, found[None])
-        self.opened.read(whole[0], partial(self.opened.spans, f"{name}/offsets", *whole))
+        spans = self.opened.datasets.spans
+        self.opened.read(whole[0], lambda: spans(f"{name}/offsets", *whole))
         return found
 
     def only(self, fields: Iterable[str]) -> Self:
@@ -177,7 +149,7 @@ class Reader:
         """Return how many samples make a block of whole chunks, of about BLOCK_BYTES."""
         first = np.zeros(1, np.int64)
         with self.opened.held(first):
-            chunk = self.opened.chunk_rows(0)
+            chunk = self.opened.datasets.chunk_rows(0)
         size = max(1, self.shards[0].bytes // self.shards[0].count)
         return chunk * max(1, BLOCK_BYTES // (size * chunk))
 
@@ -212,22 +184,18 @@ class Reader:
 
     def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Return the shard of each index, and its row there: int64 (n,) each."""
-        indices = check_positions(indices, self._count, "indices")
-        if len(self._ends) == 1:
-            return np.zeros(len(indices), np.int64), indices
-        shards = np.searchsorted(self._ends, indices, side="right")
-        return shards, indices - self._firsts[shards]
+        return self._samples.locate(indices)
 
     def _will_need(self, start: int, stop: int) -> None:
         """Let the system read the samples `start` to `stop` ahead."""
-        first, last = np.searchsorted(self._ends, (start, stop - 1), side="right").tolist()
+        first, last = self._samples.pieces(np.array([start, stop - 1])).tolist()
         for shard in range(first, last + 1):
-            begin = int(self._firsts[shard])
-            low, high = max(start, begin) - begin, min(stop, int(self._ends[shard])) - begin
+            begin, end = int(self._samples.firsts[shard]), int(self._samples.ends[shard])
+            low, high = max(start, begin) - begin, min(stop, end) - begin
             with self.opened.held(np.array([shard])):
                 for name, field in self.fields.items():
                     if not field.variable:
-                        self.opened.will_need(name, shard, low, high)
+                        self.opened.datasets.will_need(name, shard, low, high)
 
     @property
     def opened(self) -> OpenShards:
@@ -239,6 +207,12 @@ class Reader:
                         *(self.shards, self._place, self.fields, self._io, self._since_ns)
                     )
         return self._opened
+
+    def _in_parts(self, shards: Int64s, read: Callable[[slice], T]) -> list[T]:
+        """Return what `read` returns for parts of `shards`, as many as may be open at once."""
+        opened, size = self.opened, self.opened.at_once
+        parts = [slice(first, first + size) for first in range(0, max(1, len(shards)), size)]
+        return [opened.read(shards[part], partial(read, part)) for part in parts]
 
     def _select(self, names: Iterable[str] | None) -> dict[str, Field]:
         known = self.index.fields
@@ -254,9 +228,10 @@ class Reader:
     def _places(self, name: str, shards: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Return where samples of a variable-length field begin and end in their shards' values."""
         pairs = np.empty((len(rows), 2), np.int64)
-        self.opened.spans(f"{name}/offsets", shards, rows, 2, pairs)
+        datasets = self.opened.datasets
+        datasets.spans(f"{name}/offsets", shards, rows, 2, pairs)
         starts, stops = pairs[:, 0], pairs[:, 1]
-        totals = self.opened.totals(f"{name}/values", shards)
+        totals = datasets.totals(f"{name}/values", shards)
         wrong = (starts < 0) | (starts > stops) | (stops > totals)
         if wrong.any():
             path = self.opened.path(int(shards[wrong][0]))
@@ -268,31 +243,8 @@ class Reader:
         offsets = offsets_of(stops - starts)
         field = self.fields[name]
         values = np.empty((int(offsets[-1]), *field.shape), field.dtype)
-        self.opened.runs(f"{name}/values", shards, starts, offsets[1:], values)
+        self.opened.datasets.runs(f"{name}/values", shards, starts, offsets[1:], values)
         return Ragged(values, offsets)
-
-    def __getstate__(self) -> dict[str, Any]:
-        hidden = ("_lock", "_opened")
-        return {key: value for key, value in self.__dict__.items() if key not in hidden}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
-
-
-_READERS: weakref.WeakSet[Reader] = weakref.WeakSet()
-
-
-def _after_fork() -> None:  # handles and locks of the parent must not be used
-    for reader in list(_READERS):
-        reader._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _parts(count: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, count, size)] or [slice(0, 0)]
 
 
 def _joined(parts: list[Ragged]) -> Ragged:

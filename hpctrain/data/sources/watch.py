@@ -33,11 +33,10 @@ class _Noted(NamedTuple):
 
 
 class Watch:
-    """The stamps of the shards that a process has opened.
+    """The stamps of the shards that a process has opened, by their numbers in `shards`.
 
-    A shard is identified by its position in `shards`. `since_ns` is when the run began to read the
-    data set, in ns since 1970; a file that was written later is compared with its digest when it is
-    first opened.
+    A file that was written after `since_ns`, when the run began to read the data set, is compared
+    with its digest when it is first opened.
     """
 
     def __init__(self, shards: Sequence[Shard], since_ns: int) -> None:
@@ -45,10 +44,7 @@ class Watch:
         self._noted: dict[int, _Noted] = {}
 
     def admit(self, shard: int, path: Path) -> Stamp:
-        """Note the stamp of a shard that is about to be opened, and return it.
-
-        If it was written since the run began, or since it was open before, its digest decides.
-        """
+        """Note and return the stamp of a shard that is about to be opened, if it is unchanged."""
         # A staged copy was compared with the digest when it was made. Its ctime changes whenever a
         # process says that it uses the copy (see `Depot.hold`).
         own, noted = path.match(self._shards[shard].path), self._noted.get(shard)

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hpctrain.data.samplers.order import check_positions
-from hpctrain.data.source import SampleId
+from hpctrain.data.source import SampleId, fixed_size
+from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.shards.field import Field
@@ -29,16 +29,11 @@ _MAX_OFFSETS = 64  # shards whose offsets are kept
 
 
 class Windows:
-    """A source (see `hpctrain.data.loading.loader`) of windows of one field.
+    """A source of windows of one field, (length, *shape), by default one after the other.
 
-    Args:
-        stride: Elements from the start of a window to the start of the next; `length` by default.
-        documents: Whether samples also have FIELD_document, int32 (length,): the number of the
-            document that an element belongs to, counted from 0 in each window. Attention masks
-            and positions that begin anew in each document need it.
-
-    Attributes:
-        fields: FIELD, (length, *shape), and FIELD_document if `documents`.
+    They begin `stride` elements apart. With `documents` samples also have FIELD_document, int32
+    (length,): the number of the document that an element belongs to, counted from 0 in each window.
+    Attention masks and positions that begin anew in each document need it.
     """
 
     def __init__(
@@ -67,9 +62,7 @@ class Windows:
         if documents:
             self.fields = {**self.fields, field + DOCUMENT: Field("int32", (length,))}
         totals = reader.elements(field)
-        counts = np.maximum(0, (totals - length) // self._stride + 1)
-        self._ends: Int64s = np.cumsum(counts)
-        self._firsts: Int64s = self._ends - counts
+        self._windows = EndToEnd(np.maximum(0, (totals - length) // self._stride + 1))
         if not len(self):
             raise DataError(
                 f"no shard of {reader.folder}, split {reader.split!r}, has a window of {length}: "
@@ -78,16 +71,12 @@ class Windows:
         self._offsets: OrderedDict[int, Int64s] = OrderedDict()
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._windows)
 
     def read(self, indices: Int64s, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Return the windows `indices`, in that order; see `Reader.read`."""
         shards, starts = self._locate(indices)
-        given = out or {}
-        found = {
-            name: given[name] if name in given else np.empty((len(starts), *spec.shape), spec.dtype)
-            for name, spec in self.fields.items()
-        }
+        found = fixed_size(self.fields, len(starts), out)
         self._reader.spans(self._field, shards, starts, self._length, found[self._field])
         if self._field + DOCUMENT in found:
             self._number(shards, starts, found[self._field + DOCUMENT])
@@ -108,13 +97,12 @@ class Windows:
 
     def prepare(self, indices: Int64s) -> None:
         """See `hpctrain.data.source.Prepares`."""
-        self._reader.prepare_shards(np.searchsorted(self._ends, indices, side="right"))
+        self._reader.prepare_shards(self._windows.pieces(indices))
 
     def _locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Return the shard of each window, and its first element there: int64 (n,) each."""
-        indices = check_positions(indices, len(self), "indices", "windows")
-        shards = np.searchsorted(self._ends, indices, side="right")
-        return shards, (indices - self._firsts[shards]) * self._stride
+        shards, windows = self._windows.locate(indices, "windows")
+        return shards, windows * self._stride
 
     def _number(self, shards: Int64s, starts: Int64s, out: Array) -> None:
         """Number the documents of each window, into `out`: 1 where one begins, then the sums."""

@@ -105,10 +105,7 @@ class Child:
         return f"samples {_listed(pending.indices)}" if pending else ""
 
     def describe_end(self) -> str:
-        """Describe how the process ended and which samples it was transforming.
-
-        Called after the process has closed its end of the connection.
-        """
+        """Describe how the process ended, after its connection was closed, and in which samples."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)

@@ -6,15 +6,14 @@
 The trainer reads the samples, at memory speed and with every shard opened once. Workers only
 transform: they open no shards and start in a tenth of a second. A message has a few hundred bytes
 in each direction. A batch lies in a segment of shared memory (see `shared`), which is reused when
-the last array in it is dropped. There are as many segments as batches that are kept or in flight.
+the last array in it is dropped.
 
     >>> with Workers(Reader(folder, "train"), transform, count=4) as workers:
     ...     future = workers.submit((seed, epoch), positions, order(epoch, positions))
     ...     batch = future.result()                     # {field: array (n, *shape)}
 
 `samples` describes `transform` and its random numbers. The result is the same for every number of
-workers. Keep two or three batches in flight per worker. For very small samples, submit the rows of
-several batches together and slice the result.
+workers. Keep two or three batches in flight per worker.
 
 Workers are fresh processes, never forks of a process with threads or CUDA. They ignore the signals
 of the job and never outlive the trainer, however it ends. The transform is pickled: define it in a
@@ -48,19 +47,16 @@ _pools: "weakref.WeakSet[Workers]" = weakref.WeakSet()
 
 
 def stacks() -> dict[str, str]:
-    """Return the stacks of the processes that transform samples now; any thread may call it.
-
-    They are those of `Child.stacks`, by the process and its samples.
-    """
+    """Return the stacks of the processes that transform samples now, by process and samples."""
     busy = [each for pool in [*_pools] for each in pool._workers if each.tasks]
     return {f"{each.name} with {each.samples}": each.stacks() for each in busy}
 
 
 class Workers:
-    """`count` processes that apply `transform` to the samples of `source`.
+    """`count` processes that apply `transform` to the samples of `source`, until `close`.
 
-    Threads may share it. Its processes live until `close`. The source is read in the threads that
-    call `submit`. With a count of 0, `submit` itself transforms, so that a debugger works.
+    Threads may share it; the source is read in those that call `submit`. With a count of 0,
+    `submit` itself transforms, so that a debugger works.
     """
 
     def __init__(self, source: Source, transform: Transform, count: int) -> None:
@@ -95,15 +91,13 @@ class Workers:
             _pools.add(self)
 
     def submit(self, key: tuple[int, int], positions: Int64s, indices: Int64s) -> "Future[Rows]":
-        """Read samples and let a worker transform them.
+        """Read the samples `indices`, n >= 1, and let a worker transform them.
 
         A sample's random numbers depend on the key, (seed, epoch), and its position in the epoch.
-        The positions are int64 (n,), n >= 1, as are the indices in the source.
-
         The future has {field: array (n, *shape)}, whose memory is reused after the arrays and the
         future have been dropped. Its exception is that of the transform, with the sample and the
-        worker's traceback as notes, or a DataError if the results of a batch differ in shape or a
-        worker was killed.
+        worker's traceback as notes, or a DataError if the results differ in shape or a worker was
+        killed.
         """
         future: Future[Rows] = Future()
         future.set_running_or_notify_cancel()  # a task that runs cannot be cancelled

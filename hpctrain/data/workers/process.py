@@ -1,6 +1,5 @@
 """One worker process: it takes a batch in shared memory, transforms it and answers where it lies.
 
-`hpctrain.data.workers.pool` starts it, with a socket and a file in memory that holds the transform.
 It imports numpy and what the transform needs, not torch. It ignores the signals of the job. It ends
 with its parent: when idle, because the socket closes; during a transform, because the kernel kills
 it.

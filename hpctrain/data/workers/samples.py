@@ -6,8 +6,7 @@
 
 A transform gets one sample: an array per field (a variable-length one with its own length), or a
 numpy scalar for a field of shape (). It returns the same or other fields, of any dtype and shape,
-but all samples of a batch must agree. The arrays and the generator belong to the transform until it
-returns, so it may write into them.
+but all samples of a batch must agree. It may write into the arrays.
 
 The generator is a pure function of (seed, epoch, position). It is Philox, which has a separate,
 independent stream for each key and counter (Salmon et al., "Parallel random numbers: as easy as 1,
@@ -59,10 +58,7 @@ def has_drawn(generator: np.random.Generator) -> bool:
 
 
 class Watched:
-    """A transform of an evaluation, which ends it when it draws random numbers.
-
-    `key` is the place in the config, such as `data.transforms[0]`.
-    """
+    """A transform of an evaluation, at `key` of the config, which may not draw random numbers."""
 
     def __init__(self, transform: Callable[..., Any], key: str) -> None:
         self._transform, self._key = transform, key
@@ -120,12 +116,10 @@ def apply(
     allocate: _Allocate,
     random: SampleRandom,
 ) -> None:
-    """Transform a batch, sample by sample.
+    """Transform a batch, sample by sample, into the arrays that `allocate` makes for the first one.
 
-    `allocate` returns the arrays that are filled, given the arrays of the first sample. Positions
-    in the epoch and indices, for messages, are int64 (n,); the key is (seed, epoch). What the
-    transform raises gets a note that names the sample. Results that are not arrays, or differ in
-    dtype or shape, are a DataError.
+    The key is (seed, epoch); positions in the epoch, and indices for messages, are int64 (n,). What
+    the transform raises gets a note that names the sample.
     """
     seed, epoch = key
     out: Mapping[str, Array] = {}

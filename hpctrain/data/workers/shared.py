@@ -47,11 +47,7 @@ def view(memory: NDArray[np.uint8], block: Block) -> Array:
 
 
 class Segment:
-    """A piece of shared memory that can grow.
-
-    `descriptor` is that of a segment that another process made; it is closed with this object. None
-    makes a new segment.
-    """
+    """A piece of shared memory that can grow: that of a descriptor, or a new one."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = os.memfd_create("hpctrain") if descriptor is None else descriptor
@@ -60,7 +56,7 @@ class Segment:
     def reserve(self, size: int) -> None:
         """Make at least `size` bytes usable. The content stays, and existing arrays stay valid.
 
-        Without enough memory it is an OSError: a later write would end the process with SIGBUS.
+        It is an OSError if there is no memory: a later write would end the process with SIGBUS.
         """
         if self._map is None or len(self._map) < size:
             size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,6 +1,5 @@
 """A cache of decoded chunks, bounded in bytes. A process has one."""
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from hpctrain.errors import DataError
+from hpctrain.shards.per_process import PerProcess
 from hpctrain.shards.storage.scratch import Bytes
 
 MAX_BYTES = 2**30
@@ -17,22 +17,20 @@ MAX_BYTES = 2**30
 Load = Callable[[Bytes], None]
 
 
-class ChunkCache:
+class ChunkCache(PerProcess):
     """Decoded chunks by key. The least recently used one is removed, and its buffer reused.
 
     Fresh memory costs a page fault per page, so it is filled at about 1 GB/s, which is slower than
-    LZ4 decodes. Therefore the buffer of a removed chunk is filled again, and no buffer is used
-    outside `use`.
+    LZ4 decodes. Therefore no buffer is used outside `use`.
 
-    Threads may share the cache. If two threads need the same chunk, the first decodes it and the
-    second waits. A forked child starts with an empty cache. Chunks that are in use at the same time
-    may exceed `max_bytes`, a change of which takes effect at the next chunk. `nbytes` are those of
-    all buffers now, and `decoded` counts the loaded chunks.
+    Threads may share the cache: of two that need the same chunk, the second waits. A forked child
+    starts with an empty one. Chunks that are in use at the same time may exceed `max_bytes`.
+    `nbytes` are those of all buffers now, and `decoded` counts the loaded chunks.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
-        self._start()
+        super().__init__()
 
     def __contains__(self, key: Hashable) -> bool:
         slot = self._slots.get(key)
@@ -78,15 +76,12 @@ class ChunkCache:
         except RuntimeError:  # the pool has been shut down
             return
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
         self._lock = threading.Lock()
         self.nbytes = self.decoded = 0
-        self._pid = os.getpid()
 
     def _take(self, key: Hashable) -> "_Slot":
-        if self._pid != os.getpid():  # in a fork, a thread of the parent may hold a lock
-            self._start()
         with self._lock:
             slot = self._slots.get(key)
             if slot is None:

@@ -1,4 +1,4 @@
-"""The table of a dataset's chunks: where they lie in the file, and how they are decoded."""
+"""The chunks of a dataset: which samples each holds, where it lies and how it is decoded."""
 
 import math
 from pathlib import Path
@@ -14,12 +14,39 @@ from hpctrain.shards.types import Int64s
 
 MOST = 2**28  # chunks; their table takes 5 GB
 
+Sizes = tuple[int, ...]
+_Slices = tuple[slice, ...]
+
+
+class Grid:
+    """The chunks of a dataset: ranges of `rows` samples ("runs"), each in one or more `tiles`.
+
+    A tile has its number, the slices of a sample that it holds, and the slices of the chunk that
+    are used. Both leave out the sample axis.
+    """
+
+    def __init__(self, shape: Sizes, chunk: Sizes, axis: int) -> None:
+        counts = _counts(shape, chunk)
+        self.rows = chunk[axis]
+        self._along, self._apart = counts[axis], math.prod(counts[axis + 1 :])
+        self.tiles = _tiles(samples_first(shape, axis)[1:], samples_first(chunk, axis)[1:])
+
+    def chunk(self, run: int, tile: int) -> int:
+        """Return the number, in C order, of the chunk that holds one tile of a run."""
+        outer, inner = divmod(tile, self._apart)
+        return (outer * self._along + run) * self._apart + inner
+
+
+def samples_first(sizes: Sizes, axis: int) -> Sizes:
+    """Return a shape with `axis` moved to the front."""
+    return (sizes[axis], *sizes[:axis], *sizes[axis + 1 :])
+
 
 class ChunkTable:
     """The chunks of a dataset as they are stored.
 
-    Undecodable is raised if only HDF5 can read the dataset, Damaged if it is impossible: a chunk
-    beyond the end of the file, or where none can be, or an absurd number of chunks.
+    A dataset that only HDF5 can read is Undecodable. Chunks beyond the end of the file, or where
+    none can be, or an absurd number of them are Damaged.
     """
 
     def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
@@ -72,14 +99,11 @@ class ChunkTable:
 
 def chunk_grid(dataset: h5py.Dataset) -> list[int]:
     """Return the number of chunks along each axis of a dataset."""
-    return [-(-n // size) for n, size in zip(dataset.shape, dataset.chunks, strict=True)]
+    return _counts(dataset.shape, dataset.chunks)
 
 
 def listed_chunks(dataset: h5py.Dataset) -> tuple[Int64s, list[Any]]:
-    """Return the chunks that the file lists: their numbers in C order, and h5py's `StoreInfo`.
-
-    A chunk that is listed twice, or where the dataset has none, is Damaged.
-    """
+    """Return the chunks that the file lists: their numbers in C order, and h5py's `StoreInfo`."""
     found: list[Any] = []
     if dataset.id.get_num_chunks():
         dataset.id.chunk_iter(found.append)
@@ -114,3 +138,19 @@ def filters(dataset: h5py.Dataset) -> list[Filter]:
     """Return the filters of a dataset, in the order in which they were applied."""
     properties = dataset.id.get_create_plist()
     return [Filter(*properties.get_filter(i)) for i in range(properties.get_nfilters())]
+
+
+def _counts(shape: Sizes, chunk: Sizes) -> list[int]:
+    return [-(-size // part) for size, part in zip(shape, chunk, strict=True)]
+
+
+def _tiles(shape: Sizes, chunk: Sizes) -> list[tuple[int, _Slices, _Slices]]:
+    if shape == chunk:
+        return [(0, (), ())]
+    tiles = []
+    for number, place in enumerate(np.ndindex(*_counts(shape, chunk))):
+        starts = [i * size for i, size in zip(place, chunk, strict=True)]
+        lengths = [min(size, n - at) for n, size, at in zip(shape, chunk, starts, strict=True)]
+        inside = tuple(slice(at, at + size) for at, size in zip(starts, lengths, strict=True))
+        tiles.append((number, inside, tuple(slice(size) for size in lengths)))
+    return tiles

@@ -1,10 +1,9 @@
 """Read rows of an HDF5 dataset that is stored in chunks, compressed or not, without HDF5.
 
 HDF5 decodes one chunk at a time, under one lock, and decodes it again for every later row. Here the
-table of chunks (byte offset, size and filter mask of each) is read from the file once. After that,
-bytes are read by `preadv` and decoded by `codecs` in as many threads as there are callers. Decoded
-chunks stay in one cache of the process, so an order that goes through the file in blocks decodes
-each chunk once per epoch:
+table of chunks is read from the file once. After that, bytes are read by `preadv` and decoded by
+`codecs` in as many threads as there are callers. Decoded chunks stay in one cache of the process,
+so an order that goes through the file in blocks decodes each chunk once per epoch:
 
     rows ──► which chunks ──► in the cache? ──► gather
                   └── no: preadv ── codecs ──► cache       by the caller, or by the pool
@@ -26,7 +25,7 @@ import os
 import threading
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -37,10 +36,9 @@ import numpy as np
 from hpctrain.errors import DataError
 from hpctrain.shards.compression import plugins
 from hpctrain.shards.storage.cache import CACHE, ChunkCache, Load
-from hpctrain.shards.storage.chunk_table import ChunkTable, filters
+from hpctrain.shards.storage.chunk_table import ChunkTable, Grid, filters, samples_first
 from hpctrain.shards.storage.codecs import Filter, describe
 from hpctrain.shards.storage.file import patiently, reading
-from hpctrain.shards.storage.grid import Grid, samples_first
 from hpctrain.shards.storage.scratch import Bytes, Damaged, Undecodable
 from hpctrain.shards.types import Array, Int64s
 
@@ -66,13 +64,11 @@ def _decoders(pid: int) -> Executor:  # a fork does not have its parent's thread
 class Chunked:
     """One dataset that is chunked, compressed or stored in another unusual way.
 
-    The sample axis is the first axis, or another one, which is moved to the front.
-
-    Threads may share it. A forked child must drop it and open the dataset again. The dataset's file
-    is open for reading, and may be closed afterwards if the dataset is `direct`, read without HDF5;
-    if it is not, `reason` says why. Without a pool, chunks are decoded when they are needed.
-    `shape` has the samples first. `chunk_rows` is the samples in a chunk, 1 if there are no chunks,
-    and `chunk_bytes` their decoded bytes.
+    Threads may share it. A forked child must drop it and open the dataset again. Its file may be
+    closed afterwards if it is `direct`, read without HDF5; if it is not, `reason` says why. `shape`
+    has the samples first, whichever axis counts them. `chunk_rows` is the samples in a chunk, 1 if
+    there are no chunks, and `chunk_bytes` their decoded bytes. Without a pool, chunks are decoded
+    when they are needed.
     """
 
     def __init__(
@@ -109,15 +105,14 @@ class Chunked:
         self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self._chunk_bytes = math.prod(self._chunks or (1, *self.shape[1:])) * self.dtype.itemsize
         self.chunk_bytes = len(self._tiles) * self._chunk_bytes
+        self._reading = partial(reading, path, self.name)
         status = os.stat(path)  # a new file of the same name has another key
         self._key = (status.st_dev, status.st_ino, status.st_mtime_ns, self.name)
 
     def rows(self, rows: Int64s, out: Array | None = None) -> Array:
-        """Return samples in the given order.
+        """Return the samples `rows`, (n,) with repeats allowed, in `out` or in a new array.
 
-        `rows` is int64 (n,), each in [0, shape[0]); repeats are allowed. `out`, (n, *shape[1:]) of
-        `dtype`, C-contiguous, is filled and returned; None: a new array. The DataError names the
-        file and the samples.
+        `out` is (n, *shape[1:]), C-contiguous.
         """
         if out is None:
             out = np.empty((len(rows), *self.shape[1:]), self.dtype)
@@ -156,11 +151,8 @@ class Chunked:
                 out[here, *inside] = chunk[there, *used]
 
     def prefetch(self, rows: Int64s) -> None:
-        """Let the pool decode the chunks of samples that will be read soon. Returns at once.
-
-        It decodes at most half a cache of chunks, so that chunks in use stay in the cache.
-        """
-        if self._chunks is not None:
+        """Let the pool decode the chunks of samples that will be read soon. Returns at once."""
+        if self._chunks is not None:  # at most half a cache, so that chunks in use stay there
             room = self._cache.max_bytes // 2 // max(1, self.chunk_bytes)
             self._ahead(self._visits(rows)[:room])
 
@@ -190,7 +182,7 @@ class Chunked:
             yield self._as_array(buffer)
 
     def _as_array(self, buffer: Bytes) -> Array:
-        """Return the array of a decoded chunk, with the samples first."""
+        """Return the array of a decoded chunk, samples first."""
         return np.moveaxis(buffer.view(self.dtype).reshape(self._chunks), self._axis, 0)
 
     def _request(self, number: int, tile: int) -> tuple[Hashable, int, Load]:
@@ -243,10 +235,6 @@ class Chunked:
         first, last = (rows.start, rows.stop - 1) if isinstance(rows, slice) else rows[[0, -1]]
         with self._reading(first, last), self._lock:
             out[...] = np.moveaxis(patiently(lambda: dataset[where]), axis, 0)
-
-    def _reading(self, first: int, last: int) -> AbstractContextManager[None]:
-        """Return a context in which errors name the file and the samples."""
-        return reading(self.path, self.name, first, last)
 
 
 def undecodable(dataset: h5py.Dataset) -> Iterator[Filter]:

@@ -1,7 +1,6 @@
 """Undo the filters of HDF5 outside HDF5, whose library decodes one chunk at a time under its lock.
 
-A chunk was written through a pipeline of filters. Its stored bytes go back through the pipeline in
-reverse order:
+A chunk was written through a pipeline of filters, and is read through it in reverse order:
 
     filter          id     undone by           layout of the stored bytes
     deflate (gzip)  1      isal, or zlib       a zlib stream
@@ -12,10 +11,9 @@ reverse order:
     Blosc           32001  blosc2              a Blosc chunk
     Blosc2          32026  blosc2              a contiguous frame of one chunk, in n-d blocks
 
-All of these release the GIL, so threads decode at the same time. An object that threads cannot
-share (a Zstandard context) exists once per thread. A library is imported only when a data set needs
-it. Filters that are not in the table, or whose library is missing, are left to HDF5; `Undecodable`
-says so.
+All of these release the GIL, so threads decode at the same time. A library is imported only when a
+data set needs it. Filters that are not in the table, or whose library is missing, are left to HDF5;
+`Undecodable` says so.
 
 The formats: HDF5 File Format Specification 3.0 (shuffle, and Fletcher 32 as in H5checksum.c), the
 registered filter plugins of the HDF Group (the numbers of LZ4 are big-endian), and c-blosc2's
@@ -60,10 +58,9 @@ class Filter(NamedTuple):
 
 
 class Pipeline:
-    """Undoes the filters of one dataset. Threads may share it.
+    """Undoes the filters of one dataset, in the order in which they were applied.
 
-    The filters are in the order in which they were applied, and `nbytes` is that of a whole decoded
-    chunk. A filter that is unknown here, or whose library is missing, is Undecodable.
+    Threads may share it. `nbytes` is that of a whole decoded chunk.
     """
 
     def __init__(self, filters: Sequence[Filter], nbytes: int) -> None:
@@ -80,18 +77,11 @@ class Pipeline:
             raise Undecodable("several compressors one after the other are decoded by HDF5 only")
 
     def applied(self, mask: int) -> list[int]:
-        """Return the positions in the pipeline of the filters that a chunk went through.
-
-        Bit i of the mask is set if filter i was left out for this chunk.
-        """
+        """Return the numbers of the filters that a chunk went through: bit i is set if not i."""
         return [i for i in range(len(self._filters)) if not mask >> i & 1]
 
     def decode(self, stored: Bytes, mask: int, out: Bytes) -> None:
-        """Undo the filters of one chunk.
-
-        The stored bytes are uint8, and may be changed; `out`, uint8 (nbytes,), is filled. For the
-        mask see `applied`. Damaged: the bytes cannot be decoded, or a checksum does not match.
-        """
+        """Undo the filters of one chunk, whose stored bytes may be changed, into `out`."""
         applied, data = self.applied(mask), stored
         for i in reversed(applied):
             checksums = sum(self._filters[j].id == FLETCHER32 for j in applied if j < i)
@@ -219,9 +209,8 @@ def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
                 target_block[:] = block
                 continue
             if fast is not None:
-                found = fast(
-                    block.ctypes.data, target_block.ctypes.data, len(block), len(target_block)
-                )
+                places = block.ctypes.data, target_block.ctypes.data
+                found = fast(*places, len(block), len(target_block))
             else:
                 raw = library.decompress(block, uncompressed_size=len(target_block))
                 found = len(raw)

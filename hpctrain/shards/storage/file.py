@@ -81,11 +81,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def patiently(action: Callable[[], T], again: Callable[[], None] | None = None) -> T:
-    """Call `action`, and repeat it if a file system fails for a short time.
-
-    An OSError of _PASSING is not raised before the last try; `again` is called before each
-    repetition.
-    """
+    """Call `action`, and repeat it if a file system fails for a short time, after `again`."""
     for pause in PAUSES_S:
         try:
             return action()

@@ -2,7 +2,7 @@
 
 A dataset that is contiguous, uncompressed and in the machine's byte order (as `data_prep` writes
 it) has a byte offset in the file, so its rows can be mapped, or read by `Plain`. Any other layout
-is read by `Chunked`. Code that only reads through `rows` does not import torch.
+is read by `Chunked`.
 """
 
 import os
@@ -16,8 +16,8 @@ from hpctrain.errors import DataError
 from hpctrain.shards import shard as shard_format
 from hpctrain.shards.field import Field
 from hpctrain.shards.index import Shard, check_shard
+from hpctrain.shards.storage.chunk_table import samples_first
 from hpctrain.shards.storage.chunks import Chunked, decoders
-from hpctrain.shards.storage.grid import samples_first
 from hpctrain.shards.storage.inside import Elsewhere, find
 from hpctrain.shards.storage.plain import Plain
 from hpctrain.shards.storage.stamp import Stamp
@@ -28,11 +28,8 @@ INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32",
 class Layout:
     """The datasets of a shard, named FIELD, or FIELD/offsets and FIELD/values.
 
-    Attributes:
-        offsets: Byte offset in the file of each dataset that can be mapped.
-        rows: The readers of the other datasets.
-        totals: Number of elements of each dataset.
-        stamp: The stamp of the file from before it was opened.
+    `offsets` has the byte offset of each that can be mapped, `rows` the readers of the others, and
+    `totals` their elements. `stamp` is that of the file from before it was opened.
     """
 
     def __init__(
@@ -58,6 +55,11 @@ class Layout:
                 self._file.close()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"shard {path} is damaged: {error}") from None
+
+    def check_is(self, stamp: Stamp) -> None:
+        """Check that this is the file of a stamp."""
+        if self.stamp.file != stamp.file:
+            raise DataError(f"shard {self.path} was replaced while it was being opened")
 
     def _check_version(self) -> None:
         """Check the version of a shard in our format. Other HDF5 files have no such attribute."""
@@ -138,11 +140,9 @@ def _open(path: Path) -> h5py.File:
 def disagreement(
     dataset: h5py.Dataset, dtypes: Sequence[str], shape: Sequence[int | None]
 ) -> tuple[str, str] | None:
-    """Compare a dataset with what the index lists.
+    """Return what a dataset is and what the index lists, such as `float32 [3]`; None: they agree.
 
-    Return what the dataset is and what the index lists, such as `float32 [3, 9]` and
-    `float64 [any, 8]`; None when they agree. It may have any of the dtypes, the first of which is
-    named; None in the shape stands for any size.
+    It may have any of the dtypes; None in the shape stands for any size.
     """
     dtype, found = dtype_of(dataset), list(dataset.shape or ())  # None: there is no data at all
     same = len(found) == len(shape) and all(

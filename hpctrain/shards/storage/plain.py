@@ -17,11 +17,7 @@ _RUN_BYTES = 8 * 2**20  # the largest read
 
 
 class Plain:
-    """A contiguous, uncompressed dataset whose first axis is the sample.
-
-    `offset` is that of the first row in the file, in bytes. The dtype has the native byte order,
-    and `shape` is that of a row.
-    """
+    """A contiguous dataset of native byte order, whose rows of `shape` begin at byte `offset`."""
 
     chunk_rows = 1
 
@@ -34,7 +30,7 @@ class Plain:
         self._file = File.open(path)
 
     def rows(self, rows: Int64s) -> Array:
-        """Return rows in the given order, with repeats allowed: (n, *shape)."""
+        """Return rows in the given order, repeats allowed: (n, *shape)."""
         out = np.empty((len(rows), *self._shape), self._dtype)
         order = np.argsort(rows, kind="stable")
         step = np.diff(rows[order])

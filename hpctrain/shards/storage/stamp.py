@@ -32,21 +32,13 @@ FACTS = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 
 
 class Stamp(NamedTuple):
-    """See the module.
+    """What is compared; times are ns since 1970."""
 
-    Attributes:
-        device: The number of the file system.
-        inode: The number of the file in it.
-        size: Bytes of the file.
-        modified_ns: Time of the last write, in ns since 1970.
-        changed_ns: Time of the last change of the content or of the inode; 0: not compared.
-    """
-
-    device: int
+    device: int  # the file system
     inode: int
     size: int
-    modified_ns: int
-    changed_ns: int
+    modified_ns: int  # of the last write
+    changed_ns: int  # of the last change of the content or of the inode; 0: not compared
 
     @classmethod
     def of(cls, status: os.stat_result, *, compare_ctime: bool = True) -> Self:
@@ -58,8 +50,7 @@ class Stamp(NamedTuple):
     def settled(cls, path: Path, *, compare_ctime: bool = True) -> Self:
         """Return the stamp of a file, after which each write gives it another one.
 
-        Within one tick of the clock two writes have the same time. If the last write was just now,
-        this waits for the next tick.
+        Two writes within one tick of the clock have the same time, so this may wait for the next.
         """
         while True:
             stamp = cls.of(os.stat(path), compare_ctime=compare_ctime)
@@ -70,7 +61,7 @@ class Stamp(NamedTuple):
 
     @property
     def tick_ns(self) -> int:
-        """How far apart two writes must be to have different times."""
+        """How far apart two writes are if they have different times."""
         return _COARSE_TICK_NS if self.modified_ns % 1_000_000_000 == 0 else _TICK_NS
 
     @property

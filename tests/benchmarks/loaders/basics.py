@@ -1,6 +1,6 @@
 """Defines the loaders without a peer package: bare loops, np.memmap, h5py and hpctrain's own."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.sources.reader import Reader
 from hpctrain.shards.format import write_shards
-from tests.benchmarks.loaders.competitor import Competitor, MapStyle
+from tests.benchmarks.loaders.competitor import Competitor, MapStyle, Stateful
 from tests.benchmarks.loaders.works import Batch, Work, tensor
 
 
@@ -170,12 +170,8 @@ class _H5pyBatches(_H5pySamples):
         return {name: tensor(data[ascending][back]) for name, data in self.datasets().items()}
 
 
-class Hpctrain(Competitor):
-    """hpctrain's loader through its public interface, with one thread that reads ahead.
-
-    Where other loaders use two worker processes, it uses two threads, or fewer if there are not
-    enough cores for them and the consumer.
-    """
+class Hpctrain(Stateful):
+    """hpctrain's loader, with one thread that reads ahead; two instead of two worker processes."""
 
     threads = 1
 
@@ -203,12 +199,6 @@ class Hpctrain(Competitor):
 
     def sampler(self, reader: Reader) -> Sampler:
         return Order(len(reader), seed=0)
-
-    def epoch(self) -> Iterable[Batch]:
-        return self.loader
-
-    def state(self, consumed: int) -> Any:
-        return self.loader.state_dict()
 
 
 class HpctrainAlone(Hpctrain):

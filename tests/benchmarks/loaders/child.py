@@ -49,7 +49,6 @@ class Child:
         """Count the samples that an epoch misses and repeats if it is resumed halfway.
 
         `same_order` says whether the rest of the epoch is the same as without the interruption.
-        The result is empty for a competitor that cannot resume.
         """
         if not self.kind.resumes:
             return {}

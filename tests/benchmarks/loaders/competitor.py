@@ -39,9 +39,12 @@ class Competitor:
         """Open the data set in `folder` with `workers` processes, and continue from `state`."""
         raise NotImplementedError
 
+    loader: Any
+
     def epoch(self) -> Iterable[Batch]:
         """Return the batches of one epoch, or the remaining batches of a resumed epoch."""
-        raise NotImplementedError
+        found: Iterable[Batch] = self.loader
+        return found
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of epoch after epoch, without end."""
@@ -54,6 +57,13 @@ class Competitor:
     def state(self, consumed: int) -> Any:
         """Return the state after `consumed` batches of the first epoch."""
         return consumed
+
+
+class Stateful(Competitor):
+    """A competitor whose loader has a `state_dict`."""
+
+    def state(self, consumed: int) -> Any:
+        return self.loader.state_dict()
 
 
 class Shuffle(Sampler[int]):
@@ -92,9 +102,6 @@ class MapStyle(Competitor):
         It must not be a bound method: the reference cycle would keep the workers alive.
         """
         return _whole
-
-    def epoch(self) -> Iterable[Batch]:
-        return self.loader
 
 
 def _whole(batch: Batch) -> Batch:

@@ -14,13 +14,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "hpctrain
 
 
 def python_with(package: str) -> str:
-    """Return the path of a python that can import `package`, which is installed if necessary.
-
-    For "" it is the python that runs this.
-
-    Raises:
-        RuntimeError: pip cannot install it.
-    """
+    """Return a python that can import `package`, which is installed if necessary; "": this one."""
     if not package:
         return sys.executable
     folder = CACHE / package

@@ -4,7 +4,7 @@ Peers are imported inside functions, because each one is installed only in its o
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib.machinery import ModuleSpec
 from itertools import islice
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from tests.benchmarks.loaders.competitor import Competitor, MapStyle, Shuffle
+from tests.benchmarks.loaders.competitor import Competitor, MapStyle, Shuffle, Stateful
 from tests.benchmarks.loaders.works import Array, Batch, Work, tensor
 
 SHARD = 64 * 2**20  # bytes of a file, a usual size in these formats
@@ -71,7 +71,7 @@ def _from_bytes(work: Work, samples: list[dict[str, bytes]]) -> Batch:
     return batch
 
 
-class Streaming(Peer):
+class Streaming(Stateful, Peer):
     """mosaicml-streaming: MDS files."""
 
     package, shuffle = "mosaicml-streaming", "shard blocks (py1e)"
@@ -105,12 +105,6 @@ class Streaming(Peer):
         )
         if state is not None:
             self.loader.load_state_dict(state)
-
-    def epoch(self) -> Iterable[Batch]:
-        return self.loader
-
-    def state(self, consumed: int) -> Any:
-        return self.loader.state_dict()
 
 
 def _import_streaming() -> Any:
@@ -170,9 +164,6 @@ class Datasets(Peer):
             persistent_workers=workers > 0,
             collate_fn=partial(_from_arrow if self.format == "arrow" else _from_torch, work),
         )
-
-    def epoch(self) -> Iterable[Batch]:
-        return self.loader
 
 
 class DatasetsArrow(Datasets):
@@ -247,7 +238,7 @@ def _records(work: Work, records: list[bytes]) -> dict[str, Array]:
     return batch
 
 
-class Litdata(Peer):
+class Litdata(Stateful, Peer):
     """litdata: chunk files. Tokens are read by its TokensLoader, other samples by PyTreeLoader."""
 
     package, shuffle = "litdata", "in windows of a chunk"
@@ -279,12 +270,6 @@ class Litdata(Peer):
         )
         if state is not None:
             self.loader.load_state_dict(state)
-
-    def epoch(self) -> Iterable[Batch]:
-        return self.loader
-
-    def state(self, consumed: int) -> Any:
-        return self.loader.state_dict()
 
 
 def _item_loader(work: Work) -> Any:

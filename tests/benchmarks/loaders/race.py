@@ -12,7 +12,6 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.benchmarks.loaders.competitors import BLOCK, COMPETITORS
@@ -71,11 +70,7 @@ class Entrant:
             )
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Call the method `do` of `child.Child` in the process, and return its result.
-
-        Raises:
-            Failed: The method raised an exception, or the process has ended.
-        """
+        """Call the method `do` of `child.Child` in the process, and return its result."""
         assert self.process.stdin
         assert self.process.stdout
         try:
@@ -90,29 +85,16 @@ class Entrant:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:  # the process ends when its stdin is closed
-            self.process.communicate()
-        else:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
             self.process.kill()
-            self.process.communicate()
+        self.process.communicate()  # the process ends when its stdin is closed
 
 
 def race(root: Path, rounds: int, epochs: int) -> tuple[Rows, dict[str, str]]:
-    """Measure all competitors on all data sets.
+    """Measure all competitors on all data sets; return that, and the versions of their packages.
 
-    Args:
-        root: Folder for the logs, which stay, and for the data, which are removed at the end.
-        rounds: How many times each loader is measured.
-        epochs: Epochs in a loop whose speed is measured.
-
-    Returns:
-        The measurements, and the version of each competitor's package.
+    The logs stay in `root`; the data in it are removed at the end.
     """
     rows: Rows = {work: {name: Row() for name in COMPETITORS} for work in WORKS}
     versions = {}
@@ -140,10 +122,7 @@ def race(root: Path, rounds: int, epochs: int) -> tuple[Rows, dict[str, str]]:
 
 
 class _Run:
-    """The rounds on one data set.
-
-    A competitor that fails gets the error in its row and is not measured again.
-    """
+    """The rounds on one data set. A competitor that fails is not measured again."""
 
     def __init__(
         self, work: Work, folder: Path, entrants: dict[str, Entrant], rows: dict[str, Row]
@@ -243,11 +222,7 @@ def _dd(path: Path) -> None:
 
 
 def _forget(paths: list[Path]) -> None:
-    """Drop these files from the page cache, and nothing else: the machine may have other users.
-
-    Raises:
-        Failed: A file is still in the page cache.
-    """
+    """Drop these files from the page cache, and nothing else: the machine may have other users."""
     for path in paths:
         for _ in range(TRIES):  # pages that are being read ahead cannot be dropped yet
             with path.open("rb") as file:

@@ -1,0 +1,173 @@
+"""The datasets of open shards: where their elements lie, and how they are read together.
+
+Every read is a *span*: `length` elements of a dataset, beginning at element `start`. A sample of a
+fixed-size field is a span of 1, its place in a variable-length field is a span of 2 of the offsets,
+and a window of tokens is a span of the values. The spans of a batch, from any shards, are read by
+one gather (see `hpctrain.data.sources.arena`), except those of datasets that cannot be mapped.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from math import gcd, prod
+
+import numpy as np
+import torch
+
+from hpctrain.data.sources.arena import WORDS, Arena
+from hpctrain.errors import DataError
+from hpctrain.shards.field import Field
+from hpctrain.shards.index import Shard
+from hpctrain.shards.storage.chunks import Chunked
+from hpctrain.shards.storage.layout import Layout
+from hpctrain.shards.storage.plain import Plain
+from hpctrain.shards.storage.stamp import Stamp
+from hpctrain.shards.types import Array, Int64s
+
+SHORT = 16  # elements; shorter spans of an unmapped dataset are read row by row, in one call
+
+
+class Datasets:
+    """FIELD, or FIELD/offsets and FIELD/values, of each open shard.
+
+    A shard is known by its number, and is open (in `layouts`) if it is asked for. `slots` is how
+    many can be mapped at the same time.
+    """
+
+    def __init__(self, shards: Sequence[Shard], fields: Mapping[str, Field]) -> None:
+        files, self._types = len(shards), dict(_elements(fields))
+        self._sizes = {
+            name: np.dtype(dtype).itemsize * prod(shape)
+            for name, (dtype, shape) in self._types.items()
+        }
+        # By dataset and shard: the address of element 0 (-1: not mapped), the number of elements.
+        self._bases = {name: np.full(files, -1, np.int64) for name in self._types}
+        self._totals = {name: np.zeros(files, np.int64) for name in self._types}
+        # Word size per dataset: it divides the size and the address of every mapped element.
+        self._words = {name: gcd(size, max(WORDS)) or 1 for name, size in self._sizes.items()}
+        self._arena = Arena(files, max(shard.bytes for shard in shards))
+        self.slots = self._arena.slots
+        self._free = list(range(self.slots - 1, -1, -1))
+        self._used: dict[int, int] = {}  # the slot of a shard
+        self.layouts: dict[int, Layout] = {}
+        self.all_mapped = True  # among the shards opened so far
+
+    def add(self, shard: int, layout: Layout) -> None:
+        """Map what can be mapped of a shard that has just been opened; a slot is free."""
+        if layout.rows:
+            self.all_mapped = False
+        if layout.offsets:
+            slot = self._free[-1]
+            self._map(layout, slot)
+            self._used[shard] = self._free.pop()
+            for name, offset in layout.offsets.items():
+                self._words[name] = gcd(self._words[name], offset)
+                self._bases[name][shard] = slot * self._arena.slot_bytes + offset
+        for name, total in layout.totals.items():
+            self._totals[name][shard] = total
+        self.layouts[shard] = layout
+
+    def remove(self, shard: int) -> None:
+        """Forget a shard, whose slot another one may use."""
+        del self.layouts[shard]
+        for bases in self._bases.values():
+            bases[shard] = -1
+        if shard in self._used:
+            self._free.append(self._used.pop(shard))
+
+    def chunk_rows(self, shard: int) -> int:
+        """Return how many samples a shard stores, and reads, together."""
+        return max((rows.chunk_rows for rows in self.layouts[shard].rows.values()), default=1)
+
+    def totals(self, name: str, shards: Int64s) -> Int64s:
+        """Return the number of elements of a dataset in each of `shards`, int64 (n,)."""
+        found: Int64s = self._totals[name][shards]
+        return found
+
+    def spans(self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array) -> None:
+        """Read n spans of the same length, from n `shards` at n `starts`, into `out`.
+
+        Each span ends within the dataset. `out` is contiguous, of any dtype and shape, and is
+        filled with the bytes.
+        """
+        if not out.nbytes:
+            return
+        if self.all_mapped:
+            self._gather(name, shards, starts, out)
+            return
+        rows = torch.from_numpy(out.reshape(-1).view(np.uint8)).view(len(starts), -1)
+        mapped = self._bases[name][shards] >= 0
+        if mapped.any():
+            found = np.empty((int(mapped.sum()), rows.shape[1]), np.uint8)
+            self._gather(name, shards[mapped], starts[mapped], found)
+            rows[torch.from_numpy(mapped)] = torch.from_numpy(found)
+        dtype, shape = self._types[name]
+        for shard in np.unique(shards[~mapped]).tolist():
+            here = np.flatnonzero(shards == shard)
+            spans = np.empty((len(here), length, *shape), dtype)
+            _read(self.layouts[shard].rows[name], starts[here], length, spans)
+            flat = torch.from_numpy(spans.reshape(-1).view(np.uint8))
+            rows[torch.from_numpy(here)] = flat.view(len(here), -1)
+
+    def runs(self, name: str, shards: Int64s, starts: Int64s, ends: Int64s, out: Array) -> None:
+        """Read spans of FIELD/values of different lengths, end to end, into `out` (total, *shape).
+
+        `ends`, int64 (n,), says where each span ends in it.
+        """
+        lengths = np.diff(ends, prepend=0)
+        longest = int(lengths.max(initial=0))
+        padded = len(starts) * longest
+        fits = starts + longest <= self._totals[name][shards]
+        if fits.all() and padded <= 4 * len(out) and (self._bases[name][shards] >= 0).all():
+            spans = np.empty((len(starts), longest, *out.shape[1:]), out.dtype)
+            self.spans(name, shards, starts, longest, spans)
+            out[:] = spans[np.arange(longest) < lengths[:, None]]
+            return
+        for i in range(len(starts)):  # few and long, or not mapped
+            run = out[ends[i] - lengths[i] : ends[i]]
+            if len(run):
+                self.spans(name, shards[i : i + 1], starts[i : i + 1], len(run), run)
+
+    def will_need(self, name: str, shard: int, start: int, stop: int) -> None:
+        """Start to read the elements from `start` to `stop` of a dataset."""
+        base, size = int(self._bases[name][shard]), self._sizes[name]
+        if base >= 0:
+            self._arena.will_need(base + start * size, (stop - start) * size)
+        else:
+            self.layouts[shard].rows[name].prefetch(np.arange(start, stop))
+
+    def _gather(self, name: str, shards: Int64s, starts: Int64s, out: Array) -> None:
+        addresses: Int64s = starts * self._sizes[name]
+        addresses += self._bases[name][shards]
+        self._arena.gather(addresses, self._words[name], out)
+
+    def _map(self, layout: Layout, slot: int) -> None:
+        """Map the file of a shard into a slot; it must still be the file that was opened."""
+        try:
+            descriptor = os.open(layout.path, os.O_RDONLY)
+            try:
+                stamp = Stamp.of(os.fstat(descriptor))
+                self._arena.map(slot, descriptor, layout.size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise DataError(f"shard {layout.path} cannot be mapped: {error.strerror}") from None
+        layout.check_is(stamp)
+
+
+def _elements(fields: Mapping[str, Field]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Yield the datasets of the fields, with dtype and shape of one element."""
+    for name, field in fields.items():
+        if field.variable:
+            yield f"{name}/offsets", ("int64", ())
+            yield f"{name}/values", (field.dtype, field.shape)
+        else:
+            yield name, (field.dtype, field.shape)
+
+
+def _read(dataset: Chunked | Plain, starts: Int64s, length: int, out: Array) -> None:
+    """Fill `out`, (n, length, *shape)."""
+    if length <= SHORT:
+        out[:] = dataset.rows((starts[:, None] + np.arange(length)).reshape(-1)).reshape(out.shape)
+        return
+    for row, start in enumerate(starts.tolist()):
+        dataset.copy(start, start + length, out[row])

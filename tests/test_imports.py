@@ -34,7 +34,7 @@ ALLOWED = {
         "models.lora models.plan models.ties shards.types tasks"
     ),
     "slurm": "config distributed.ranks",
-    "estimates": "config hardware tracking.journal",
+    "estimates": "config distributed.ranks hardware tracking.journal",
     "runs": (
         "checkpoint.manifest checkpoint.weight_files config data.places.origin "
         "data.samplers.subset estimates shards.index slurm tracking.journal tracking.page.links "
@@ -66,8 +66,8 @@ ALLOWED = {
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "report": (
-        "config hardware job.summary runs slurm.queue tracking.columns tracking.journal "
-        "tracking.recorded tracking.samples"
+        "config distributed.ranks hardware job.summary runs slurm.queue tracking.columns "
+        "tracking.journal tracking.recorded tracking.samples"
     ),
     "trained": (
         "checkpoint config data distributed job models parallel runs shards tasks tracking training"

@@ -40,7 +40,7 @@ class StoredWeights(Protocol):
         """Copy weights into tensors, in place; this process does it alone.
 
         The tensor for each stored name has the same shape and any dtype; of a DTensor only this
-        rank's part is read. Raises a StorageError if a file cannot be read.
+        rank's part is read.
         """
 
 

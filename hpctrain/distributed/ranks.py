@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +96,7 @@ class RankInfo:
 
     def host(self, rank: int) -> str:
         """Return the node of a rank, if the launcher tells the nodes; "" otherwise."""
-        # Every node has the same number of ranks.
-        return self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else ""
+        return host_of(rank, self.world_size, self.hosts)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> RankInfo:
@@ -125,14 +124,20 @@ class RankInfo:
     def idle_tasks(self, env: Mapping[str, str] = os.environ) -> int:
         """Return how many tasks of the allocation, or of the step of a shell, nobody has started.
 
-        It is more than 0 only for a single process in a batch script, a shell or a notebook. The
-        process would leave the nodes of the other tasks idle.
+        It is more than 0 only for a single process in a batch script, a shell or a notebook, which
+        would leave the nodes of the other tasks idle.
         """
         if self.launcher != "single" or env.get("HPCTRAIN_LAUNCHER") == "single":
             return 0
         if "SLURM_JOB_ID" not in env:
             return 0
         return max(0, _number(env, "SLURM_NTASKS", _number(env, "SLURM_STEP_NUM_TASKS", 1)) - 1)
+
+
+def host_of(rank: int, ranks: int, hosts: Sequence[str]) -> str:
+    """Return the node of one of so many ranks; "" if nobody knows the nodes."""
+    # Every node has the same number of ranks.
+    return hosts[rank * len(hosts) // ranks] if hosts else ""
 
 
 def _detect(env: Mapping[str, str]) -> str:

@@ -29,17 +29,12 @@ class Experts(nn.Module):
     ceil(capacity * length * per_token / experts) of its tokens, the first ones; the samples are the
     groups of GShard (Lepikhin et al. 2021). So the result does not depend on how a batch is divided
     into micro-batches and ranks. For a token beyond that, the expert adds nothing to the residual
-    stream.
+    stream. The tokens of padded samples (mask False) count in the loads, because a model does not
+    see the mask. They are few, and any number of ranks pads a batch in the same way.
 
-    The tokens of padded samples (mask False) count in the loads, because a model does not see the
-    mask. They are few, and any number of ranks pads a batch in the same way.
-
-    Args:
-        out_std: Standard deviation of the initial weights of `down`.
-        std: Standard deviation of the other initial weights.
-        capacity: At least 1 to hold every token if the experts were used evenly. None: no limit.
-        balance_rate: Each step moves the bias of an expert by this much. 0 does not balance.
-        shared: Every token passes through this module, too. None: there is none.
+    `out_std` is the standard deviation of the initial weights of `down`, `std` that of the others.
+    Each step moves the bias of an expert by `balance_rate`. Every token passes through `shared`,
+    too.
 
     Attributes:
         balance: The bias of each expert, float32 (experts,).
@@ -163,8 +158,8 @@ class Experts(nn.Module):
 class Bank(nn.Module):
     """The weights of all experts; expert e computes down[e](silu(gate[e](x)) * up[e](x)).
 
-    `gate`, `up` and `down` are (experts, hidden, dim). Expert parallel and FSDP2 divide the first
-    two dimensions.
+    `gate`, `up` and `down` are (experts, hidden, dim), of which expert parallel and FSDP2 divide
+    the first two dimensions.
     """
 
     def __init__(self, dim: int, hidden: int, experts: int, std: float, out_std: float) -> None:
@@ -273,7 +268,7 @@ def one_by_one(
     up: torch.Tensor,
     down: torch.Tensor,
 ) -> torch.Tensor:
-    """Apply one expert after the other; the arguments are those of `Bank.forward`, and weights."""
+    """Apply one expert after the other; `Bank.forward` explains the arguments."""
     # All experts take part, even without tokens, so that every rank has a gradient of each weight.
     groups = tokens.split(counts.tolist())
     parts = zip(groups, gate.unbind(), up.unbind(), down.unbind(), strict=True)
@@ -295,7 +290,6 @@ def grouped(
 
 
 def _take(x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, copies: int) -> torch.Tensor:
-    """Return the permutation `order` of the rows of `x`, each of which occurs `copies` times."""
     taken: torch.Tensor = _Take.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
     return taken
 

@@ -34,11 +34,8 @@ def is_adapter(name: str) -> bool:
 class Adapted(nn.Module):
     """A linear layer with an adapter; it is mixed into the class of the layer.
 
-    Attributes:
-        lora_A: (rank, inputs).
-        lora_B: (outputs, rank).
-        lora_scale: alpha / rank.
-        lora_dropout: The probability of zeroing an input of the adapter in training.
+    `lora_A` is (rank, inputs), `lora_B` (outputs, rank), and `lora_scale` alpha / rank.
+    `lora_dropout` is the probability of zeroing an input of the adapter in training.
     """
 
     lora_A: nn.Parameter

@@ -201,10 +201,6 @@ class Transformer(Model):
         Returns:
             Logits (batch, length, vocab_size), in the dtype of the computation; those of this
             rank's positions if there is a `context`.
-
-        Raises:
-            ConfigError: A token is not in the vocabulary (on a GPU, CUDA stops with an assertion of
-                its own), or the row is longer than the learned positions.
         """
         length = tokens.shape[1] * self.sequence_parts
         positions = _positions(length, documents, tokens.device)
@@ -258,16 +254,13 @@ class Transformer(Model):
         )
 
     def flops_per_token(self, length: int) -> int:
-        """Return the floating-point operations of one token in a training step.
+        """Return the floating-point operations of one of `length` tokens in a training step.
 
         This is 6 N + 12 layers * dim * length, the model FLOPs of PaLM (Chowdhery et al. 2022,
         appendix B): N counts the parameters that are multiplied with activations, which leaves out
         tables of embeddings that are only looked up, and the experts that a token does not use. The
         backward pass costs twice the forward pass. Attention counts as if it were not causal, and
         activations that are computed twice count once, as is usual for MFU.
-
-        Args:
-            length: Tokens of a sample.
         """
         dim = self.embed.embedding_dim
         return 6 * self._multiplied + 12 * len(self.layers) * dim * length

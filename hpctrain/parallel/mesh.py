@@ -76,17 +76,17 @@ class Mesh:
 
     @property
     def tp_mesh(self) -> DeviceMesh:
-        """The ranks that divide each layer; all ranks ask for it together."""
+        """The ranks that divide each layer; all ranks ask for this and what follows together."""
         return self._mesh["tp"]
 
     @property
     def pp_group(self) -> dist.ProcessGroup:
-        """The ranks that divide the layers; all ranks ask for it together."""
+        """The ranks that divide the layers."""
         return self._mesh["pp"].get_group()
 
     @cached_property
     def cp_group(self) -> dist.ProcessGroup:
-        """The ranks that divide each sequence; all ranks ask for it together."""
+        """The ranks that divide each sequence."""
         cp, tp = self.degrees.cp, self.degrees.tp
         shape = (self._ranks // (cp * tp), cp, tp)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("others", "cp", "tp"))
@@ -95,9 +95,8 @@ class Mesh:
     def experts(self, ep: int) -> tuple[DeviceMesh, DeviceMesh]:
         """Return the ranks that divide experts, and those that have the same experts.
 
-        These are a mesh of `ep` ranks (neighbours, within the data-parallel dimension that divides
-        the model, or that of the replicas if none does), and one of the dimensions of `data_mesh`,
-        of which the last is smaller. All ranks of the process group ask for them together.
+        The first are a mesh of `ep` neighbours, within the innermost dimension of `data_mesh`; the
+        others are `data_mesh` with that dimension divided by `ep`.
         """
         sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
         names = tuple(n for n in ("dp_replicate", "dp_shard") if self._sizes[n] > 1)
@@ -110,13 +109,13 @@ class Mesh:
 
     @cached_property
     def sequence_part(self) -> SequencePart | None:
-        """This rank's part of each sequence, None if cp is 1; all ranks ask for it together."""
+        """This rank's part of each sequence; None if cp is 1."""
         cp = self.degrees.cp
         return SequencePart(self.cp_rank, cp, self.cp_group) if cp > 1 else None
 
     @cached_property
     def stage_group(self) -> dist.ProcessGroup | None:
-        """The ranks that have the same layers; None means all ranks, which ask for it together."""
+        """The ranks that have the same layers; None means all ranks."""
         if self.degrees.pp == 1:
             return None
         shape = (self.degrees.pp, self._ranks // self.degrees.pp)
@@ -128,7 +127,6 @@ class Mesh:
         """The ranks that have the other rows and positions of a batch, for the same layers.
 
         The group is one of its own, because backward passes reduce gradients in others meanwhile.
-        All ranks ask for it together.
         """
         grid = torch.arange(self._ranks).view(self.degrees.pp, self.dp_cp_size, self.degrees.tp)
         groups = grid.transpose(1, 2).reshape(-1, self.dp_cp_size).tolist()

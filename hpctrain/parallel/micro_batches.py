@@ -54,9 +54,9 @@ class CudaMemory:
 class MicroBatches:
     """The number of micro-batches of a model, which may change between steps.
 
-    Every rank calls `record` with the rows of a micro-batch when these have changed. The largest
-    size that fits in `memory` is looked for; None keeps the size. `limit` is the most rows that
-    have been found to fit; None if nobody knows.
+    `record` is called on every rank with new rows of a micro-batch. The largest size that fits in
+    `memory` is looked for; None keeps the size. `limit` is the most rows that have been found to
+    fit.
     """
 
     def __init__(

@@ -71,12 +71,7 @@ class Classification(SplitTask):
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """Return the sums of a `Task`; samples whose mask is False do not count.
 
-        Args:
-            outputs: Logits, a floating dtype (batch, classes, ...).
-            batch: The batch.
-
-        Raises:
-            ConfigError: Logits and targets do not fit.
+        The outputs are logits, a floating dtype (batch, classes, ...).
         """
         # The loss is computed in float32 in every precision.
         logits, target = self._read(outputs, batch)
@@ -134,7 +129,6 @@ class Classification(SplitTask):
         return F.cross_entropy(logits, target, weights, reduction="none", label_smoothing=smoothing)
 
     def _on(self, logits: torch.Tensor) -> torch.Tensor | None:
-        """Return the class weights on the device of the logits."""
         if self._weights is None:
             return None
         if len(self._weights) != logits.shape[1]:
@@ -147,7 +141,6 @@ class Classification(SplitTask):
 
 
 def _weights(class_weights: Sequence[float]) -> torch.Tensor:
-    """Return the weights, float32 (classes,), if they can be weights."""
     weights = torch.tensor(class_weights, dtype=torch.float32)
     if not weights.isfinite().all() or (weights < 0).any() or not weights.any():
         raise ValueError(f"class_weights={[*class_weights]}: 0 or more, and one of them above 0")

@@ -30,9 +30,9 @@ class Labels:
     def outside(self, labels: torch.Tensor, count: int, whole: str) -> torch.Tensor:
         """Return which labels are outside their range, bool, in the shape of the labels.
 
-        The labels, (rows, ...), without those that are left out, are integers in
-        [0, count), or a floating dtype from 0 to 1. `whole` says what has so many classes, for the
-        error, which is raised if the host may wait for the device.
+        The labels, (rows, ...), are integers in [0, count), or a floating dtype from 0 to 1.
+        `whole` says what has so many classes, for the error, which is raised if the host may wait
+        for the device.
         """
         if labels.is_floating_point():
             wrong = ~((labels >= -_ROUNDED) & (labels <= 1 + _ROUNDED))  # NaN is outside, too

@@ -24,7 +24,8 @@ from hpctrain.models import FNO, ConvNet, Transformer, UNet
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill
+from hpctrain.parallel.preparing.initial import Build, begin, fill
+from hpctrain.parallel.preparing.whole_model import cast_parameters
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch

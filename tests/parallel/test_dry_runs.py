@@ -11,7 +11,7 @@ from torch import nn
 from hpctrain.job.building.flops import count_flops, meta_batch
 from hpctrain.models.dry_run import Buffers, dry_run
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
-from hpctrain.parallel.preparing.modes import prepare_modes
+from hpctrain.parallel.preparing.whole_model import prepare_modes
 from hpctrain.tasks import Classification
 from tests.parallel.parity import Cell, Normed, batch, build
 from tests.ranks import run_ranks

@@ -100,7 +100,7 @@ def build(
     task = on_part(whole, mesh.sequence_part)
     model = build_model(config, mesh, precision, task)
     if loader.fills_up(effective.max_steps):
-        check_filled_up(model.module, config)
+        check_filled_up(model.module, config.model.get("norm"))
     tracker.log_params({"effective": _facts(model, device)})
     if ranks.is_main:
         _show_summary(model, run, tracker)

@@ -23,11 +23,7 @@ _SAME = {"colwise_rep": "colwise_gather_output"}
 
 
 def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> Plan:
-    """Return the plan of a whole model, complete for the degrees; `parallel.plan` replaces its own.
-
-    Raises:
-        ConfigError: Something is missing in the plan, or does not fit the model.
-    """
+    """Return the plan of a whole model, complete for the degrees; `parallel.plan` goes first."""
     plan = getattr(model, "plan", None)
     if not isinstance(plan, Plan):
         plan = _of_transformers(model)
@@ -75,7 +71,6 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
 
 
 def _check(model: nn.Module, plan: Plan, tp: int) -> None:
-    """Raise a ConfigError if tp cannot divide what the plan names."""
     for problem in number_problems(plan.numbers, tp):
         raise ConfigError(problem)
     for pattern, style in plan.tensor.items():

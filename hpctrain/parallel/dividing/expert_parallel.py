@@ -36,9 +36,6 @@ def divide_experts(
 
     The model, or a stage of it, is on the meta device or equal on all ranks. Returns the modules
     that hold the experts, and the ranks that have the same ones.
-
-    Raises:
-        ConfigError: The ranks that have the same experts cannot divide these.
     """
     if ep == 1:
         return []

@@ -30,10 +30,9 @@ class _Omitted(nn.Module):
 
 
 def measured_by_block(model: nn.Module, measure: Callable[[], Measured]) -> Measured:
-    """Return what `measure` finds for the whole model.
+    """Return what `measure` finds for the whole model, which is as before afterwards.
 
-    `measure` runs the model, and returns numbers to which each block adds its share. The model is
-    as before afterwards.
+    `measure` runs the model, and returns numbers to which each block adds its share.
     """
     groups = [names for names in alike(model) if len(names) >= _FEWEST]
     if not groups:
@@ -61,10 +60,7 @@ def measured_by_block(model: nn.Module, measure: Callable[[], Measured]) -> Meas
 
 
 def alike(model: nn.Module) -> list[list[str]]:
-    """Return the names of the blocks, in groups that do the same.
-
-    They have one class, the same shapes, and the same numbers and words as attributes.
-    """
+    """Return the names of the blocks, in groups of one class, shapes, and attributes."""
     try:
         blocks = find_blocks(model, [])
     except Exception:  # a model without blocks

@@ -32,7 +32,7 @@ from hpctrain.distributed.tensors import local
 from hpctrain.errors import DistributedError
 from hpctrain.models.ties import tie, ties
 from hpctrain.parallel.preparing.blocks import path_of
-from hpctrain.parallel.preparing.parameters import undivided
+from hpctrain.parallel.preparing.whole_model import undivided
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]
@@ -104,13 +104,6 @@ def fill(
     _to_device(model, device)
 
 
-def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert the floating-point parameters, in place; buffers, such as statistics, stay."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-
-
 def fill_modules(
     model: nn.Module,
     build: Build,
@@ -119,12 +112,10 @@ def fill_modules(
     storage: torch.device,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Give a model of the meta device memory and its initial parameters.
+    """Give a model of the meta device the initial parameters of the one that `build` returns.
 
-    The values are those of the model that `build` returns, whatever classes the modules of `model`
-    have by now. All ranks of the group call this together. That model has `init_module`, and
-    modules and parameters of the same names. `device` is that of the communication, `storage` that
-    of the parameters.
+    The modules of `model` may have other classes by now, but their names are the same. All ranks of
+    the group call this together.
     """
     allocate(model, storage)
     if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
@@ -177,10 +168,9 @@ def fill_modules(
 
 
 def _draw(model: Initializes, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
-    """Return the initial values of the parameters and buffers that a module itself holds.
+    """Return the initial values of what a module itself holds, whole and on the CPU.
 
-    They are whole and on the CPU; numbers of a floating dtype have the default one. The module is
-    left as it was, on the meta device.
+    The module is left as it was, on the meta device.
     """
     before = dict(module._parameters), dict(module._buffers)
     torch.manual_seed(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
@@ -199,13 +189,11 @@ def _draw(model: Initializes, name: str, module: nn.Module, seed: int) -> dict[s
 
 
 def _own(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers that a module itself holds."""
     own = {**module._parameters, **module._buffers}
     return {key: value for key, value in own.items() if value is not None}
 
 
 def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which a parameter or a buffer is drawn."""
     drawn = isinstance(like, nn.Parameter) and like.is_floating_point()
     return torch.get_default_dtype() if drawn else like.dtype
 

@@ -42,12 +42,7 @@ class Setting:
 
 
 def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> dict[str, Setting]:
-    """Return the setting of each parameter, by name; those that modules share have several names.
-
-    Raises:
-        ConfigError: A pattern matches no parameter, no parameter is left to be trained, or
-            layer_decay needs blocks that cannot be found.
-    """
+    """Return the setting of each parameter by name; shared ones have several names."""
     if not config.groups and config.layer_decay is None:
         return {}
     names: dict[int, list[str]] = {}

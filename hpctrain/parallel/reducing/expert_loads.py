@@ -17,10 +17,9 @@ from hpctrain.parallel.reducing.scalars import Scalars
 
 @runtime_checkable
 class Balanced(Protocol):
-    """A module that balances its experts; `hpctrain.models.experts.Experts` is one.
+    """A module that balances its experts, of which `load_size - 1` loads are told.
 
-    Attributes:
-        load_size: The number of elements of its loads.
+    `hpctrain.models.experts.Experts` is one, and says what its methods return.
     """
 
     load_size: int
@@ -29,19 +28,13 @@ class Balanced(Protocol):
         """Forget the loads that were not taken."""
 
     def take_loads(self) -> torch.Tensor:
-        """Return this rank's loads since the last call.
+        """Return this rank's loads since the last call, float64 (load_size,).
 
-        Returns:
-            float64 (load_size,): how many tokens have chosen each expert, and last how many of
-            these choices were dropped.
+        They are how many tokens have chosen each expert, and last how many choices were dropped.
         """
 
     def move_balance(self, loads: torch.Tensor) -> None:
-        """Prefer experts with little load from now on.
-
-        Args:
-            loads: The sum over all ranks, without the last element.
-        """
+        """Prefer experts with little load from now on; `loads` are the sum over all ranks."""
 
 
 class Loads:

@@ -88,7 +88,6 @@ class Compression(ABC):
         }
 
     def _named(self, bucket: dist.GradBucket) -> dict[str, torch.Tensor]:
-        """The parameters of a bucket, in its order, by name."""
         return {self._names[p]: p for p in bucket.parameters()}
 
     def _with_errors(self, bucket: dist.GradBucket) -> torch.Tensor:
@@ -101,7 +100,6 @@ class Compression(ABC):
         return gradients + torch.cat(errors)
 
     def _keep(self, bucket: dist.GradBucket, errors: torch.Tensor) -> None:
-        """Keep the errors of a bucket, flat, for the next step."""
         named = self._named(bucket)
         self.errors.update(zip(named, errors.split(_sizes(named.values())), strict=True))
 

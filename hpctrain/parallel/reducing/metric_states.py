@@ -32,8 +32,7 @@ _States = list[dict[str, Any]]  # of a metric and of the metrics inside it, in t
 class Measured:
     """One evaluation by the `metrics` of a task, in which its `task` stands for the task itself.
 
-    Without metrics it does nothing. Raises a ConfigError if the metrics are none, or the task
-    cannot have them.
+    Without metrics it does nothing.
     """
 
     def __init__(self, task: Task, mesh: Mesh) -> None:
@@ -59,9 +58,6 @@ def computed(metrics: Mapping[str, Any], device: torch.device) -> dict[str, floa
 
     All ranks of the default group call this. A metric that no rank has updated has no value. Each
     rank's metrics have its own states afterwards, as before.
-
-    Raises:
-        ConfigError: The value of a metric is not one number, or it keeps what is no tensor.
     """
     updated = [_is_updated(metric) for metric in metrics.values()]
     states = [_states(m) if u else [] for m, u in zip(metrics.values(), updated, strict=True)]
@@ -143,7 +139,6 @@ def _merge(metric: Any, found: list[_States]) -> None:
 
 
 def _reduced(reduction: Any, values: list[Any]) -> Any:
-    """Return one value of a state for those of several ranks."""
     if isinstance(values[0], list):
         joined = [each for value in values for each in value]
         return reduction(joined) if joined and reduction is not None else joined
@@ -218,7 +213,6 @@ def _is_list(each: list[Any]) -> bool:
 
 
 def _size(outline: Any) -> int:
-    """Return the number of bytes of the tensors that an outline describes."""
     items = [
         item
         for metric in outline

@@ -32,7 +32,7 @@ from hpctrain.parallel.dividing.stages import United, numbers_of
 from hpctrain.parallel.dividing.tensor import whole_gradients
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.parameters import undivided
+from hpctrain.parallel.preparing.whole_model import undivided
 from hpctrain.parallel.reducing.expert_loads import Loads
 from hpctrain.parallel.reducing.scalars import Scalars, added, joined, on_device
 from hpctrain.parallel.reducing.unused import Unused
@@ -99,9 +99,7 @@ class PipelineModel(ParallelModel):
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
 
         The ranks of a pipeline have the same batch. The sums also have `bubble`, to which every
-        rank adds the seconds in which it has waited, and all seconds of the step. Raises a
-        ConfigError unless the task is a `SplitTask`, which has a cut between the model and the
-        loss.
+        rank adds the seconds in which it has waited, and all seconds of the step.
         """
         names, values = self._run(task, batch, train=True)
         for unused in self._unused:
@@ -239,10 +237,7 @@ class _Clock:
         self._skipped = False
 
     def read(self) -> list[float]:
-        """Return the seconds without computation, and all seconds, of steps that are over.
-
-        Each step is returned once.
-        """
+        """Return once the seconds without computation, and all seconds, of steps that are over."""
         idle = total = 0.0
         while self._steps and (not self._cuda or self._steps[0][0][1].query()):
             whole, *busy = (self._seconds(*times) for times in self._steps.pop(0))

@@ -31,7 +31,7 @@ ALLOWED = {
     "distributed.tensors models.dry_run models.lora models.ties",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
-        "models.lora models.plan models.ties shards.types tasks"
+        "models.expert_bank models.lora models.plan models.ties shards.types tasks"
     ),
     "slurm": "config distributed.ranks",
     "estimates": "config distributed.ranks hardware tracking.journal",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -22,32 +21,19 @@ log = logging.getLogger(__name__)
 _USABLE = 0.9  # of the memory: the allocator cannot use all of it, and other steps differ a little
 
 
-class Memory(Protocol):
-    """The memory of a device, in bytes."""
+class Memory:
+    """The memory of the current GPU in bytes, as torch's allocator counts it."""
 
     def restart(self) -> None:
         """Begin to measure a peak."""
-        ...
+        torch.cuda.reset_peak_memory_stats()
 
     def peak(self) -> float:
         """Return the most that was allocated at a time since `restart`."""
-        ...
+        return float(torch.cuda.max_memory_allocated())
 
     def size(self) -> float:
         """Return what this process can allocate."""
-        ...
-
-
-class CudaMemory:
-    """The memory of the current GPU, as torch's allocator counts it."""
-
-    def restart(self) -> None:  # noqa: D102
-        torch.cuda.reset_peak_memory_stats()
-
-    def peak(self) -> float:  # noqa: D102
-        return float(torch.cuda.max_memory_allocated())
-
-    def size(self) -> float:  # noqa: D102
         return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
 
 

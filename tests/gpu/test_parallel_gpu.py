@@ -17,7 +17,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
+from hpctrain.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.shards.types import Batch
@@ -38,7 +38,7 @@ OFFLOAD: Keys = {"parallel.fsdp.offload": True}
 CUDA = torch.device("cuda", 0)
 
 
-class Small(CudaMemory):
+class Small(Memory):
     """The memory of a smaller GPU."""
 
     def __init__(self, size: float) -> None:
@@ -74,7 +74,7 @@ def train(
     rows: int = 8,
     length: int = 128,
     steps: int = STEPS,
-    memory: CudaMemory | None = None,
+    memory: Memory | None = None,
     found: list[int] | None = None,
 ) -> Trained:
     """Train a Transformer on the same batch again and again, which it learns by heart.
@@ -198,7 +198,7 @@ def test_auto_takes_the_largest_micro_batch_that_fits() -> None:
     assert auto.losses == pytest.approx(of_8_rows.losses, rel=1e-3)
     assert auto.peak < 1.2 * of_8_rows.peak
     found.clear()
-    train({}, **sizes, memory=CudaMemory(), found=found)
+    train({}, **sizes, memory=Memory(), found=found)
     assert found == [32], "the whole share fits in a GPU"
 
 

@@ -33,7 +33,7 @@ _ALONE = "HPCTRAIN_LAUNCHER=single trains with this process alone"
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One process's place in the job.
+    """One process's place in the job; a process alone unless the launcher says more.
 
     Attributes:
         launcher: What started the process: "slurm", "torchrun", "submitit-local" or "single".
@@ -47,14 +47,14 @@ class RankInfo:
     """
 
     launcher: str
-    rank: int
-    local_rank: int
-    node_rank: int
-    world_size: int
-    local_world_size: int
-    num_nodes: int
-    master_addr: str
-    master_port: int
+    rank: int = 0
+    local_rank: int = 0
+    node_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    num_nodes: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
     hosts: tuple[str, ...] = ()
     job_id: str = ""
     restart_count: int = 0
@@ -217,11 +217,8 @@ def _from_submitit_local(env: Mapping[str, str]) -> RankInfo:
         launcher="submitit-local",
         rank=_number(env, "SUBMITIT_LOCAL_GLOBALID"),
         local_rank=_number(env, "SUBMITIT_LOCAL_LOCALID"),
-        node_rank=0,
         world_size=world_size,
         local_world_size=world_size,
-        num_nodes=1,
-        master_addr="127.0.0.1",
         master_port=master_port(int(re.sub(r"\D", "", job_id) or 0)),
         hosts=(socket.gethostname(),),
     )
@@ -269,14 +266,6 @@ def _from_slurm(env: Mapping[str, str]) -> RankInfo:
 def _single(env: Mapping[str, str]) -> RankInfo:
     return RankInfo(
         launcher="single",
-        rank=0,
-        local_rank=0,
-        node_rank=0,
-        world_size=1,
-        local_world_size=1,
-        num_nodes=1,
-        master_addr="127.0.0.1",
-        master_port=0,
         hosts=(socket.gethostname(),),
         job_id=_job_id(env),
         restart_count=_number(env, "SLURM_RESTART_COUNT", 0),

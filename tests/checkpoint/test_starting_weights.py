@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import distributed
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.matching import Rename, match
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import find_weights
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, StorageError
 from tests.conftest import Completed, run_json, run_module, runs
-from tests.parallel.parity import MODELS, Cell, build, initialised, whole
+from tests.parallel.parity import MODELS, Cell, build, checkpointer, initialised, whole
 from tests.ranks import run_ranks
 
 Train = Callable[..., Completed]
@@ -88,11 +85,8 @@ def _loaded(cells: list[Cell], path: Path, rename: list[Rename]) -> list[dict[st
 
 def _saved(cell: Cell, folder: Path) -> None:
     training = build(cell)
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-    saver = Checkpointer(folder, 2, ranks, training.model, training.step.optimizer)
     training.run(cell, 1)
-    saver.save(1, {"step": 1})
+    checkpointer(training, folder).save(1, {"step": 1})
 
 
 def check_layouts(layouts: dict[str, tuple[int, dict[str, Any]]], folder: Path) -> None:

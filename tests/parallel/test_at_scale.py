@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 
-from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
+from hpctrain.config.schema import Config, ParallelConfig
 from tests import forkserver
 from tests.conftest import ROOT
 from tests.parallel.live import Live
+from tests.parallel.parity import spread
 from tests.ranks import run_ranks
 
 Cell = tuple[str, int, str]
@@ -220,14 +217,10 @@ class Own(Plain):
 
 def initialised(kind: str, zero: int) -> tuple[int, int]:
     """Return the peak of the live bytes, and the live bytes at the end."""
-    config, cpu = Config(), torch.device("cpu")
-    config.parallel.dp_replicate, config.parallel.dp_shard = 1, -1
-    config.parallel.zero = zero
-    degrees = Degrees.of(config.parallel, distributed.get_world_size())
-    mesh = Mesh(degrees, distributed.get_rank(), cpu)
+    config = Config(parallel=ParallelConfig(dp_replicate=1, dp_shard=-1, zero=zero))
     build = Own if kind == "init_module" else Plain
     with Live() as live:
-        model = parallelize(build, config, mesh, Precision(config.precision, cpu))
+        model = spread(build, config)
         # On a busy machine, what was sent to the other rank has been alive for a moment longer.
         deadline, half = time.monotonic() + 60, 2 * LAYERS * (WIDTH * WIDTH + WIDTH)
         while (end := live.now()) > 1.01 * half and time.monotonic() < deadline:

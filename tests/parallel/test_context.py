@@ -23,7 +23,7 @@ from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.training.step import Totals
 from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near
-from tests.parallel.parity import Cell, Result, check_equal, results
+from tests.parallel.parity import Cell, Cells, check_equal, results
 from tests.ranks import run_ranks
 
 SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
@@ -70,20 +70,12 @@ MORE = [
 ]
 
 
-@functools.cache
-def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
-    return results(tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks))
+CELLS = Cells(COVERING, MORE)
 
 
-@pytest.mark.parametrize("cell", COVERING, ids=str)
+@pytest.mark.parametrize("cell", CELLS.params, ids=str)
 def test_equal_to_one_process(cell: Cell) -> None:
-    check_equal(cell, trained(cell.ranks, False)[cell])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", MORE, ids=str)
-def test_more_is_equal_to_one_process(cell: Cell) -> None:
-    check_equal(cell, trained(cell.ranks, True)[cell])
+    check_equal(cell, CELLS[cell])
 
 
 @pytest.mark.slow

@@ -9,33 +9,35 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from hpctrain import load_run
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.config.rules import starting_weights
-from hpctrain.config.schema import Config
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
 from hpctrain.models.lora import Adapted, add_adapters, freeze_base, is_adapter
 from hpctrain.parallel.preparing.blocks import find_blocks
 from tests.conftest import Completed, run_json, runs
 from tests.parallel.parity import (
+    BEFORE,
     TOLERANCE,
     Cell,
     Result,
-    build,
     difference,
+    finished,
     reference,
+    rest_of,
     results,
+    resumed,
+    saved,
     train,
-    whole,
 )
 from tests.ranks import run_ranks
+from tests.steps import config_with
 
+BASE = "abc"  # the digest of the weights that the adapters belong to
 Train = Callable[..., Completed]
 LORA: dict[str, Any] = {
     "train.lora.match": ("*.query", "*.value", "*.out", "*.down"),
@@ -67,27 +69,15 @@ def cell(layout: str, model: str = "untied") -> Cell:
     return Cell(model, ranks, tuple((LORA | keys).items()))
 
 
-def saver(training: Any, folder: Path) -> Checkpointer:
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-    return Checkpointer(folder, 2, ranks, training.model, training.step.optimizer, base="abc")
-
-
 def trained(cells: list[Cell], folder: Path) -> list[tuple[Result, Result]]:
     """Train each cell, and once more from a checkpoint of the cell before it after two steps."""
     folder.mkdir(parents=True, exist_ok=True)
     ends = []
     for i, made in enumerate(cells):
-        training = build(made)
-        training.run(made, 2)
-        saver(training, folder / str(i)).save(2, {"step": 2})
-        training.run(made, made.steps - 2)
-        undisturbed = Result(training.losses, training.norms, whole(training.model))
-        again = build(made)
-        assert saver(again, folder / str(max(0, i - 1))).load_latest() == {"step": 2}
-        again.seen = 2
-        again.run(made, made.steps - 2)
-        ends.append((undisturbed, Result(again.losses, again.norms, whole(again.model))))
+        training = saved(made, folder / str(i), BASE)
+        training.run(made, made.steps - BEFORE)
+        again = resumed(made, folder / str(max(0, i - 1)), BASE)
+        ends.append((finished(made, training), again))
     return ends
 
 
@@ -103,13 +93,13 @@ def check(layouts: dict[str, tuple[int, dict[str, Any]]], folder: Path) -> None:
     moved = [name for name in expected.parameters if is_adapter(name)]
     assert len(moved) == 4 * 4 * 2
     assert len(expected.parameters) == len(start.state_dict()) + len(moved)
-    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
+    rest = rest_of(expected)
     for size in {ranks for ranks, _ in layouts.values()}:
         cells = [cell(name) for name, (ranks, _) in layouts.items() if ranks == size]
         for answer in run_ranks(trained, size, cells, folder / str(size)):
-            for undisturbed, resumed in answer:
+            for undisturbed, again in answer:
                 assert max(difference(undisturbed, expected)) < TOLERANCE
-                assert max(difference(resumed, rest)) < TOLERANCE
+                assert max(difference(again, rest)) < TOLERANCE
         made = Reader(folder / str(size) / "0" / "step-00000002").saved
         assert all(is_adapter(name) for name in made if name.startswith("model."))
 
@@ -159,26 +149,16 @@ def test_the_average_of_adapters_is_that_of_one_process(layout: str) -> None:
 
 
 def saved_after_two(made: Cell, folder: Path) -> None:
-    training = build(made)
-    training.run(made, 2)
-    saver(training, folder).save(2, {"step": 2})
-
-
-def resumed(made: Cell, folder: Path) -> Result:
-    again = build(made)
-    assert saver(again, folder).load_latest() == {"step": 2}
-    again.seen = 2
-    again.run(made, made.steps - 2)
-    return Result(again.losses, again.norms, whole(again.model))
+    saved(made, folder, BASE)
 
 
 def check_other_numbers_of_ranks(before: str, after: list[str], folder: Path) -> None:
     """Check that each layout goes on with the adapters of one that had other ranks."""
     expected = alone()
-    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
+    rest = rest_of(expected)
     run_ranks(saved_after_two, cell(before).ranks, cell(before), folder)
     for name in after:
-        for result in run_ranks(resumed, cell(name).ranks, cell(name), folder):
+        for result in run_ranks(resumed, cell(name).ranks, cell(name), folder, BASE):
             assert max(difference(result, rest)) < TOLERANCE, name
 
 
@@ -211,13 +191,13 @@ def check_experts(names: list[str], folder: Path) -> None:
     (expected,) = run_ranks(train, 1, experts("single"))
     moved = [name for name in expected.parameters if is_adapter(name)]
     assert len(moved) == 2 * (3 * 3 + 1 + 2)  # attention, a dense MLP, two shared experts
-    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
+    rest = rest_of(expected)
     for size in sorted({EP[name][0] for name in names}):
         cells = [experts(name) for name in names if EP[name][0] == size]
         for answer in run_ranks(trained, size, cells, folder / str(size)):
-            for undisturbed, resumed in answer:
+            for undisturbed, again in answer:
                 assert max(difference(undisturbed, expected)) < TOLERANCE
-                assert max(difference(resumed, rest)) < TOLERANCE
+                assert max(difference(again, rest)) < TOLERANCE
 
 
 def test_adapters_beside_divided_experts_train_and_resume_as_one_process(tmp_path: Path) -> None:
@@ -288,10 +268,8 @@ def test_patterns_that_fit_no_linear_layer(pattern: str, message: str) -> None:
     ],
 )
 def test_what_does_not_go_together(keys: dict[str, Any], message: str) -> None:
-    config = Config()
-    for key, value in ({"checkpoint.init_from": "/x", "train.lora.match": "*"} | keys).items():
-        section, _, name = key.rpartition(".")
-        setattr(functools.reduce(getattr, section.split("."), config), name, value)
+    given = {"checkpoint.init_from": "/x", "train.lora.match": "*"}
+    config = config_with(given | keys)
     assert message in "\n".join(starting_weights.problems(config))
 
 

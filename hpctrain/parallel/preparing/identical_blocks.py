@@ -17,16 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpctrain.parallel.dividing.stages import Absent
 from hpctrain.parallel.preparing.blocks import find_blocks
 
 Measured = tuple[int, ...]
 _FEWEST = 4  # with fewer blocks, measuring all of them is as fast
 _NUMBERS = ("idx", "index", "number")  # the place of a layer, which does not change what it does
-
-
-class _Omitted(nn.Module):
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return x
 
 
 def measured_by_block(model: nn.Module, measure: Callable[[], Measured]) -> Measured:
@@ -102,7 +98,7 @@ def _omitted(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     blocks = {name: model.get_submodule(name) for name in names}
     try:
         for name in names:
-            model.set_submodule(name, _Omitted())
+            model.set_submodule(name, Absent())
         yield
     finally:
         for name, block in blocks.items():

@@ -20,11 +20,9 @@ class Context(Protocol):
 
     def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
-        ...
 
     def masks(self, documents: torch.Tensor) -> Masks:
         """Return the masks of `attend` for the documents of whole rows, (batch, length)."""
-        ...
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks | None
@@ -34,7 +32,6 @@ class Context(Protocol):
         Queries are (batch, heads, positions of this rank, head_dim); keys and values have kv_heads.
         `masks` is what `masks` returned; None: each row is one document.
         """
-        ...
 
 
 class Attention(nn.Module):

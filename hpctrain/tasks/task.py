@@ -37,7 +37,6 @@ class Task(Protocol):
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
         """Run the model on a batch, which is on the model's device; return sums and counts."""
-        ...
 
 
 class Part(Protocol):
@@ -47,7 +46,6 @@ class Part(Protocol):
 
     def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
-        ...
 
 
 class SplitTask(ABC):

@@ -19,7 +19,7 @@ from hpctrain.parallel.reducing.gradient_compression import (
     PowerSGD,
     TopK,
 )
-from tests.parallel.parity import Cell, Training, build, checkpointer, whole
+from tests.parallel.parity import Cell, Training, build, checkpointer, either, whole
 from tests.ranks import run_ranks
 
 STEPS = 20
@@ -310,9 +310,7 @@ def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool
 
 
 @pytest.mark.parametrize(
-    "kinds",
-    [["powersgd"], pytest.param(["topk", "onebit", "int8"], marks=pytest.mark.slow)],
-    ids=", ".join,
+    "kinds", either([["powersgd"]], [["topk", "onebit", "int8"]]), ids=", ".join
 )
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path, kinds: list[str]) -> None:
     for result in run_ranks(_resumed, 2, tmp_path, kinds, 2):

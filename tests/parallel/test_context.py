@@ -23,7 +23,7 @@ from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.training.step import Totals
 from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near
-from tests.parallel.parity import Cell, Cells, check_equal, results
+from tests.parallel.parity import Cell, Cells, check_equal, either, results
 from tests.ranks import run_ranks
 
 SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
@@ -155,10 +155,7 @@ def attention(
 
 @pytest.mark.parametrize(
     ("grouped", "documents"),
-    [
-        *((False, False), (True, True)),
-        *(pytest.param(each, not each, marks=pytest.mark.slow) for each in (False, True)),
-    ],
+    either([(False, False), (True, True)], [(False, True), (True, False)], several=True),
 )
 def test_attention_alone(grouped: bool, documents: bool) -> None:
     for cp, length in ((2, 4), (2, 24), (4, 24)):

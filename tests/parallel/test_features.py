@@ -137,8 +137,8 @@ MORE = [
 def test_a_checkpoint_has_all_of_it(first: str, then: str, tmp_path: Path) -> None:
     """In the same layout a resumed training has the same bits, in another one the same numbers."""
     one, two = cell(first), cell(then)
-    whole = run_ranks(halves, one.ranks, one, tmp_path, True)
-    resumed = run_ranks(halves, two.ranks, two, tmp_path, False)
+    whole = run_ranks(halves, one.ranks, one, tmp_path, True, timeout=480)
+    resumed = run_ranks(halves, two.ranks, two, tmp_path, False, timeout=480)
     rest = slice(BEFORE, None)
     for mine, theirs in zip(resumed, whole, strict=False):
         assert mine.parameters.keys() == theirs.parameters.keys()

@@ -128,11 +128,11 @@ def test_a_stage_with_nothing_to_train_is_saved_and_loaded(
     first: str, then: str, tmp_path: Path
 ) -> None:
     one, two = (case("prefix", "inside", layout, 1) for layout in (first, then))
-    for result in run_ranks(halves, one.ranks, one, tmp_path, True):
+    for result in run_ranks(halves, one.ranks, one, tmp_path, True, timeout=480):
         expected = result
     losses = expected.losses[BEFORE:STEPS] + expected.losses[STEPS + BEFORE :]
     rest = Result(losses, expected.norms[BEFORE:], expected.parameters)
-    for result in run_ranks(halves, two.ranks, two, tmp_path, False):
+    for result in run_ranks(halves, two.ranks, two, tmp_path, False, timeout=480):
         assert max(difference(result, rest)) < TOLERANCE
 
 

@@ -15,7 +15,7 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.initial import fill_modules, skeleton
 from hpctrain.parallel.recipe import parallelize
-from tests.parallel.parity import initialised, spread, whole
+from tests.parallel.parity import either, initialised, spread, whole
 from tests.ranks import run_ranks
 
 SHARDED = ParallelConfig(dp_replicate=1, dp_shard=-1)
@@ -113,11 +113,11 @@ def build(name: str, parallel: ParallelConfig, params: str) -> tuple[dict[str, A
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [
-        *((name, "fp32") for name in MODELS),
-        ("gpt2", "bf16"),
-        *(pytest.param(n, "bf16", marks=pytest.mark.slow) for n in MODELS if n != "gpt2"),
-    ],
+    either(
+        [*((name, "fp32") for name in MODELS), ("gpt2", "bf16")],
+        [(name, "bf16") for name in MODELS if name != "gpt2"],
+        several=True,
+    ),
 )
 def test_equal_bit_by_bit(name: str, params: str) -> None:
     ((expected, _),) = run_ranks(build, 1, name, ParallelConfig(), params)

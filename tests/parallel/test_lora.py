@@ -96,7 +96,7 @@ def check(layouts: dict[str, tuple[int, dict[str, Any]]], folder: Path) -> None:
     rest = rest_of(expected)
     for size in {ranks for ranks, _ in layouts.values()}:
         cells = [cell(name) for name, (ranks, _) in layouts.items() if ranks == size]
-        for answer in run_ranks(trained, size, cells, folder / str(size)):
+        for answer in run_ranks(trained, size, cells, folder / str(size), timeout=480):
             for undisturbed, again in answer:
                 assert max(difference(undisturbed, expected)) < TOLERANCE
                 assert max(difference(again, rest)) < TOLERANCE
@@ -194,7 +194,7 @@ def check_experts(names: list[str], folder: Path) -> None:
     rest = rest_of(expected)
     for size in sorted({EP[name][0] for name in names}):
         cells = [experts(name) for name in names if EP[name][0] == size]
-        for answer in run_ranks(trained, size, cells, folder / str(size)):
+        for answer in run_ranks(trained, size, cells, folder / str(size), timeout=480):
             for undisturbed, again in answer:
                 assert max(difference(undisturbed, expected)) < TOLERANCE
                 assert max(difference(again, rest)) < TOLERANCE

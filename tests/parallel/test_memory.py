@@ -162,14 +162,14 @@ LARGE: dict[str, Keys] = {
 }
 
 
+# The width of embeddings and head, the number of blocks, and the cells.
+KINDS = {"some": (256, 4, CELLS), "large": (6_000, 4, LARGE), "more": (256, 8, MORE)}
+
+
 @functools.cache
 def measured(kind: str) -> dict[str, list[Measured]]:
     """Measure the cells in one call, which saves start-up time; return them by name and rank."""
-    outside, blocks, cells = {
-        "some": (256, 4, CELLS),
-        "large": (6_000, 4, LARGE),
-        "more": (256, 8, MORE),
-    }[kind]
+    outside, blocks, cells = KINDS[kind]
     answers = run_ranks(measure_all, RANKS, outside, blocks, list(cells.values()), timeout=540)
     return {name: [answer[i] for answer in answers] for i, name in enumerate(cells)}
 
@@ -188,21 +188,11 @@ def check(by_rank: list[Measured]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CELLS)
-def test_peak_of_a_step(name: str) -> None:
-    check(measured("some")[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LARGE)
-def test_peak_with_large_embeddings(name: str) -> None:
-    check(measured("large")[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MORE)
-def test_peak_of_more_steps(name: str) -> None:
-    check(measured("more")[name])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, (*_, cells) in KINDS.items() for name in cells]
+)
+def test_peak_of_a_step(kind: str, name: str) -> None:
+    check(measured(kind)[name])
 
 
 def test_the_bytes_of_the_paper() -> None:

@@ -14,17 +14,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import names as metric_names
-from hpctrain.config.schema import Config, PrecisionConfig
+from hpctrain.config.schema import Config
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.models import Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import Classification, LanguageModel, SplitTask, bind, derived
 from tests.conftest import run_module
+from tests.parallel.parity import spread
 
 VOCAB = 300
 TEXT = "def f(x):\n    return 'äöü €' + x  # ein Satz\n"
@@ -92,15 +89,12 @@ class Later(Other):
     ],
 )
 def test_documents_are_no_other_argument_of_a_model(model: Any, said: str) -> None:
-    cpu = torch.device("cpu")
-    made = functools.partial(
-        parallelize, model, Config(), Mesh(Degrees(), 0, cpu), Precision(PrecisionConfig(), cpu)
-    )
+    made = functools.partial(spread, model, Config())
     with pytest.raises(ConfigError, match=r"the task gives the model documents after .*" + said):
         made(arguments=LanguageModel(documents=True).arguments)
     assert made(arguments=LanguageModel().arguments).module is not None
     own = functools.partial(Transformer, 61, 8, 1, 2)
-    parallelize(own, *made.args[1:], arguments=LanguageModel(documents=True).arguments)
+    spread(own, Config(), arguments=LanguageModel(documents=True).arguments)
 
 
 def test_rows_that_are_masked_and_other_documents_do_not_count() -> None:

@@ -49,7 +49,6 @@ class Initializes(Protocol):
 
         It draws from torch's global generator and reads no other module.
         """
-        ...
 
 
 def skeleton(build: Build, seed: int) -> nn.Module | None:

@@ -39,8 +39,6 @@ class Measured:
     def __init__(self, task: Task, mesh: Mesh) -> None:
         self._measuring, self._mesh = measuring(task, mesh.device), mesh
         self.task: Task = self._measuring or task
-        if self._measuring is not None:
-            self._measuring.begin()
 
     def update(self) -> None:
         """Update the metrics after a batch was evaluated."""

@@ -242,7 +242,6 @@ def test_a_name_that_only_its_module_uses_begins_with_an_underscore() -> None:
     # The types of values that other modules get.
     assert set(alone) <= {
         "hpctrain.launch.function.LocalFunctionJob",
-        "hpctrain.parallel.preparing.initial.Initializes",
     }
 
 

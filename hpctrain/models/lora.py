@@ -95,27 +95,19 @@ def check_trained(model: nn.Module, also: Sequence[str]) -> None:
             )
 
 
-def trained_names(model: nn.Module, also: Sequence[str]) -> set[str]:
-    """Return the names of the parameters that `freeze_base` leaves trained.
+def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
+    """Let no gradient be computed but for adapters and parameters whose names fit a pattern.
 
-    Several modules may share a parameter, and any of its names may fit a pattern.
+    The names are those of the whole model, of which this rank may have a part. Several modules may
+    share a parameter, and any of its names may fit a pattern.
     """
     trained = {
         id(parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if is_adapter(name) or any(fnmatchcase(name, pattern) for pattern in also)
     }
-    return {name for name, parameter in model.named_parameters() if id(parameter) in trained}
-
-
-def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
-    """Let no gradient be computed but for adapters and parameters whose names fit a pattern.
-
-    The names are those of the whole model, of which this rank may have a part.
-    """
-    trained = trained_names(model, also)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:

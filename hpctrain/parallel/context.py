@@ -37,13 +37,6 @@ class SequencePart:
     def __init__(self, rank: int, cp: int, group: dist.ProcessGroup | None) -> None:
         self.rank, self.cp, self.group = rank, cp, group
 
-    def positions(self, length: int) -> torch.Tensor:
-        """Return the positions of this rank in a sequence, int64 (length / cp,), in their order.
-
-        2 * cp divides the length, or a ConfigError says so.
-        """
-        return self.cut(torch.arange(length), 0)
-
     def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
         size = self._chunk(x.shape[dim])

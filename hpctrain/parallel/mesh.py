@@ -88,9 +88,7 @@ class Mesh:
     def cp_group(self) -> dist.ProcessGroup:
         """The ranks that divide each sequence."""
         cp, tp = self.degrees.cp, self.degrees.tp
-        shape = (self._ranks // (cp * tp), cp, tp)
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("others", "cp", "tp"))
-        return mesh["cp"].get_group()
+        return self._grid(others=self._ranks // (cp * tp), cp=cp, tp=tp)["cp"].get_group()
 
     def experts(self, ep: int) -> tuple[DeviceMesh, DeviceMesh]:
         """Return the ranks that divide experts, and those that have the same experts.
@@ -103,8 +101,7 @@ class Mesh:
         sizes[names[-1]] //= ep
         order = list(sizes)
         order.insert(order.index(names[-1]) + 1, "ep")
-        shape = tuple((sizes | {"ep": ep})[name] for name in order)
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=tuple(order))
+        mesh = self._grid(**{name: (sizes | {"ep": ep})[name] for name in order})
         return mesh["ep"], mesh[names]
 
     @cached_property
@@ -116,11 +113,8 @@ class Mesh:
     @cached_property
     def stage_group(self) -> dist.ProcessGroup | None:
         """The ranks that have the same layers; None means all ranks."""
-        if self.degrees.pp == 1:
-            return None
-        shape = (self.degrees.pp, self._ranks // self.degrees.pp)
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("pp", "stage"))
-        return mesh["stage"].get_group()
+        pp = self.degrees.pp
+        return self._grid(pp=pp, stage=self._ranks // pp)["stage"].get_group() if pp > 1 else None
 
     @cached_property
     def batch_group(self) -> dist.ProcessGroup:
@@ -159,6 +153,9 @@ class Mesh:
     def _mesh(self) -> DeviceMesh:
         # It is made when it is needed, since each dimension costs a rendezvous.
         sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
-        return init_device_mesh(
-            self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
-        )
+        return self._grid(**sizes)
+
+    def _grid(self, **sizes: int) -> DeviceMesh:
+        """Return all ranks as a grid of these dimensions, the outermost first."""
+        kind = self.device.type
+        return init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

@@ -206,7 +206,7 @@ def test_the_mask_without_memory_within_selective_checkpointing() -> None:
 def test_ranks_have_all_positions_and_do_the_same_work(cp: int) -> None:
     length = 48
     parts = [SequencePart(rank, cp, None) for rank in range(cp)]
-    positions = [part.positions(length) for part in parts]
+    positions = [part.cut(torch.arange(length), 0) for part in parts]
     assert torch.equal(torch.cat(positions).sort().values, torch.arange(length))
     # A query at position p sees p + 1 keys.
     seen = length * (length + 1) // 2
@@ -273,15 +273,11 @@ def test_windows_of_a_wrong_length() -> None:
 
 
 def test_a_wrong_length_is_a_config_error() -> None:
-    for call in ("positions", "cut", "masks"):
-        part = SequencePart(0, 2, None)
-        given: Any = {
-            "positions": (25,),
-            "cut": (torch.zeros(2, 25), 1),
-            "masks": (torch.zeros(2, 25),),
-        }[call]
-        with pytest.raises(ConfigError, match=r"cp=2 needs 4 equal parts of the 25 positions"):
-            getattr(part, call)(*given)
+    part, said = SequencePart(0, 2, None), r"cp=2 needs 4 equal parts of the 25 positions"
+    with pytest.raises(ConfigError, match=said):
+        part.cut(torch.zeros(2, 25), 1)
+    with pytest.raises(ConfigError, match=said):
+        part.masks(torch.zeros(2, 25))
 
 
 def wrong(cp: int, tp: int) -> str:

@@ -3,9 +3,10 @@
     rank 0 draws module 0 ──┐
     rank 1 draws module 1 ──┼── each is sent to all ranks, which keep their part ── modules 2, 3, …
 
-A model with a method `init_module(module)` is built without memory (on the meta device), then
-sharded, and then initialised module by module. The random generator is seeded anew with the name of
-each module, so no rank ever holds more than one module as a whole, and one that others send.
+A model with a method `init_module(module)`, as `hpctrain.models.Model` has it, is built without
+memory (on the meta device), then sharded, and then initialised module by module. The random
+generator is seeded anew with the name of each module, so no rank ever holds more than one module as
+a whole, and one that others send.
 
 One rank draws a module, on its CPU. What a GPU draws depends on its number of multiprocessors, and
 what a CPU draws on its vector instructions, so replicas that draw by themselves may differ.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -38,17 +39,6 @@ log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]
 Values = Literal["by modules", "from rank 0", "built"]
 """Where initial values come from: `init_module`, rank 0, or the constructor on every rank."""
-
-
-@runtime_checkable
-class Initializes(Protocol):
-    """A model that can initialise its modules one by one."""
-
-    def init_module(self, module: nn.Module) -> None:
-        """Initialise the parameters and buffers that `module` itself holds, in place.
-
-        It draws from torch's global generator and reads no other module.
-        """
 
 
 def skeleton(build: Build, seed: int) -> nn.Module | None:
@@ -74,7 +64,7 @@ def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Val
     `from_rank_0`: rank 0 can send the parts of a model that has no `init_module`.
     """
     model = skeleton(build, seed)
-    if model is not None and isinstance(model, Initializes):
+    if model is not None and hasattr(model, "init_module"):
         return model, "by modules"
     if model is not None and from_rank_0:
         return model, "from rank 0"
@@ -166,7 +156,7 @@ def fill_modules(
     torch.manual_seed(seed)  # the ranks have drawn other modules
 
 
-def _draw(model: Initializes, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+def _draw(model: Any, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
     """Return the initial values of what a module itself holds, whole and on the CPU.
 
     The module is left as it was, on the meta device.

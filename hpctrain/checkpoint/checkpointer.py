@@ -213,9 +213,12 @@ class Checkpointer:
             self.wrong = next((wrong for wrong, _ in known if wrong), "")
             if self.ranks.is_main:
                 files = {name: facts for _, part in known for name, facts in part.items()}
-                facts = step, self.ranks.world_size, progress, files, time.time()
-                layout = dict(self.model.layout)
-                Manifest(*facts, layout, not self.wrong, self._base).write(temporary)
+                Manifest(
+                    *(step, self.ranks.world_size, progress, files, time.time()),
+                    layout=dict(self.model.layout),
+                    healthy=not self.wrong,
+                    base=self._base,
+                ).write(temporary)
                 sync(temporary)
                 if final.exists():  # damaged, or it turned out to be the last one of the run
                     shutil.rmtree(final)
@@ -252,8 +255,7 @@ class Checkpointer:
             log.warning(
                 "the checkpoint was saved by %d ranks, and there are %d now: the errors of "
                 "compressed gradients, or the replicas of local SGD, start anew",
-                ranks,
-                self.ranks.world_size,
+                *(ranks, self.ranks.world_size),
             )
         return []
 

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.parallel.parity import (
     Cell,
     Result,
     difference,
+    either,
     finished,
     reference,
     rest_of,
@@ -87,33 +88,34 @@ def alone() -> Result:
     return result  # type: ignore[no-any-return]
 
 
-def check(layouts: dict[str, tuple[int, dict[str, Any]]], folder: Path) -> None:
-    expected = alone()
-    start = Transformer(64, 32, 4, 4, 2)
-    moved = [name for name in expected.parameters if is_adapter(name)]
-    assert len(moved) == 4 * 4 * 2
-    assert len(expected.parameters) == len(start.state_dict()) + len(moved)
-    rest = rest_of(expected)
-    for size in {ranks for ranks, _ in layouts.values()}:
-        cells = [cell(name) for name, (ranks, _) in layouts.items() if ranks == size]
-        for answer in run_ranks(trained, size, cells, folder / str(size), timeout=480):
+def check(cells: list[Cell], expected: Result, folder: Path) -> None:
+    """Check that all are as one process, and go on from the checkpoints of each other."""
+    for size in sorted({made.ranks for made in cells}):
+        alike = [made for made in cells if made.ranks == size]
+        for answer in run_ranks(trained, size, alike, folder / str(size), timeout=480):
             for undisturbed, again in answer:
                 assert max(difference(undisturbed, expected)) < TOLERANCE
-                assert max(difference(again, rest)) < TOLERANCE
-        made = Reader(folder / str(size) / "0" / "step-00000002").saved
-        assert all(is_adapter(name) for name in made if name.startswith("model."))
+                assert max(difference(again, rest_of(expected))) < TOLERANCE
+        held = Reader(folder / str(size) / "0" / "step-00000002").saved
+        assert all(
+            is_adapter(name) or name.endswith(".balance") for name in held if name[:6] == "model."
+        )
 
 
-def test_every_layout_trains_and_resumes_as_one_process(tmp_path: Path) -> None:
-    check(COVERING, tmp_path)
+@pytest.mark.parametrize("names", either([COVERING], [MORE]), ids=["some", "more"])
+def test_every_layout_trains_and_resumes_as_one_process(
+    names: Iterable[str], tmp_path: Path
+) -> None:
+    expected = alone()
+    moved = [name for name in expected.parameters if is_adapter(name)]
+    assert len(moved) == 4 * 4 * 2
+    start = Transformer(64, 32, 4, 4, 2)
+    assert len(expected.parameters) == len(start.state_dict()) + len(moved)
+    check([cell(name) for name in names], expected, tmp_path)
 
 
-@pytest.mark.slow
-def test_more_layouts_train_and_resume_as_one_process(tmp_path: Path) -> None:
-    check(MORE, tmp_path)
-
-
-def check_tied_head(layouts: list[str]) -> None:
+@pytest.mark.parametrize("layouts", either([["tp"]], [["zero3", "tp"]]), ids=", ".join)
+def test_a_tied_head_is_trained_by_a_name_that_is_not_its_first(layouts: list[str]) -> None:
     keys = LORA | {"train.lora.also": ("head.*",)}
     expected = reference("transformer", keys=tuple(keys.items()))
     start = reference("transformer", "sgd", 1, keys=tuple(keys.items()))
@@ -123,15 +125,6 @@ def check_tied_head(layouts: list[str]) -> None:
     for by_rank in results(tuple(cells)).values():
         for result in by_rank:
             assert max(difference(result, expected)) < TOLERANCE
-
-
-def test_a_tied_head_is_trained_by_a_name_that_is_not_its_first() -> None:
-    check_tied_head(["tp"])
-
-
-@pytest.mark.slow
-def test_a_tied_head_is_trained_in_more_layouts() -> None:
-    check_tied_head(["zero3", "tp"])
 
 
 @pytest.mark.slow
@@ -152,25 +145,25 @@ def saved_after_two(made: Cell, folder: Path) -> None:
     saved(made, folder, BASE)
 
 
-def check_other_numbers_of_ranks(before: str, after: list[str], folder: Path) -> None:
-    """Check that each layout goes on with the adapters of one that had other ranks."""
-    expected = alone()
-    rest = rest_of(expected)
-    run_ranks(saved_after_two, cell(before).ranks, cell(before), folder)
+ANY = ["single", "zero3", "ddp", "tp", "pp", "cp", "tp, zero3", "pp, tp"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    either(
+        [("zero3", ["single"])],
+        [(before, ANY) for before in ("single", "zero3", "tp", "tp, zero3", "pp, tp")],
+        several=True,
+    ),
+)
+def test_other_numbers_of_ranks_go_on_with_the_adapters(
+    before: str, after: list[str], tmp_path: Path
+) -> None:
+    rest = rest_of(alone())
+    run_ranks(saved_after_two, cell(before).ranks, cell(before), tmp_path)
     for name in after:
-        for result in run_ranks(resumed, cell(name).ranks, cell(name), folder, BASE):
+        for result in run_ranks(resumed, cell(name).ranks, cell(name), tmp_path, BASE):
             assert max(difference(result, rest)) < TOLERANCE, name
-
-
-def test_other_numbers_of_ranks_go_on_with_the_adapters(tmp_path: Path) -> None:
-    check_other_numbers_of_ranks("zero3", ["single"], tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("before", ["single", "zero3", "tp", "tp, zero3", "pp, tp"])
-def test_every_number_of_ranks_goes_on_with_the_adapters(before: str, tmp_path: Path) -> None:
-    after = ["single", "zero3", "ddp", "tp", "pp", "cp", "tp, zero3", "pp, tp"]
-    check_other_numbers_of_ranks(before, after, tmp_path)
 
 
 EP: dict[str, tuple[int, dict[str, Any]]] = {
@@ -186,27 +179,15 @@ def experts(name: str) -> Cell:
     return Cell("moe", ranks, tuple((LORA | keys).items()))
 
 
-def check_experts(names: list[str], folder: Path) -> None:
-    """Check adapters beside experts, which are frozen and divided; their balance goes on."""
+@pytest.mark.parametrize("names", either([["ep, zero3"]], [[*EP]]), ids=["some", "more"])
+def test_adapters_beside_divided_experts_train_and_resume_as_one_process(
+    names: list[str], tmp_path: Path
+) -> None:
+    """The experts are frozen and divided; their balance goes on."""
     (expected,) = run_ranks(train, 1, experts("single"))
     moved = [name for name in expected.parameters if is_adapter(name)]
     assert len(moved) == 2 * (3 * 3 + 1 + 2)  # attention, a dense MLP, two shared experts
-    rest = rest_of(expected)
-    for size in sorted({EP[name][0] for name in names}):
-        cells = [experts(name) for name in names if EP[name][0] == size]
-        for answer in run_ranks(trained, size, cells, folder / str(size), timeout=480):
-            for undisturbed, again in answer:
-                assert max(difference(undisturbed, expected)) < TOLERANCE
-                assert max(difference(again, rest)) < TOLERANCE
-
-
-def test_adapters_beside_divided_experts_train_and_resume_as_one_process(tmp_path: Path) -> None:
-    check_experts(["ep, zero3"], tmp_path)
-
-
-@pytest.mark.slow
-def test_adapters_beside_experts_in_more_layouts(tmp_path: Path) -> None:
-    check_experts(list(EP), tmp_path)
+    check([experts(name) for name in names], expected, tmp_path)
 
 
 def test_adapters_change_no_blocks() -> None:

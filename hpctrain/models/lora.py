@@ -82,19 +82,6 @@ def add_adapters(
         setattr(model, "init_module", functools.partial(_init_module, initialise))  # noqa: B010
 
 
-def check_trained(model: nn.Module, also: Sequence[str]) -> None:
-    """Check that each pattern of `freeze_base` fits a parameter."""
-    named = model.named_parameters(remove_duplicate=False)
-    names = [name for name, _ in named if not is_adapter(name)]
-    for pattern in also:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, names, 3, 0.5)
-            known = f"did you mean {' or '.join(near)}?" if near else f"it has {names[0]}, ..."
-            raise ConfigError(
-                f"train.lora.also={pattern}: the model has no parameter with such a name; {known}"
-            )
-
-
 def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
     """Let no gradient be computed but for adapters and parameters whose names fit a pattern.
 

@@ -26,7 +26,7 @@ from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import add_adapters, check_trained, freeze_base
+from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.chosen_plan import find_plan
@@ -41,7 +41,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.initial import Build, begin, fill, share
 from hpctrain.parallel.preparing.model_summary import ModelSummary
-from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
+from hpctrain.parallel.preparing.parameter_settings import Setting, check_trained, freeze, settings
 from hpctrain.parallel.preparing.whole_model import cast_parameters, check_layers, prepare_modes
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
 from hpctrain.parallel.wrappers.ddp import DDPModel

@@ -1,11 +1,12 @@
 """A training step on a small model, and this rank and its config, for tests of parts of a step."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, PrecisionConfig
@@ -19,6 +20,19 @@ from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+
+
+class Watched(TorchDispatchMode):
+    """Calls a function with each operation of torch and with what it returns."""
+
+    def __init__(self, see: Callable[[Any, Any], object]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._see(func, out)
+        return out
 
 
 def here() -> RankInfo:

@@ -454,6 +454,11 @@ def saved(cell: Cell, folder: Path, base: str = "") -> Training:
     return training
 
 
+def save(cell: Cell, folder: Path, base: str = "") -> None:
+    """Make and save the first steps of a training; ranks cannot send what `saved` returns."""
+    saved(cell, folder, base)
+
+
 def gone_on(cell: Cell, folder: Path, base: str = "") -> Training:
     """Return a training that has gone on from a checkpoint of its first steps to its end."""
     training = build(cell)

@@ -18,6 +18,7 @@ from tests.parallel.parity import (
     reference,
     rest_of,
     resumed,
+    save,
     saved,
     whole,
 )
@@ -50,10 +51,6 @@ UNTIED: dict[str, tuple[int, dict[str, Any]]] = {
 def cell(name: str, model: str = "transformer") -> Cell:
     ranks, keys = (STRATEGIES if model == "transformer" else UNTIED)[name]
     return Cell(model, ranks, tuple(keys.items()), "adamw", STEPS)
-
-
-def save(cell: Cell, folder: Path) -> None:
-    saved(cell, folder)
 
 
 def resume(cell: Cell, folders: list[Path]) -> list[Result]:

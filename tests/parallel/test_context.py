@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import distributed
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from hpctrain.config.rules.combinations import parallel_problems
@@ -25,6 +24,7 @@ from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import Cell, Cells, check_equal, either, results
 from tests.ranks import run_ranks
+from tests.steps import Watched
 
 SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
 SHARD_2 = {"parallel.dp_replicate": -1, "parallel.dp_shard": 2}
@@ -220,25 +220,15 @@ def test_ranks_have_all_positions_and_do_the_same_work(cp: int) -> None:
         assert pairs == 3 * length**2 * (2 * cp + 1) // (4 * cp**2)
 
 
-class Largest(TorchDispatchMode):
-    """Records the number of bytes of the largest tensor that an operation returns."""
-
-    nbytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            self.nbytes = max(self.nbytes, out.untyped_storage().nbytes())
-        return out
-
-
 def test_masks_never_have_the_size_of_a_whole_mask() -> None:
     length, cp = 256, 4
     documents = (torch.arange(length) // 50)[None]
-    with Largest() as mode:
+    made: list[Any] = []
+    with Watched(lambda _, out: made.append(out)):
         masks = SequencePart(3, cp, None).masks(documents)
     assert [mask.shape for mask in masks] == [(1, 1, 32, 128), (1, 1, 32, 160)]
-    assert mode.nbytes == 32 * 160  # rather than 256 * 256
+    sizes = [out.untyped_storage().nbytes() for out in made if isinstance(out, torch.Tensor)]
+    assert max(sizes) == 32 * 160  # rather than 256 * 256
 
 
 @pytest.mark.parametrize(

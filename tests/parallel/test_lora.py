@@ -32,6 +32,7 @@ from tests.parallel.parity import (
     rest_of,
     results,
     resumed,
+    save,
     saved,
     train,
 )
@@ -141,10 +142,6 @@ def test_the_average_of_adapters_is_that_of_one_process(layout: str) -> None:
         assert max(difference(result, expected)) < TOLERANCE
 
 
-def saved_after_two(made: Cell, folder: Path) -> None:
-    saved(made, folder, BASE)
-
-
 ANY = ["single", "zero3", "ddp", "tp", "pp", "cp", "tp, zero3", "pp, tp"]
 
 
@@ -160,7 +157,7 @@ def test_other_numbers_of_ranks_go_on_with_the_adapters(
     before: str, after: list[str], tmp_path: Path
 ) -> None:
     rest = rest_of(alone())
-    run_ranks(saved_after_two, cell(before).ranks, cell(before), tmp_path)
+    run_ranks(save, cell(before).ranks, cell(before), tmp_path, BASE)
     for name in after:
         for result in run_ranks(resumed, cell(name).ranks, cell(name), tmp_path, BASE):
             assert max(difference(result, rest)) < TOLERANCE, name

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.rules.metrics import names as metric_names
 from hpctrain.config.schema import Config
@@ -22,6 +22,7 @@ from hpctrain.models import Transformer
 from hpctrain.tasks import Classification, LanguageModel, SplitTask, bind, derived
 from tests.conftest import run_module
 from tests.parallel.parity import spread
+from tests.steps import Watched
 
 VOCAB = 300
 TEXT = "def f(x):\n    return 'äöü €' + x  # ein Satz\n"
@@ -130,23 +131,8 @@ def test_chunks_change_nothing(dtype: torch.dtype) -> None:
         assert torch.allclose(gradient.float(), logits.grad.float(), rtol=0, atol=1e-6)  # type: ignore[union-attr]
 
 
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest float32 tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for each in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(each, torch.Tensor) and each.dtype == torch.float32:
-                self.elements = max(self.elements, each.numel())
-        return out
-
-
 def test_the_float32_logits_are_never_there_as_a_whole() -> None:
-    batch, kept = windows(8, 65), 0
+    batch, kept, largest = windows(8, 65), 0, 0
     logits = torch.randn(8, 64, VOCAB).bfloat16().requires_grad_()
     own = logits.untyped_storage().data_ptr()
 
@@ -156,12 +142,18 @@ def test_the_float32_logits_are_never_there_as_a_whole() -> None:
             kept += tensor.nbytes
         return tensor
 
-    with Largest() as largest, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    def see(_: Any, out: Any) -> None:
+        nonlocal largest
+        made = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+        sizes = (each.numel() for each in made if each.dtype == torch.float32)
+        largest = max(largest, *sizes, 0)
+
+    with Watched(see), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         loss, _ = LanguageModel(chunk=32)(Fixed(logits), batch)["loss"]
         loss.backward()
     # Between forward and backward, only targets and masks are kept beside the logits.
     assert kept <= 8 * 64 * 24
-    assert largest.elements == 32 * VOCAB
+    assert largest == 32 * VOCAB
 
 
 def test_logits_of_transformers() -> None:

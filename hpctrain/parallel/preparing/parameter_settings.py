@@ -26,6 +26,8 @@ from hpctrain.models.lora import is_adapter
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.terminal import few
 
+_SHOWN = 6  # names of parameters in an error
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -125,6 +127,3 @@ def _check_patterns(key: str, patterns: Sequence[str], names: Sequence[str]) -> 
             raise ConfigError(
                 f"{key}={pattern}: the model has no parameter with such a name; {known}"
             )
-
-
-_SHOWN = 6

@@ -208,10 +208,7 @@ def _targets(stored: Mapping[str, Shape], rename: Sequence[Rename]) -> dict[str,
 
 
 def _check_patterns(
-    stored: Mapping[str, Shape],
-    names: set[str],
-    rename: Sequence[Rename],
-    skip: Sequence[str],
+    stored: Mapping[str, Shape], names: set[str], rename: Sequence[Rename], skip: Sequence[str]
 ) -> None:
     for rule in rename:
         if all(rule(name) is None for name in stored):

@@ -20,14 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpctrain.models.expert_bank import (
-    Bank,
-    inverted,
-    mix_counted,
-    mix_masked,
-    own_part,
-    permuted,
-)
+from hpctrain.models.expert_bank import Bank, inverted, mix_counted, mix_masked, own_part, permuted
 
 
 class Experts(nn.Module):

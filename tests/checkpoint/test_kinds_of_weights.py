@@ -68,10 +68,7 @@ def loaded(folder: Path, stored: dict[str, torch.Tensor], **options: Any) -> tup
             {"fc.weight": CODES.to(torch.float8_e4m3fn), "fc.weight_scale_inv": torch.ones(1, 1)},
             "quantized (8-bit floats with scales)",
         ),
-        (
-            {"fc.weight": CODES, "fc.SCB": torch.ones(4)},
-            "quantized (bitsandbytes with 8 bits)",
-        ),
+        ({"fc.weight": CODES, "fc.SCB": torch.ones(4)}, "quantized (bitsandbytes with 8 bits)"),
         (
             {
                 "fc.weight": torch.zeros(16, 1, dtype=torch.uint8),

@@ -346,10 +346,7 @@ class Cells:
 
 @functools.cache
 def reference(
-    model: str,
-    optimizer: str = "sgd",
-    steps: int = STEPS,
-    keys: tuple[tuple[str, Any], ...] = (),
+    model: str, optimizer: str = "sgd", steps: int = STEPS, keys: tuple[tuple[str, Any], ...] = ()
 ) -> Result:
     """Return the result of the training on one process, made once per test process."""
     (answer,) = run_ranks(_train, 1, (Cell(model, 1, keys, optimizer=optimizer, steps=steps),))

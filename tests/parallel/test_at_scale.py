@@ -19,11 +19,7 @@ from tests.parallel.parity import spread
 from tests.ranks import run_ranks
 
 Cell = tuple[str, int, str]
-SIZES = {
-    "llama3_8b": 8_030_261_248,
-    "llama3_70b": 70_553_706_496,
-    "llama3_405b": 405_853_388_800,
-}
+SIZES = {"llama3_8b": 8_030_261_248, "llama3_70b": 70_553_706_496, "llama3_405b": 405_853_388_800}
 # The number of layers, and the parameters of each.
 DEPTHS = {
     "llama3_8b": (32, 218_112_000),
@@ -33,10 +29,7 @@ DEPTHS = {
 # FSDP2 lists the parts of each parameter for all ranks. So the time grows with the number of
 # parameters and with the number of ranks that divide the model.
 # All layers are alike: these have the first two only, and all of them among the slow ones.
-SHALLOW: list[Cell] = [
-    ("llama3_8b", 4096, "zero3"),
-    ("llama3_405b", 4096, "hsdp"),
-]
+SHALLOW: list[Cell] = [("llama3_8b", 4096, "zero3"), ("llama3_405b", 4096, "hsdp")]
 SLOW: list[Cell] = [
     (model, world, strategy)
     for model in SIZES

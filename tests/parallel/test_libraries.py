@@ -37,12 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "_target_": "x_transformers.TransformerWrapper",
         "num_tokens": 64,
         "max_seq_len": 17,
-        "attn_layers": {
-            "_target_": "x_transformers.Decoder",
-            "dim": 32,
-            "depth": 2,
-            "heads": 2,
-        },
+        "attn_layers": {"_target_": "x_transformers.Decoder", "dim": 32, "depth": 2, "heads": 2},
     },
     "monai": {
         "_target_": "monai.networks.nets.UNet",

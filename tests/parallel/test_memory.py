@@ -116,22 +116,14 @@ def measure_all(outside: int, blocks: int, cells: list[Keys]) -> list[Measured]:
 
 
 ZERO: dict[str, Keys] = {
-    f"zero{stage}": {
-        "parallel.dp_replicate": 1,
-        "parallel.dp_shard": -1,
-        "parallel.zero": stage,
-    }
+    f"zero{stage}": {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.zero": stage}
     for stage in (1, 2, 3)
 }
 HSDP: Keys = {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}
 ONCE: Keys = {"train.accumulate": 1}
 BF16: Keys = {"precision.compute": "bf16"}
 PURE: Keys = BF16 | {"precision.params": "bf16"}
-STRATEGIES: dict[str, Keys] = {
-    "ddp": {},
-    **ZERO,
-    "hsdp": HSDP,
-}
+STRATEGIES: dict[str, Keys] = {"ddp": {}, **ZERO, "hsdp": HSDP}
 # Each step has two micro-batches, unless the name says otherwise.
 CELLS: dict[str, Keys] = {
     **STRATEGIES,

@@ -276,11 +276,7 @@ def problems(keys: Keys, ranks: int = 2) -> str:
             "of the pipeline; use train.accumulate=2",
         ),
         ({"train.accumulate": 2, "parallel.pp": 4}, 4, "use train.accumulate=4"),
-        (
-            {"train.accumulate": 1, "train.micro_batch_size": 16},
-            2,
-            "use train.micro_batch_size=8",
-        ),
+        ({"train.accumulate": 1, "train.micro_batch_size": 16}, 2, "use train.micro_batch_size=8"),
         (
             {
                 "train.accumulate": 5,

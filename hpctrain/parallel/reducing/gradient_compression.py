@@ -263,9 +263,7 @@ def _sizes(parameters: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _gather(
-    bucket: dist.GradBucket,
-    message: torch.Tensor,
-    mean: Callable[[torch.Tensor], torch.Tensor],
+    bucket: dist.GradBucket, message: torch.Tensor, mean: Callable[[torch.Tensor], torch.Tensor]
 ) -> Future:
     """Send a message to all ranks; fill the bucket by `mean` of theirs, of shape (ranks, ...)."""
     buffer = bucket.buffer()

@@ -158,10 +158,7 @@ class PipelineModel(ParallelModel):
             stage.clock, stage.loads, stage.whole = self._clock, Loads(stage.submod), set()
         self._clock.skip()  # torch runs a micro-batch to learn the shapes
         schedule = get_schedule_class(_CLASSES[self._kind])(
-            made[0] if len(made) == 1 else made,
-            parts,
-            loss_fn=self._loss_of,
-            scale_grads=False,
+            made[0] if len(made) == 1 else made, parts, loss_fn=self._loss_of, scale_grads=False
         )
         learn = schedule._initialize_pp_stages
 

@@ -31,8 +31,8 @@ def listen(host: str, port: int, only_here: bool) -> socket.socket:
 
     The other networks of the node cannot connect then. Where the name of the host means another
     address here than on the other nodes (127.0.1.1, or one that this host does not have), all of
-    its addresses are listened on. With `only_here` all ranks are on this node. A PortTakenError:
-    another process listens there.
+    its addresses are listened on. With `only_here` all ranks are on this node. A port that
+    another process has is a PortTakenError.
     """
     addresses = _addresses(host, port, only_here)
     for address in addresses:

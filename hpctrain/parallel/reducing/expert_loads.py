@@ -17,9 +17,9 @@ from hpctrain.parallel.reducing.scalars import Scalars
 
 @runtime_checkable
 class Balanced(Protocol):
-    """A module that balances its experts, of which `load_size - 1` loads are told.
+    """A module that balances its experts; `hpctrain.models.experts.Experts` is one.
 
-    `hpctrain.models.experts.Experts` is one, and says what its methods return.
+    `load_size` is the number of elements of its loads.
     """
 
     load_size: int

@@ -1,10 +1,15 @@
-"""A training step on a small model, for tests of the parts of a step."""
+"""A training step on a small model, and this rank and its config, for tests of parts of a step."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import PrecisionConfig
+from hpctrain.config.schema import Config, PrecisionConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
@@ -15,6 +20,34 @@ from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+
+
+class Watched(TorchDispatchMode):
+    """Calls a function with each operation of torch and with what it returns."""
+
+    def __init__(self, see: Callable[[Any, Any], object]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._see(func, out)
+        return out
+
+
+def here() -> RankInfo:
+    """Return this rank of the present process group."""
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    return RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
+
+
+def config_with(keys: Mapping[str, Any]) -> Config:
+    """Return the default config with other values of dotted keys."""
+    config = Config()
+    for key, value in keys.items():
+        *sections, name = key.split(".")
+        setattr(functools.reduce(getattr, sections, config), name, value)
+    return config
 
 
 def batch(size: int, seed: int = 0) -> dict[str, torch.Tensor]:

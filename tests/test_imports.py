@@ -31,10 +31,10 @@ ALLOWED = {
     "distributed.tensors models.dry_run models.lora models.ties",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
-        "models.lora models.plan models.ties shards.types tasks"
+        "models.expert_bank models.lora models.plan models.ties shards.types tasks"
     ),
     "slurm": "config distributed.ranks",
-    "estimates": "config hardware tracking.journal",
+    "estimates": "config distributed.ranks hardware tracking.journal",
     "runs": (
         "checkpoint.manifest checkpoint.weight_files config data.places.origin "
         "data.samplers.subset estimates shards.index slurm tracking.journal tracking.page.links "
@@ -66,8 +66,8 @@ ALLOWED = {
         "tracking.meta tracking.recorded tracking.samples"
     ),
     "report": (
-        "config hardware job.summary runs slurm.queue tracking.columns tracking.journal "
-        "tracking.recorded tracking.samples"
+        "config distributed.ranks hardware job.summary runs slurm.queue tracking.columns "
+        "tracking.journal tracking.recorded tracking.samples"
     ),
     "trained": (
         "checkpoint config data distributed job models parallel runs shards tasks tracking training"
@@ -242,7 +242,6 @@ def test_a_name_that_only_its_module_uses_begins_with_an_underscore() -> None:
     # The types of values that other modules get.
     assert set(alone) <= {
         "hpctrain.launch.function.LocalFunctionJob",
-        "hpctrain.parallel.preparing.initial.Initializes",
     }
 
 

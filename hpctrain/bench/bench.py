@@ -133,17 +133,17 @@ def _measured(
 
     from hpctrain.bench.parts import Bench
     from hpctrain.bench.random_data import write
-    from hpctrain.distributed.group import group_of_config
+    from hpctrain.distributed.group import process_group
     from hpctrain.distributed.variables import export
     from hpctrain.hardware import of_device
 
-    export(config, one_node=ranks.one_node)
+    export(config.network, config.train, config.site.env, one_node=ranks.one_node)
     folder = _folder(config, ranks)
     if ranks.is_main:
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "logs").mkdir(parents=True)
     try:
-        with group_of_config(config, ranks, folder) as device:
+        with process_group(ranks, config.parallel, config.launch, folder) as device:
             on_gpu = device.type == "cuda"
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
             config.train.batch_size_ramp = []  # the steps after the ramp are measured

@@ -31,20 +31,18 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from hpctrain.checkpoint import manifest
-from hpctrain.checkpoint.fitting import misfit
+from hpctrain.checkpoint.finite_values import FiniteValues
 from hpctrain.checkpoint.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.checkpoint.tensor_reader import Reader, module_state
+from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.distributed.tensors import local
-from hpctrain.errors import ConfigError, MisfitError, StorageError
-from hpctrain.models.dry_run import stored_buffers
+from hpctrain.errors import MisfitError, StorageError
 from hpctrain.step_names import step_name, step_of
 
 log = logging.getLogger(__name__)
@@ -52,31 +50,20 @@ _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoin
 
 
 class _SpreadModel(Protocol):
-    """What is saved of a model on several ranks; `ParallelModel` has more of it."""
+    """What is saved of a model on several ranks; `ParallelModel` has it, and explains it."""
 
     module: nn.Module
     parameters: list[nn.Parameter]
     names: list[str]
 
     @property
-    def layout(self) -> Mapping[str, int]:
-        """The degrees of parallelism, without those that are 1."""
-
+    def layout(self) -> Mapping[str, int]: ...
     @property
-    def replicas_differ(self) -> bool:
-        """Whether every rank has a model and an optimizer state of its own."""
-
-    def share_buffers(self) -> None:
-        """Let all ranks have the same buffers; DCP may save those of any rank."""
-
-    def free_gathered(self) -> None:
-        """Free what was gathered of divided parameters, because they have been changed."""
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return tensors of this rank, other than the model."""
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Continue with what `state_dict` of the same rank returned."""
+    def replicas_differ(self) -> bool: ...
+    def share_buffers(self) -> None: ...
+    def free_gathered(self) -> None: ...
+    def state_dict(self) -> dict[str, torch.Tensor]: ...
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
 
 
 class Checkpointer:
@@ -122,12 +109,7 @@ class Checkpointer:
         trained = [plain_name(name) for name in model.names], model.parameters
         self._optimizer = OptimizerState(optimizer, *trained, layout)
         self.modes = OptimizerModes(optimizer, *trained, model.free_gathered)
-        # A buffer may be infinite by design, as the mask of an attention is.
-        self._judged = {
-            name: buffer.shape
-            for name, buffer in stored_buffers(model.module)
-            if buffer.is_floating_point() and bool(buffer.isfinite().all())
-        }
+        self._finite = FiniteValues(model.module)
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
     def exists(self, step: int) -> bool:
@@ -143,12 +125,10 @@ class Checkpointer:
 
         Returns whether all parameters are finite, and all buffers that were so at the start, the
         same on all ranks. Any other checkpoint is written for a look at it; no run resumes from it.
-
-        Raises:
-            StorageError: There is no space or no permission. Older checkpoints stay as they are.
-            ConfigError: The optimizers of the ranks have computed different numbers.
+        Where it cannot be written (StorageError), older checkpoints stay as they are.
         """
-        self._check_numbers()
+        if not self.model.replicas_differ:
+            self._optimizer.check_numbers()
         with self.modes.evaluating():
             return self._save(step, progress, best)
 
@@ -159,35 +139,21 @@ class Checkpointer:
     def load_latest(self) -> Progress | None:
         """Load the newest intact checkpoint and return its progress; None when there is none.
 
-        Raises:
-            MisfitError: It is the checkpoint of another model.
-            StorageError: There are checkpoints, but none is intact, or its adapters belong to other
-                weights.
+        That of another model is a MisfitError. Where none is intact, or its adapters belong to
+        other weights, it is a StorageError.
         """
-        chosen: dict[str, str | None] = {}
-        with long_work("verifying the checkpoints"):
-            if self.ranks.is_main:
-                try:
-                    newest = manifest.newest_intact(self.folder)
-                    chosen["name"] = None if newest is None else newest.name
-                except StorageError as error:
-                    chosen["error"] = str(error)
-        chosen = objects.broadcast(chosen)
-        if "error" in chosen:
-            raise StorageError(chosen["error"])
-        if chosen["name"] is None:
+        path = self._newest()
+        if path is None:
             return None
-        path = self.folder / chosen["name"]
         found, reader = Manifest.read(path), Reader(path)
         if found.base != self._base:
             raise StorageError(
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
                 f"this run ({self._base or 'which trains a whole model'})"
             )
-        saved = reader.saved
-        state = self._state(model_only=True)
+        state, saved = self._state(model_only=True), reader.saved
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed.
-        random = {k: v for k, v in state.items() if k.startswith("random.") and k in saved}
+        to_load = {k: v for k, v in state.items() if k.startswith("random.") and k in saved}
         parts = self._own_parts(saved, found.world_size)
         own = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -196,11 +162,11 @@ class Checkpointer:
         }
         replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
         model, optimizer = f"{replica}model", f"{replica}optimizer"
+        average, training = f"{replica}ema", f"{replica}training"
         divided = self.model.layout.get("pp", 1) > 1
         if wrong := misfit(saved, state["model"], model, divided=divided):
             raise MisfitError(f"{path} does not fit the model: {wrong}")
-        to_load = {model: state["model"], optimizer: self._wanted(reader, optimizer)} | random | own
-        average, training = f"{replica}ema", f"{replica}training"
+        to_load |= {model: state["model"], optimizer: self._wanted(reader, optimizer)} | own
         if self._average and reader.part(average):
             to_load[average] = state["ema"]
         if reader.part(training):
@@ -211,11 +177,25 @@ class Checkpointer:
         self._optimizer.load(to_load[optimizer])
         self.modes.restore(to_load.get(training, {}))
         self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
-        if f"random.cpu.{self.ranks.rank}" in to_load:
-            torch.set_rng_state(to_load[f"random.cpu.{self.ranks.rank}"])
-        if f"random.cuda.{self.ranks.rank}" in to_load:
-            torch.cuda.set_rng_state(to_load[f"random.cuda.{self.ranks.rank}"])
+        for device, generator in (("cpu", torch), ("cuda", torch.cuda)):
+            if (random := to_load.get(f"random.{device}.{self.ranks.rank}")) is not None:
+                generator.set_rng_state(random)
         return found.progress
+
+    def _newest(self) -> Path | None:
+        """Return the newest intact checkpoint, which rank 0 looks for."""
+        chosen: dict[str, str] = {}
+        with long_work("verifying the checkpoints"):
+            if self.ranks.is_main:
+                try:
+                    newest = manifest.newest_intact(self.folder)
+                    chosen = {} if newest is None else {"name": newest.name}
+                except StorageError as error:
+                    chosen = {"error": str(error)}
+        chosen = objects.broadcast(chosen)
+        if "error" in chosen:
+            raise StorageError(chosen["error"])
+        return self.folder / chosen["name"] if chosen else None
 
     def _save(self, step: int, progress: Progress, best: int) -> bool:
         final = self.path(step)
@@ -229,22 +209,16 @@ class Checkpointer:
         self.model.share_buffers()
         try:
             self._write_state(temporary)
-            known = objects.all_gather((self._not_finite(), dict(self._own_files(temporary))))
+            known = objects.all_gather((self._finite.wrong(), dict(self._own_files(temporary))))
             self.wrong = next((wrong for wrong, _ in known if wrong), "")
-            healthy = not self.wrong
             if self.ranks.is_main:
                 files = {name: facts for _, part in known for name, facts in part.items()}
-                made = Manifest(
-                    step,
-                    self.ranks.world_size,
-                    progress,
-                    files,
-                    time.time(),
-                    dict(self.model.layout),
-                    healthy,
-                    self._base,
-                )
-                made.write(temporary)
+                Manifest(
+                    *(step, self.ranks.world_size, progress, files, time.time()),
+                    layout=dict(self.model.layout),
+                    healthy=not self.wrong,
+                    base=self._base,
+                ).write(temporary)
                 sync(temporary)
                 if final.exists():  # damaged, or it turned out to be the last one of the run
                     shutil.rmtree(final)
@@ -258,7 +232,7 @@ class Checkpointer:
                 # PyTorch's writer drops the system's error, "enforce fail at …", or the file.
                 reason = why_unwritten(temporary) or reason
             raise StorageError(f"{temporary}: the checkpoint was not written ({reason})") from error
-        return healthy
+        return not self.wrong
 
     def _write_state(self, folder: Path) -> None:
         """Write the files of this rank."""
@@ -281,8 +255,7 @@ class Checkpointer:
             log.warning(
                 "the checkpoint was saved by %d ranks, and there are %d now: the errors of "
                 "compressed gradients, or the replicas of local SGD, start anew",
-                ranks,
-                self.ranks.world_size,
+                *(ranks, self.ranks.world_size),
             )
         return []
 
@@ -292,24 +265,6 @@ class Checkpointer:
         if kind:
             reader.load(kind)
         return self._optimizer.wanted(reader.part(part), kind.get(_KIND, ""))
-
-    def _check_numbers(self) -> None:
-        """Refuse numbers of the optimizer's groups that are not the same on all ranks."""
-        if self.ranks.world_size == 1 or self.model.replicas_differ:
-            return
-        first: dict[str, tuple[int, float]] = {}
-        for rank, numbers in enumerate(objects.all_gather(self._optimizer.numbers())):
-            for name, value in numbers.items():
-                before, other = first.setdefault(name, (rank, value))
-                if value != other and not (value != value and other != other):  # both may be NaN
-                    key = name.rpartition(".")[2]
-                    raise ConfigError(
-                        f"optimizer: param_groups[...]['{key}'] of {self._optimizer.kind} is "
-                        f"{other} on rank {before} and {value} on rank {rank}. It must follow from "
-                        "the whole gradient, and not from a rank's part of it or from what only "
-                        "one rank knows: use parallel=ddp, or another optimizer. This step is not "
-                        "saved"
-                    )
 
     def _state(self, *, model_only: bool = False) -> dict[str, Any]:
         """Return what is saved, without that of the optimizer if `model_only`.
@@ -339,20 +294,6 @@ class Checkpointer:
         for path in (p for pattern in patterns for p in folder.glob(pattern)):
             sync(path)
             yield path.name, {"bytes": path.stat().st_size, "xxh3_128": manifest.digest(path)}
-
-    def _not_finite(self) -> str:
-        """Return the first parameter or buffer of this rank that is not finite; "" if all are."""
-        module = self.model.module
-        named = module.named_parameters()
-        judged: dict[str, torch.Tensor] = {f"parameter {n}": p for n, p in named if p.requires_grad}
-        for name, buffer in stored_buffers(module):
-            if self._judged.get(name) == buffer.shape:
-                judged[f"buffer {name}"] = buffer
-        own = [local(value.detach()) for value in judged.values()]
-        finite = [value.isfinite().all().to(own[0].device) for value in own]
-        found = zip(judged, torch.stack(finite).tolist() if finite else (), strict=True)
-        kind, _, name = next((name for name, good in found if not good), "").partition(" ")
-        return f"{kind} {plain_name(name)}" if kind else ""
 
     def _remove_old(self, best: int) -> None:
         needed = {self.path(step) for step in (*self.readers.needed(), *self._kept)}

@@ -111,11 +111,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> Manifest:
-        """Return the manifest with this content.
-
-        Raises a DamageError, which names the path, if it is damaged, or a newer release has written
-        it.
-        """
+        """Return the manifest with this content; the path is for errors."""
         version = decode(_Version, content, path).version
         if version != VERSION:
             raise DamageError(path, f"found version {version}, this hpctrain reads {VERSION}")
@@ -151,11 +147,7 @@ def newest_healthy(folder: Path) -> Path | None:
 
 
 def newest_intact(folder: Path) -> Path | None:
-    """Return the newest checkpoint that is intact and healthy; None if there are no checkpoints.
-
-    Raises:
-        StorageError: There are checkpoints, but none is intact and healthy.
-    """
+    """Return the newest checkpoint that is intact and healthy; None if there are no checkpoints."""
     found = checkpoints(folder)
     for path in found:
         if not is_healthy(path):

@@ -47,12 +47,7 @@ def renames(rules: Sequence[Mapping[str, Any]]) -> list[Rename]:
 
 
 class Dtypes(NamedTuple):
-    """The names in torch of dtypes, such as bfloat16, by the name of the weight.
-
-    Attributes:
-        stored: Of the stored weights.
-        model: Of the model's.
-    """
+    """The names in torch of the dtypes of stored weights and of the model's, by weight."""
 
     stored: Mapping[str, str] = {}
     model: Mapping[str, str] = {}
@@ -99,11 +94,7 @@ class Match:
             yield f"{len(self.needless)} stored weights are not needed: {listed(self.needless)}"
 
     def refuse_unused(self) -> None:
-        """Check that the model has all that is stored.
-
-        Raises:
-            ConfigError: It lacks a weight that neither it computes itself nor `skip` names.
-        """
+        """Refuse stored weights that the model neither has nor computes, nor `skip` names."""
         if self.unused:
             more = ", …" if len(self.unused) > 3 else ""
             shown = ", ".join(f"'{name}'" for name in self.unused[:3]) + more
@@ -128,10 +119,6 @@ def match(
     The first rule of `rename` that fits a name counts. `skip` are patterns of names, of the model
     or stored, that are not loaded. `ties` names the parameter that a weight is the same as.
     `computes` tells whether the model has no weight of a name because it computes it itself.
-
-    Raises:
-        ConfigError: A pattern fits nothing, two weights get one name, numbers are of another kind,
-            shapes differ, or nothing matches.
     """
     targets = _targets(stored, rename)
     _check_patterns(stored, {*targets, *model}, rename, skip)
@@ -169,7 +156,6 @@ def match(
 
 
 def _check_numbers(targets: Mapping[str, str], dtypes: Dtypes) -> None:
-    """Check that stored numbers keep their meaning in the model."""
     there = {source: dtypes.stored[source] for source in targets.values() if dtypes.stored}
     own = {source: dtypes.model[name] for name, source in targets.items() if name in dtypes.model}
     codes = [(n, what) for n, what in number_kinds.packed(there) if there[n] != own.get(n)]
@@ -188,7 +174,6 @@ def _check_numbers(targets: Mapping[str, str], dtypes: Dtypes) -> None:
 
 
 def _check_shapes(other: Mapping[str, tuple[Shape, Shape]]) -> None:
-    """Check that there are no weights of another shape: the stored one, and that of the model."""
     if not other:
         return
     shown = few((misshapen(name, *shapes) for name, shapes in other.items()), _SHOWN, "; ")
@@ -205,7 +190,6 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _pattern_problem(key: str, pattern: str, names: Sequence[str]) -> str:
-    """Return the message about a pattern that fits none of the names."""
     near = difflib.get_close_matches(pattern, names, 3, 0.4) or list(names)[:3]
     return f"{key}={pattern}: it fits no name; there are {', '.join(near)} and others"
 
@@ -224,10 +208,7 @@ def _targets(stored: Mapping[str, Shape], rename: Sequence[Rename]) -> dict[str,
 
 
 def _check_patterns(
-    stored: Mapping[str, Shape],
-    names: set[str],
-    rename: Sequence[Rename],
-    skip: Sequence[str],
+    stored: Mapping[str, Shape], names: set[str], rename: Sequence[Rename], skip: Sequence[str]
 ) -> None:
     for rule in rename:
         if all(rule(name) is None for name in stored):

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
+from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import ConfigError
 
@@ -30,8 +31,6 @@ Layout = Callable[[str], Mapping[str, Place | None] | None]
 The keys are those of the states. None in place of a place is a tensor that is no DTensor.
 """
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
-
-
 _INNER = (torch.Tensor, list, tuple, dict)
 
 
@@ -59,10 +58,7 @@ class OptimizerState:
         return f"{type(self._optimizer).__module__}.{type(self._optimizer).__qualname__}"
 
     def flat(self) -> dict[str, Any]:
-        """Return the state, whose tensors are those of the optimizer.
-
-        Raises a ConfigError if the optimizer keeps something that a checkpoint cannot hold.
-        """
+        """Return the state, whose tensors are those of the optimizer."""
         held, names = self._optimizer.state_dict(), self._listed()
         if more := held.keys() - {"state", "param_groups"}:
             raise self._refused(f"state_dict() also has {sorted(more)[0]!r}")
@@ -93,11 +89,26 @@ class OptimizerState:
                     found |= {f"{name}.{key}": number for name in own[: None if every else 1]}
         return found
 
+    def check_numbers(self) -> None:
+        """Refuse numbers of the groups that are not the same on all ranks, which call this."""
+        first: dict[str, tuple[int, float]] = {}
+        for rank, numbers in enumerate(objects.all_gather(self.numbers())):
+            for name, value in numbers.items():
+                before, other = first.setdefault(name, (rank, value))
+                if value != other and not (value != value and other != other):  # both may be NaN
+                    key = name.rpartition(".")[2]
+                    raise ConfigError(
+                        f"optimizer: param_groups[...]['{key}'] of {self.kind} is "
+                        f"{other} on rank {before} and {value} on rank {rank}. It must follow from "
+                        "the whole gradient, and not from a rank's part of it or from what only "
+                        "one rank knows: use parallel=ddp, or another optimizer. This step is not "
+                        "saved"
+                    )
+
     def wanted(self, saved: Mapping[str, Any], kind: str) -> dict[str, Any]:
         """Return tensors to load a saved state into, and None for what is no tensor.
 
-        `kind` is that of the optimizer whose state was saved; "" if it is not known. Raises a
-        ConfigError if that is another optimizer, which keeps other values.
+        `kind` is that of the optimizer whose state was saved; "" if it is not known.
         """
         now, made, found = self.flat(), dict[str, dict[str, Any]](), dict[str, Any]()
         own = {f"state.{name}": name for name in self._parameters}

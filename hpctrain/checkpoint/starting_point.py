@@ -38,11 +38,6 @@ def start_from(
     Adapters (LoRA) are left as they are. Returns what matched in the whole model, the same on all
     ranks, whose stages of a pipeline the ranks `stages` have. With `all_used` the model must have
     all that is stored; see `Match.refuse_unused`.
-
-    Raises:
-        ConfigError: A pattern fits nothing, shapes or kinds of numbers differ, nothing matches, or
-            a parameter that several modules share has several values.
-        StorageError: A file cannot be read.
     """
     found = compare(module, weights, rename, skip, stages)
     if all_used:
@@ -142,7 +137,7 @@ def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = F
     """Load the weights of a checkpoint of the same model, in place; each rank does it alone.
 
     With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
-    are. Raises a StorageError if it lacks another weight, or one has another shape.
+    are.
     """
     own = _weights_of(module)
     if trained_only:
@@ -167,10 +162,7 @@ def restore(module: nn.Module, weights: StoredWeights, *, trained_only: bool = F
 
 
 def restore_average(module: nn.Module, average: StoredWeights) -> None:
-    """Give a model the average of its parameters, in place; each rank does it alone.
-
-    The model has the weights of the checkpoint. Raises a StorageError if that has no average.
-    """
+    """Give a model of a checkpoint its average, in place; each rank does it alone."""
     if not average.shapes:
         raise StorageError(
             f"{average.path} has no average of the parameters: only runs with train.ema keep one"
@@ -186,11 +178,6 @@ def load_weights(
 
     `ema` takes the moving average of the parameters (`train.ema`); those that were frozen, and
     buffers, are the model's. Where the ranks had models that differ (local SGD), rank 0's is taken.
-    With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
-    are.
-
-    Raises:
-        StorageError: The checkpoint lacks weights of the model, or cannot be read.
     """
     files = WeightFiles(checkpoint, None)
     restore(model, open_weights(files), trained_only=trained_only)

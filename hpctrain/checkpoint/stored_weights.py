@@ -6,10 +6,10 @@ safetensors           the slices that a DTensor needs, without the rest of the f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -23,24 +23,22 @@ from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import StorageError
 
 
-class StoredWeights(Protocol):
-    """Weights in files: a checkpoint, a file, or a folder of Hugging Face."""
+class StoredWeights(ABC):
+    """Weights in files: a checkpoint, a file, or a folder of Hugging Face.
+
+    `shapes` and `dtypes`, such as bfloat16, are those of each weight by its name.
+    """
 
     path: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of each by name."""
-
-    @property
-    def dtypes(self) -> Mapping[str, str]:
-        """The name in torch of the dtype of each, such as bfloat16, by name."""
-
+    @abstractmethod
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy weights into tensors, in place; this process does it alone.
 
         The tensor for each stored name has the same shape and any dtype; of a DTensor only this
-        rank's part is read. Raises a StorageError if a file cannot be read.
+        rank's part is read.
         """
 
 
@@ -51,7 +49,7 @@ def open_weights(files: WeightFiles, part: str = "model") -> StoredWeights:
     return _OfSafetensors(files.path, files.tensors)
 
 
-class _OfCheckpoint:
+class _OfCheckpoint(StoredWeights):
     """The weights of the model in a checkpoint, or their average.
 
     Where the ranks had models that differ (local SGD), rank 0's are taken.
@@ -71,7 +69,7 @@ class _OfCheckpoint:
             self._reader.load({self._part: dict(targets)}, no_dist=True)
 
 
-class _OfSafetensors:
+class _OfSafetensors(StoredWeights):
     """The tensors of safetensors files; a file is mapped, and only what is asked for is read."""
 
     def __init__(self, path: Path, tensors: Mapping[str, Stored]) -> None:

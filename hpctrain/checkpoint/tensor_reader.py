@@ -15,7 +15,7 @@ import pickle
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,13 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from hpctrain.checkpoint.matching import misshapen
 from hpctrain.checkpoint.number_kinds import fits
 from hpctrain.disk import open_regular
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import StorageError
+from hpctrain.terminal import few
 
 _DCP = (
     *(classes.Metadata, classes.StorageMeta, classes.MetadataIndex, classes.ChunkStorageMetadata),
@@ -46,14 +48,14 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     **{("torch", name): v for name, v in vars(torch).items() if isinstance(v, torch.dtype)},
     ("torch", "Size"): torch.Size,
 }
+_SHOWN = 4  # weights that do not fit
 _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
 
 
 class Reader(dcp.FileSystemReader):
     """A reader of one checkpoint, for `dcp.load`.
 
-    `saved` is what is known of each entry of the saved state, by its dotted name. Raises a
-    StorageError if `.metadata` cannot be read, or holds anything but DCP's metadata.
+    `saved` is what is known of each entry of the saved state, by its dotted name.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -70,11 +72,6 @@ class Reader(dcp.FileSystemReader):
         """Load into the tensors of `state`, in place; other objects are replaced.
 
         All ranks call this with the same names; with `no_dist` this process loads alone.
-
-        Raises:
-            StorageError: A file cannot be read, lacks something, or holds an object that could run
-                code; numbers are of another kind; or one parameter of the model is saved with
-                several values.
         """
         with _copies_apart(state, no_dist=no_dist), warnings.catch_warnings():
             # torch says that there is no process group, even with no_dist.
@@ -125,6 +122,40 @@ def module_state(state: dict[str, Any]) -> dict[str, Any]:
         for name, value in state.items()
         if isinstance(value, torch.Tensor) or name.endswith("_extra_state")
     }
+
+
+def misfit(
+    saved: Mapping[str, Any], state: Mapping[str, Any], part: str, *, divided: bool = False
+) -> str:
+    """Return which weights of a checkpoint are not those of the model; "" if all fit.
+
+    torch's own text about this is a traceback that names one of them, and a weight that only the
+    checkpoint has would be left out without a word.
+
+    `part` is the first part of the model's names in the checkpoint, such as `model`. If the ranks
+    have different weights (`divided`), as in a pipeline, all of them call this together.
+    """
+    own = list(_differences(saved, state, part))
+    there = {key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")}
+    foreign = there - state.keys()
+    if divided:
+        known = objects.all_gather((own, sorted(foreign)))
+        own = [text for texts, _ in known for text in texts]
+        foreign = set.intersection(*({*names} for _, names in known))
+    found = [*dict.fromkeys(own), *(f"{n} is not in the model" for n in sorted(foreign))]
+    return few(found, _SHOWN, "; ")
+
+
+def _differences(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) -> Iterator[str]:
+    """Yield which weights of the model a checkpoint lacks, or has in another shape."""
+    for name, value in state.items():
+        entry = saved.get(f"{part}.{name}")
+        if entry is None:
+            yield f"{name} is not in the checkpoint"
+        elif isinstance(value, torch.Tensor) and isinstance(entry, classes.TensorStorageMetadata):
+            there, here = tuple(entry.size), tuple(value.shape)
+            if there != here:
+                yield misshapen(name, there, here)
 
 
 @contextmanager
@@ -199,7 +230,6 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _read_metadata(path: Path) -> classes.Metadata:
-    """Return the content of a file `.metadata`."""
     before = {made: dict(vars(made)) for made in _DCP}
     try:
         try:

@@ -55,8 +55,7 @@ class WeightFiles:
     def digest(self) -> str:
         """Return a digest of the content: equal for copies of the same files.
 
-        The digests of the files of a checkpoint stand in its manifest. Other files are read. Raises
-        a StorageError if one cannot be read.
+        The digests of the files of a checkpoint stand in its manifest. Other files are read.
         """
         if self.tensors is None:
             files = Manifest.read(self.path).files
@@ -74,12 +73,7 @@ class WeightFiles:
 
 
 def find_weights(path: Path) -> WeightFiles:
-    """Return the weights in a checkpoint, a safetensors file or a folder of such files.
-
-    Raises:
-        ConfigError: There is no such file or folder, or it holds no weights that can be read.
-        StorageError: A file is damaged.
-    """
+    """Return the weights in a checkpoint, a safetensors file or a folder of such files."""
     folder = path.parent if path.name.startswith("adapter_model") else path
     if (folder / _ADAPTERS).is_file():
         raise ConfigError(

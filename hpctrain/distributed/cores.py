@@ -41,7 +41,6 @@ def cores(system: Path = Path("/")) -> int:
 
 
 def _siblings(system: Path, cpu: int) -> str:
-    """Return the list of the threads of the core that has this CPU."""
     try:
         return (
             system / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"

@@ -61,8 +61,7 @@ class _Answer:
 def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.environ) -> str:
     """Return "cuda" or "cpu", the kind of device that this rank uses, by `parallel.device`.
 
-    Raises:
-        ConfigError: A GPU is required, by the config or by the Slurm job, but torch sees none.
+    A GPU that the config or the Slurm job asks for, but torch does not see, is a ConfigError.
     """
     if setting == "cpu":
         return "cpu"
@@ -90,8 +89,7 @@ def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.envir
 def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) -> torch.device:
     """Return the device of this rank, which fits to those of all other ranks. All ranks call it.
 
-    A GPU becomes the current device of torch. CUDA_VISIBLE_DEVICES is not changed. `setting` is
-    `parallel.device`, and `gpus_per_node` that of `launch`.
+    A GPU becomes the current device of torch. CUDA_VISIBLE_DEVICES is not changed.
 
     Raises:
         ConfigError: A GPU is required but there is none, or the devices of the ranks do not fit
@@ -127,8 +125,7 @@ def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) 
 def assign(seen: Sequence[Seen]) -> list[int]:
     """Return for each rank the index of its GPU among those that it has `seen`; 0 on CPUs.
 
-    Raises:
-        ConfigError: A rank has no device, only some ranks have GPUs, or a GPU would have two ranks.
+    A rank without a device, GPUs on some ranks only, or a GPU of two ranks are a ConfigError.
     """
     if wrong := [rank for rank, one in enumerate(seen) if one.problem]:
         raise ConfigError(f"{_named(wrong, seen)}: {seen[wrong[0]].problem}")

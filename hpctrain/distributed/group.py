@@ -1,6 +1,6 @@
 """The process group: rendezvous of the ranks, and orderly end.
 
-    with process_group(ranks, config.parallel, folder=run.path) as device:
+    with process_group(ranks, config.parallel, config.launch, run.path) as device:
         ...   # all ranks have joined, and know the secret of the run
 
 A single process forms a group of one rank, so no later code needs to handle that case.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.distributed import long_work
 from hpctrain.distributed.cores import threads
 from hpctrain.distributed.devices import agree
@@ -31,16 +31,15 @@ from hpctrain.distributed.rendezvous.port import listen
 from hpctrain.errors import DistributedError
 
 log = logging.getLogger(__name__)
+_ONE_CORE = LaunchConfig()
 
 
 @contextmanager
 def process_group(
     ranks: RankInfo,
     config: ParallelConfig,
-    cpus_per_task: int = 1,
+    launch: LaunchConfig = _ONE_CORE,
     folder: Path | None = None,
-    *,
-    gpus_per_node: int = 0,
 ) -> Iterator[torch.device]:
     """Join the group of all ranks, and leave it in an orderly way.
 
@@ -53,7 +52,7 @@ def process_group(
         ConfigError: The devices of the ranks do not fit together (`hpctrain.distributed.devices`).
         DistributedError: The port is taken, ranks do not join, or one that is a stranger has.
     """
-    if (count := threads(ranks, cpus_per_task)) is not None:
+    if (count := threads(ranks, launch.cpus_per_task)) is not None:
         torch.set_num_threads(count)
     timeout = timedelta(seconds=config.timeout_s)
     # Groups that are made later, such as those of a mesh, would wait for torch's 10 or 30 minutes.
@@ -61,7 +60,7 @@ def process_group(
     key = _secret(ranks, folder, config.timeout_s)
     try:
         store = _store(ranks, timeout, key)
-        device = agree(store, ranks, config.device, gpus_per_node)
+        device = agree(store, ranks, config.device, launch.gpus_per_node)
         dist.init_process_group(
             _backend(config.backend, device),
             store=store,
@@ -88,14 +87,6 @@ def process_group(
         _after_failure(ranks)
         raise
     dist.destroy_process_group()
-
-
-def group_of_config(
-    config: Config, ranks: RankInfo, folder: Path
-) -> AbstractContextManager[torch.device]:
-    """Join the group that a run with this config has; see `process_group`."""
-    cpus, gpus = config.launch.cpus_per_task, config.launch.gpus_per_node
-    return process_group(ranks, config.parallel, cpus, folder, gpus_per_node=gpus)
 
 
 def _backend(setting: str, device: torch.device) -> str:
@@ -126,7 +117,6 @@ def _after_failure(ranks: RankInfo) -> None:
 
 
 def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes | None:
-    """Return the secret of the run, which rank 0 makes; None for a single process."""
     if ranks.world_size == 1:
         return None
     if folder is None:

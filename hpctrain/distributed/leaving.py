@@ -29,8 +29,8 @@ def leave_group_open() -> None:
 def exit_at_once_if_group_is_open(code: int) -> None:
     """End this process with `code` and without any teardown, if its rank has failed.
 
-    Only a program that is nothing but a rank calls this: not a notebook, nor a user's program that
-    has called `hpctrain.train()`. Everything that must be on disk has been written before.
+    Only a program that is nothing but a rank calls this, after everything was written to disk: not
+    a notebook, nor a user's program that has called `hpctrain.train()`.
     """
     if not _open:
         return

@@ -68,11 +68,9 @@ def store() -> "Store | None":
 def long_work(what: str) -> Iterator[None]:
     """Wait at the end of the context until every rank has reached it, however long that takes.
 
-    Every rank enters the context, in the same order as any other collective operation. Without a
-    process group, or with one rank, nothing is waited for. `what` names the work in errors.
-
-    Raises:
-        DistributedError: Another rank failed inside the context, or gives no sign of life.
+    Every rank enters the context, in the same order as any other collective operation. Without
+    other ranks nothing is waited for. `what` names the work in errors: a DistributedError says that
+    another rank failed inside the context, or gives no sign of life.
     """
     if not _groups or _groups[-1].world_size == 1:
         yield

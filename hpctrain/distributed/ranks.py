@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ _ALONE = "HPCTRAIN_LAUNCHER=single trains with this process alone"
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One process's place in the job.
+    """One process's place in the job; a process alone unless the launcher says more.
 
     Attributes:
         launcher: What started the process: "slurm", "torchrun", "submitit-local" or "single".
@@ -47,14 +47,14 @@ class RankInfo:
     """
 
     launcher: str
-    rank: int
-    local_rank: int
-    node_rank: int
-    world_size: int
-    local_world_size: int
-    num_nodes: int
-    master_addr: str
-    master_port: int
+    rank: int = 0
+    local_rank: int = 0
+    node_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    num_nodes: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
     hosts: tuple[str, ...] = ()
     job_id: str = ""
     restart_count: int = 0
@@ -96,8 +96,7 @@ class RankInfo:
 
     def host(self, rank: int) -> str:
         """Return the node of a rank, if the launcher tells the nodes; "" otherwise."""
-        # Every node has the same number of ranks.
-        return self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else ""
+        return host_of(rank, self.world_size, self.hosts)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> RankInfo:
@@ -125,14 +124,20 @@ class RankInfo:
     def idle_tasks(self, env: Mapping[str, str] = os.environ) -> int:
         """Return how many tasks of the allocation, or of the step of a shell, nobody has started.
 
-        It is more than 0 only for a single process in a batch script, a shell or a notebook. The
-        process would leave the nodes of the other tasks idle.
+        It is more than 0 only for a single process in a batch script, a shell or a notebook, which
+        would leave the nodes of the other tasks idle.
         """
         if self.launcher != "single" or env.get("HPCTRAIN_LAUNCHER") == "single":
             return 0
         if "SLURM_JOB_ID" not in env:
             return 0
         return max(0, _number(env, "SLURM_NTASKS", _number(env, "SLURM_STEP_NUM_TASKS", 1)) - 1)
+
+
+def host_of(rank: int, ranks: int, hosts: Sequence[str]) -> str:
+    """Return the node of one of so many ranks; "" if nobody knows the nodes."""
+    # Every node has the same number of ranks.
+    return hosts[rank * len(hosts) // ranks] if hosts else ""
 
 
 def _detect(env: Mapping[str, str]) -> str:
@@ -212,11 +217,8 @@ def _from_submitit_local(env: Mapping[str, str]) -> RankInfo:
         launcher="submitit-local",
         rank=_number(env, "SUBMITIT_LOCAL_GLOBALID"),
         local_rank=_number(env, "SUBMITIT_LOCAL_LOCALID"),
-        node_rank=0,
         world_size=world_size,
         local_world_size=world_size,
-        num_nodes=1,
-        master_addr="127.0.0.1",
         master_port=master_port(int(re.sub(r"\D", "", job_id) or 0)),
         hosts=(socket.gethostname(),),
     )
@@ -264,14 +266,6 @@ def _from_slurm(env: Mapping[str, str]) -> RankInfo:
 def _single(env: Mapping[str, str]) -> RankInfo:
     return RankInfo(
         launcher="single",
-        rank=0,
-        local_rank=0,
-        node_rank=0,
-        world_size=1,
-        local_world_size=1,
-        num_nodes=1,
-        master_addr="127.0.0.1",
-        master_port=0,
         hosts=(socket.gethostname(),),
         job_id=_job_id(env),
         restart_count=_number(env, "SLURM_RESTART_COUNT", 0),

@@ -9,10 +9,10 @@ There `export` is called, so it does not matter how the environment of the ranks
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from hpctrain.config.network_variables import ALLOCATOR, GLOO, variables
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import NetworkConfig, TrainConfig
 from hpctrain.errors import ConfigError
 
 # The number of collective operations that torch's flight recorder keeps, which
@@ -21,23 +21,20 @@ _RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def export(
-    config: Config,
+    network: NetworkConfig,
+    train: TrainConfig,
+    site_env: Mapping[str, str],
     environment: MutableMapping[str, str] = os.environ,
     *,
     one_node: bool = False,
 ) -> list[str]:
     """Set the variables of the config, except those that the user has exported.
 
-    With `one_node` there are several ranks and all of them are on this node.
-
-    Returns:
-        A text for each variable that keeps another value than the config asks for.
-
-    Raises:
-        ConfigError: `site.env` has a name or value that no variable can have.
+    With `one_node` there are several ranks and all of them are on this node. Returns a text for
+    each variable that keeps another value than the config asks for.
     """
-    asked = variables(config.network, config.train)
-    asked |= {name: (value, f"site.env.{name}") for name, value in config.site.env.items()}
+    asked = variables(network, train)
+    asked |= {name: (value, f"site.env.{name}") for name, value in site_env.items()}
     if not {*_RECORDER} & (environment.keys() | asked.keys()):
         environment[_RECORDER[0]] = "2000"
     if one_node and GLOO not in environment.keys() | asked.keys():

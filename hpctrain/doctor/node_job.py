@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.schema import ParallelConfig
+from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import infiniband, interfaces, reach
 from hpctrain.doctor.finding import Finding, unknown
@@ -68,10 +68,9 @@ def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) ->
     from hpctrain.distributed.group import process_group
 
     parallel = ParallelConfig(device=asked.device, backend=asked.backend, timeout_s=_TIMEOUT_S)
+    launch = LaunchConfig(cpus_per_task=asked.cpus_per_task, gpus_per_node=asked.gpus_per_node)
     try:
-        with process_group(
-            ranks, parallel, asked.cpus_per_task, folder, gpus_per_node=asked.gpus_per_node
-        ) as device:
+        with process_group(ranks, parallel, launch, folder) as device:
             return measured(asked, ranks, device, seen)
     except (HpctrainError, RuntimeError) as error:
         cure = (

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 import msgspec
 
 from hpctrain.disk import write_atomically
+from hpctrain.distributed.ranks import host_of
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.record import Finite, Record, Time, read
 
@@ -162,8 +163,7 @@ class Figures(Record, frozen=True):
         slowest = max(range(len(seconds)), key=seconds.__getitem__)
         ratio, found = seconds[slowest] / min(seconds), []
         if ratio > _UNEQUAL:
-            place = slowest * len(hosts) // len(seconds) if hosts else 0
-            host = f" ({hosts[place]})" if hosts else ""
+            host = f" ({host_of(slowest, len(seconds), hosts)})" if hosts else ""
             found.append(
                 f"The ranks are unequal: rank {slowest}{host} takes {ratio:.2f} times as long as "
                 "the fastest, and in each step the others wait for it. `python -m hpctrain doctor` "

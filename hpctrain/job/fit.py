@@ -21,7 +21,7 @@ from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
-from hpctrain.distributed.group import group_of_config
+from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, MisfitError
 from hpctrain.faults.health import RolledBack
@@ -68,7 +68,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
     with (
         Stop() as stop,
         Attempt(config, run, ranks) if ranks.is_main else NoAttempt() as attempt,
-        group_of_config(config, ranks, run.path) as device,
+        process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, ranks.job_id, ranks.restart_count),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.

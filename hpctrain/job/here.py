@@ -138,7 +138,8 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
 
     if ranks.is_main:
         log.info("%s: starting; importing torch takes some seconds", run.path)
-    exported = export(config, one_node=ranks.one_node)
+    sections = config.network, config.train, config.site.env
+    exported = export(*sections, one_node=ranks.one_node)
     flight_recorder.prepare(run.logs, ranks.rank)
     if exported and ranks.is_main:
         log.info("exported variables are kept: %s", ", ".join(exported))

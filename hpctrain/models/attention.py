@@ -20,11 +20,9 @@ class Context(Protocol):
 
     def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
-        ...
 
     def masks(self, documents: torch.Tensor) -> Masks:
         """Return the masks of `attend` for the documents of whole rows, (batch, length)."""
-        ...
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks | None
@@ -34,7 +32,6 @@ class Context(Protocol):
         Queries are (batch, heads, positions of this rank, head_dim); keys and values have kv_heads.
         `masks` is what `masks` returned; None: each row is one document.
         """
-        ...
 
 
 class Attention(nn.Module):
@@ -59,11 +56,10 @@ class Attention(nn.Module):
         """Mix the values of the positions that each position may see.
 
         `x` and the result are (batch, length, dim); with a context, of the part of the positions
-        that `x` has. `rotation` is what `rotary` returns; None does not rotate.
-
-        `masks` is one bool tensor (batch, 1, length, length), True where a query (third axis) may
-        see a key (fourth axis); with a context what its `masks` returned. None: every position sees
-        itself and those before it.
+        that `x` has. `rotation` is what `rotary` returns; None does not rotate. `masks` is one bool
+        tensor (batch, 1, length, length), True where a query (third axis) may see a key (fourth
+        axis); with a context what its `masks` returned. None: every position sees itself and those
+        before it.
         """
         # -1 instead of the number of heads: under tensor parallelism a rank has a part of them.
         query, key, value = (
@@ -85,22 +81,15 @@ def attend(
 ) -> torch.Tensor:
     """Return the attention of queries to keys, by a kernel that does not keep all scores.
 
+    The query, as the result, is (batch, heads, length, head_dim); key and value are (batch,
+    kv_heads, keys, head_dim), and kv_heads divides heads. The mask is bool, and broadcasts to
+    (batch, heads, length, keys): True where a query may see a key; or a `CausalBias`. None: keys
+    are as many as queries, and each query sees those up to its own position.
+
     On a GPU the flash kernel takes grouped heads as they are, but only without a mask and in 16
-    bits. torch would compute other grouped attention in its math kernel, which makes all scores,
-    (batch, heads, length, keys), and keeps them for the backward pass. There each key and value is
-    repeated for its queries, which takes heads / kv_heads times the memory of keys and values, and
-    the memory-efficient kernel computes.
-
-    Args:
-        query: A floating dtype, (batch, heads, length, head_dim).
-        key: (batch, kv_heads, keys, head_dim); kv_heads divides heads.
-        value: The shape of `key`.
-        mask: bool, which broadcasts to (batch, heads, length, keys): True where a query may see a
-            key; or a `CausalBias`. None: keys are as many as queries, and each query sees those up
-            to its own position.
-
-    Returns:
-        The shape of `query`.
+    bits. torch would compute other grouped attention in its math kernel, which makes and keeps all
+    scores. There each key and value is repeated for its queries, and the memory-efficient kernel
+    computes.
     """
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and query.device.type == "cuda" and not _flash_takes(query, mask):
@@ -113,7 +102,6 @@ def attend(
 
 
 def _flash_takes(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether torch's flash kernel computes this attention, as far as groups matter."""
     return (
         (mask is None or isinstance(mask, CausalBias))
         and query.dtype in (torch.bfloat16, torch.float16)
@@ -131,10 +119,10 @@ def _has_flash(device: torch.device) -> bool:
 def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:
     """Return the cosines and sines of the rotary embedding, which `rotate` applies.
 
-    They are computed in each forward pass. A buffer would lose precision when the model is
-    converted to bfloat16, and would need care on the meta device. The positions are integers,
-    (batch or 1, length); pair i of a head turns by theta^(-2 i / head_dim) for each. Both results
-    are float32 (batch or 1, 1, length, head_dim / 2).
+    They are computed in each forward pass, because a buffer would lose precision in bfloat16, and
+    need care on the meta device. The positions are integers, (batch or 1, length); pair i of a head
+    turns by theta^(-2 i / head_dim) for each. Both results are float32 (batch or 1, 1, length,
+    head_dim / 2).
     """
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
     angles = positions[:, None, :, None] * theta ** (-pairs / head_dim)
@@ -145,7 +133,7 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Rotate the pairs (i, i + head_dim / 2) of each head by the angles of its position.
 
     Llama's own code pairs neighbours instead; Hugging Face's weights are sorted for this order. `x`
-    is (batch, heads, length, head_dim). The result has its shape and dtype, computed in float32.
+    is (batch, heads, length, head_dim), as is the result, computed in float32.
     """
     cos, sin = rotation
     first, second = x.float().chunk(2, -1)

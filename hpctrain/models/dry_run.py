@@ -94,10 +94,7 @@ def same_modes(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def dry_run(*models: nn.Module) -> Iterator[None]:
-    """Leave the buffers and modes of the models, and the random state, as they are before.
-
-    Without a model only the random state is kept.
-    """
+    """Leave the buffers and modes of the models, and the random state, as they are before."""
     used = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = [torch.cuda.current_device()] if used else []
     with same_modes(nn.ModuleList(models)), torch.random.fork_rng(devices), same_buffers(*models):

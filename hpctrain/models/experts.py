@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial
+
+from hpctrain.models.expert_bank import Bank, inverted, mix_counted, mix_masked, own_part, permuted
 
 
 class Experts(nn.Module):
@@ -29,17 +30,12 @@ class Experts(nn.Module):
     ceil(capacity * length * per_token / experts) of its tokens, the first ones; the samples are the
     groups of GShard (Lepikhin et al. 2021). So the result does not depend on how a batch is divided
     into micro-batches and ranks. For a token beyond that, the expert adds nothing to the residual
-    stream.
+    stream. The tokens of padded samples (mask False) count in the loads, because a model does not
+    see the mask. They are few, and any number of ranks pads a batch in the same way.
 
-    The tokens of padded samples (mask False) count in the loads, because a model does not see the
-    mask. They are few, and any number of ranks pads a batch in the same way.
-
-    Args:
-        out_std: Standard deviation of the initial weights of `down`.
-        std: Standard deviation of the other initial weights.
-        capacity: At least 1 to hold every token if the experts were used evenly. None: no limit.
-        balance_rate: Each step moves the bias of an expert by this much. 0 does not balance.
-        shared: Every token passes through this module, too. None: there is none.
+    `out_std` is the standard deviation of the initial weights of `down`, `std` that of the others.
+    Each step moves the bias of an expert by `balance_rate`. Every token passes through `shared`,
+    too.
 
     Attributes:
         balance: The bias of each expert, float32 (experts,).
@@ -93,15 +89,14 @@ class Experts(nn.Module):
             slots = self._limited(chosen).flatten()
             counts = self._counted(slots)
         order = slots.argsort(stable=True)
-        inverse = torch.empty_like(order)
-        inverse[order] = torch.arange(len(order), device=order.device)
-        tokens = _take(x.flatten(0, 1), order, inverse, self.per_token)
+        inverse = inverted(order)
+        tokens = permuted(x.flatten(0, 1), order, inverse, self.per_token)
         if self.capacity is None:
             mixed = self.bank(tokens, counts[:-1])
         else:
             mix = mix_counted if tokens.device.type == "cpu" else mix_masked
             mixed = mix(self.bank, tokens, counts)
-        parts = _take(mixed, inverse, order, 1).view(*chosen.shape, -1)
+        parts = permuted(mixed, inverse, order).view(*chosen.shape, -1)
         out: torch.Tensor = (parts * weights.unsqueeze(-1).to(parts.dtype)).sum(-2)
         if self.training and out.requires_grad:
             # Activation checkpointing makes a forward pass twice; a gradient appears once.
@@ -139,7 +134,7 @@ class Experts(nn.Module):
         # The meta device, where models are counted, has no autocast.
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             # Near ties flip by rounding, so the router computes in fp32 (as in DeepSeek-V3).
-            logits = F.linear(x.float(), _local(self.router).float())
+            logits = F.linear(x.float(), own_part(self.router).float())
         scores = logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
         chosen = (scores.detach() + self.balance).topk(self.per_token, -1).indices
         weights = scores.gather(-1, chosen)
@@ -158,45 +153,6 @@ class Experts(nn.Module):
         uses = torch.zeros(*chosen.shape[:2], self.experts, dtype=torch.int32, device=chosen.device)
         places = uses.scatter_(-1, chosen, 1).cumsum(1).gather(-1, chosen)
         return chosen.where(places <= limit, self.experts)
-
-
-class Bank(nn.Module):
-    """The weights of all experts; expert e computes down[e](silu(gate[e](x)) * up[e](x)).
-
-    `gate`, `up` and `down` are (experts, hidden, dim). Expert parallel and FSDP2 divide the first
-    two dimensions.
-    """
-
-    def __init__(self, dim: int, hidden: int, experts: int, std: float, out_std: float) -> None:
-        super().__init__()
-        self.std, self.out_std = std, out_std
-        self.gate = nn.Parameter(torch.empty(experts, hidden, dim))
-        self.up = nn.Parameter(torch.empty(experts, hidden, dim))
-        self.down = nn.Parameter(torch.empty(experts, hidden, dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the initial weights."""
-        nn.init.normal_(self.gate, std=self.std)
-        nn.init.normal_(self.up, std=self.std)
-        nn.init.normal_(self.down, std=self.out_std)
-
-    def forward(self, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Apply to each token its expert; (tokens, dim), sorted by expert, as is the result.
-
-        `counts` is int64 (experts,), the tokens of each expert; with expert parallel of this
-        rank's.
-        """
-        weights = [_local(w) for w in (self.gate, self.up, self.down)]
-        kind = tokens.device.type
-        if kind != "meta" and torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            tokens, weights = tokens.to(dtype), [w.to(dtype) for w in weights]
-        aligned = all(size % 8 == 0 for size in weights[0].shape[1:])  # 16 bytes, for the GPU
-        fits = tokens.dtype == torch.bfloat16 and aligned and len(tokens) > 0
-        if kind != "cpu" and fits and isinstance(counts, torch.Tensor):  # or `used_evenly`'s
-            return grouped(tokens, counts, *weights)
-        return one_by_one(tokens, counts, *weights)
 
 
 @contextmanager
@@ -231,89 +187,3 @@ def _evenly(bank: nn.Module, args: tuple[torch.Tensor, torch.Tensor]) -> Any:
     tokens, counts = args
     share, left = divmod(len(tokens), len(counts))
     return tokens, _Shares(share + (i < left) for i in range(len(counts)))
-
-
-def _local(weight: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a weight; of a whole one, its gradient is one of several summands.
-
-    Ranks that have the same weight as a DTensor have other tokens.
-    """
-    if not isinstance(weight, DTensor):
-        return weight
-    summands = [Partial() if p.is_replicate() else p for p in weight.placements]
-    return weight.to_local(grad_placements=summands)
-
-
-def mix_counted(bank: nn.Module, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Apply to each token its expert, and replace dropped tokens by 0; the host counts these.
-
-    As `Bank.forward`, but the dropped tokens are the last, and `counts`, int64 (experts + 1,), has
-    their number, too.
-    """
-    dropped = int(counts[-1])
-    mixed: torch.Tensor = bank(tokens[: len(tokens) - dropped], counts[:-1])
-    return F.pad(mixed, (0, 0, 0, dropped))
-
-
-def mix_masked(bank: nn.Module, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return what `mix_counted` returns, without waiting for the device.
-
-    The last expert computes the dropped tokens, too. The result is not used, so it has no gradient.
-    """
-    shares = torch.cat([counts[:-2], counts[-2:].sum(0, keepdim=True)])
-    used = torch.arange(len(tokens), device=tokens.device) < len(tokens) - counts[-1]
-    mixed: torch.Tensor = bank(tokens, shares)
-    return mixed.where(used[:, None], torch.zeros_like(mixed))
-
-
-def one_by_one(
-    tokens: torch.Tensor,
-    counts: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-) -> torch.Tensor:
-    """Apply one expert after the other; the arguments are those of `Bank.forward`, and weights."""
-    # All experts take part, even without tokens, so that every rank has a gradient of each weight.
-    groups = tokens.split(counts.tolist())
-    parts = zip(groups, gate.unbind(), up.unbind(), down.unbind(), strict=True)
-    return torch.cat([(F.silu(x @ g.T) * (x @ u.T)) @ d for x, g, u, d in parts])
-
-
-def grouped(
-    tokens: torch.Tensor,
-    counts: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-) -> torch.Tensor:
-    """Return what `one_by_one` returns, by grouped matrix products, which do not wait for a GPU."""
-    ends = counts.cumsum(0).to(torch.int32)
-    inner = F.silu(F.grouped_mm(tokens, gate.mT, offs=ends))
-    inner = inner * F.grouped_mm(tokens, up.mT, offs=ends)
-    return F.grouped_mm(inner, down, offs=ends)
-
-
-def _take(x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, copies: int) -> torch.Tensor:
-    """Return the permutation `order` of the rows of `x`, each of which occurs `copies` times."""
-    taken: torch.Tensor = _Take.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
-    return taken
-
-
-class _Take(torch.autograd.Function):
-    """Indexing, whose gradient adds rows in a fixed order, on a GPU too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, copies: int
-    ) -> torch.Tensor:
-        ctx.save_for_backward(inverse)
-        ctx.copies = copies
-        return x[order // copies]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (inverse,) = ctx.saved_tensors
-        rows = gradient[inverse]
-        summed = rows if ctx.copies == 1 else rows.unflatten(0, (-1, ctx.copies)).sum(1)
-        return summed, None, None, None

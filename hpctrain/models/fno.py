@@ -61,11 +61,7 @@ class FNO(Model):
         self.project = nn.Linear(4 * width, out_channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map fields, (batch, in_channels, *grid), to (batch, out_channels, *grid).
-
-        Raises:
-            ConfigError: The grid has other dimensions, or fewer points than the modes need.
-        """
+        """Map fields, (batch, in_channels, *grid), to (batch, out_channels, *grid)."""
         if self.positions:
             axes = [torch.linspace(0, 1, size, device=x.device) for size in x.shape[2:]]
             grid = torch.stack(torch.meshgrid(*axes, indexing="ij"))
@@ -78,8 +74,6 @@ class FNO(Model):
 
 
 class _Layer(nn.Module):
-    """gelu(F^-1(R F(v)) + W v)."""
-
     def __init__(self, width: int, modes: Sequence[int], last: bool) -> None:
         super().__init__()
         self.last = last

@@ -34,11 +34,8 @@ def is_adapter(name: str) -> bool:
 class Adapted(nn.Module):
     """A linear layer with an adapter; it is mixed into the class of the layer.
 
-    Attributes:
-        lora_A: (rank, inputs).
-        lora_B: (outputs, rank).
-        lora_scale: alpha / rank.
-        lora_dropout: The probability of zeroing an input of the adapter in training.
+    `lora_A` is (rank, inputs), `lora_B` (outputs, rank), and `lora_scale` alpha / rank.
+    `lora_dropout` is the probability of zeroing an input of the adapter in training.
     """
 
     lora_A: nn.Parameter
@@ -85,40 +82,19 @@ def add_adapters(
         setattr(model, "init_module", functools.partial(_init_module, initialise))  # noqa: B010
 
 
-def check_trained(model: nn.Module, also: Sequence[str]) -> None:
-    """Check that each pattern of `freeze_base` fits a parameter."""
-    named = model.named_parameters(remove_duplicate=False)
-    names = [name for name, _ in named if not is_adapter(name)]
-    for pattern in also:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, names, 3, 0.5)
-            known = f"did you mean {' or '.join(near)}?" if near else f"it has {names[0]}, ..."
-            raise ConfigError(
-                f"train.lora.also={pattern}: the model has no parameter with such a name; {known}"
-            )
+def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
+    """Let no gradient be computed but for adapters and parameters whose names fit a pattern.
 
-
-def trained_names(model: nn.Module, also: Sequence[str]) -> set[str]:
-    """Return the names of the parameters that `freeze_base` leaves trained.
-
-    Several modules may share a parameter, and any of its names may fit a pattern.
+    The names are those of the whole model, of which this rank may have a part. Several modules may
+    share a parameter, and any of its names may fit a pattern.
     """
     trained = {
         id(parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if is_adapter(name) or any(fnmatchcase(name, pattern) for pattern in also)
     }
-    return {name for name, parameter in model.named_parameters() if id(parameter) in trained}
-
-
-def freeze_base(model: nn.Module, also: Sequence[str] = ()) -> None:
-    """Let no gradient be computed but for adapters and parameters whose names fit a pattern.
-
-    The names are those of the whole model, of which this rank may have a part.
-    """
-    trained = trained_names(model, also)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:

@@ -21,11 +21,9 @@ from hpctrain.models.lora import adapted, class_with_adapter, plain_class
 
 
 class FourBitLinear(nn.Linear):
-    """A linear layer whose weight is packed.
+    """A linear layer whose weight is packed: two codes in a byte, uint8 (outputs * inputs / 2, 1).
 
-    Attributes:
-        weight: Two codes in a byte, uint8 (outputs * inputs / 2, 1); it has no gradient.
-        quant_state: bitsandbytes' scales, and the shape and the dtype of the weight.
+    `quant_state` has bitsandbytes' scales, and the shape and the dtype of the weight.
     """
 
     quant_state: Any
@@ -78,7 +76,6 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _packed(functional: Any, weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Return the codes and the scales, which are quantized as well (double quantization)."""
     packed, state = functional.quantize_4bit(
         weight.detach().contiguous(), quant_type="nf4", compress_statistics=True
     )

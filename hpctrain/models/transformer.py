@@ -30,36 +30,7 @@ from hpctrain.models.experts import Experts
 from hpctrain.models.layers import GELU, STD, Embedding, Linear, SwiGLU, make_norm
 from hpctrain.models.model import Model
 from hpctrain.models.plan import Plan
-
-# As Megatron-LM divides a layer (Shoeybi et al. 2019; Korthikanti et al. 2022 for the sequence).
-_TENSOR = {
-    "embed": "embedding_rowwise",
-    "positions": "embedding_rowwise",
-    "dropout": "sequence_parallel",
-    "layers.*.attention_norm": "sequence_parallel",
-    "layers.*.attention": "gather_sequence",
-    "layers.*.attention.query": "colwise",
-    "layers.*.attention.key": "colwise",
-    "layers.*.attention.value": "colwise",
-    "layers.*.attention.out": "rowwise",
-    "layers.*.mlp_norm": "sequence_parallel",
-    "layers.*.mlp": "gather_sequence",
-    "layers.*.mlp.gate": "colwise",
-    "layers.*.mlp.up": "colwise",
-    "layers.*.mlp.down": "rowwise",
-    "layers.*.attention_dropout": "sequence_parallel",
-    "layers.*.mlp_dropout": "sequence_parallel",
-    "norm": "sequence_parallel",
-    "head": "colwise_gather_output",
-}
-_EXPERTS = {
-    "mlp": "experts",
-    "mlp.bank": "experts",
-    "mlp.shared": "gather_sequence",
-    "mlp.shared.gate": "colwise",
-    "mlp.shared.up": "colwise",
-    "mlp.shared.down": "rowwise",
-}
+from hpctrain.models.transformer_plan import plan_of
 
 
 class Transformer(Model):
@@ -201,10 +172,6 @@ class Transformer(Model):
         Returns:
             Logits (batch, length, vocab_size), in the dtype of the computation; those of this
             rank's positions if there is a `context`.
-
-        Raises:
-            ConfigError: A token is not in the vocabulary (on a GPU, CUDA stops with an assertion of
-                its own), or the row is longer than the learned positions.
         """
         length = tokens.shape[1] * self.sequence_parts
         positions = _positions(length, documents, tokens.device)
@@ -235,39 +202,16 @@ class Transformer(Model):
     @property
     def plan(self) -> Plan:
         """How the model may be divided."""
-        own = {
-            n
-            for n in ("embed", "positions", "dropout", "norm", "head")
-            if getattr(self, n) is not None
-        }
-        tensor = {pattern: style for pattern, style in _TENSOR.items() if pattern in own}
-        inner = {p.removeprefix("layers.*."): s for p, s in _TENSOR.items() if p not in own}
-        for i, layer in enumerate(self.layers if self._experts else self.layers[:1]):
-            names = {name for name, _ in layer.named_modules()}
-            styles = inner | _EXPERTS if "mlp.bank" in names else inner
-            place = f"layers.{i}." if self._experts else "layers.*."
-            tensor |= {place + name: style for name, style in styles.items() if name in names}
-        return Plan(
-            tensor=tensor,
-            numbers=self._numbers,
-            first=tuple(n for n in ("embed", "positions", "dropout") if n in own),
-            blocks="layers",
-            last=("norm", "head"),
-            experts="layers.*.mlp.bank" if self._experts else "",
-            context=True,
-        )
+        return plan_of(self, self.layers, self._numbers, experts=self._experts is not None)
 
     def flops_per_token(self, length: int) -> int:
-        """Return the floating-point operations of one token in a training step.
+        """Return the floating-point operations of one of `length` tokens in a training step.
 
         This is 6 N + 12 layers * dim * length, the model FLOPs of PaLM (Chowdhery et al. 2022,
         appendix B): N counts the parameters that are multiplied with activations, which leaves out
         tables of embeddings that are only looked up, and the experts that a token does not use. The
         backward pass costs twice the forward pass. Attention counts as if it were not causal, and
         activations that are computed twice count once, as is usual for MFU.
-
-        Args:
-            length: Tokens of a sample.
         """
         dim = self.embed.embedding_dim
         return 6 * self._multiplied + 12 * len(self.layers) * dim * length

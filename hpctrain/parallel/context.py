@@ -37,38 +37,17 @@ class SequencePart:
     def __init__(self, rank: int, cp: int, group: dist.ProcessGroup | None) -> None:
         self.rank, self.cp, self.group = rank, cp, group
 
-    def positions(self, length: int) -> torch.Tensor:
-        """Return the positions of this rank in a sequence, int64 (length / cp,), in their order.
-
-        Raises:
-            ConfigError: 2 * cp does not divide the length.
-        """
-        return self.cut(torch.arange(length), 0)
-
     def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the part of this rank of a tensor with whole sequences.
-
-        Args:
-            x: Any tensor that all ranks of the group have alike.
-            dim: The dimension of the positions.
-
-        Raises:
-            ConfigError: 2 * cp does not divide the length.
-        """
+        """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
         size = self._chunk(x.shape[dim])
         return torch.cat([x.narrow(dim, i * size, size) for i in self._chunks], dim)
 
     def masks(self, documents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the masks of `attend` for sequences of several documents.
+        """Return the masks of `attend` for the number of each position's document, (batch, length).
 
-        Args:
-            documents: An integer dtype, (batch, length): the number of each position's document in
-                whole sequences.
-
-        Returns:
-            For each chunk a mask, bool (batch, 1, length / (2 * cp), end): True where a query may
-            see a key. `end` is the end of the chunk. Together they take batch * length^2 *
-            (2 * cp + 1) / (4 * cp^2) bytes.
+        For each chunk a mask, bool (batch, 1, length / (2 * cp), end): True where a query may see a
+        key. `end` is the end of the chunk. Together they take batch * length^2 * (2 * cp + 1) / (4
+        * cp^2) bytes.
         """
         size = self._chunk(documents.shape[1])
         masks = []
@@ -87,16 +66,10 @@ class SequencePart:
     ) -> torch.Tensor:
         """Return the causal attention of this rank's queries to the keys of all ranks.
 
-        All ranks of the group call this together, in the forward and the backward pass.
-
-        Args:
-            query: (batch, heads, length / cp, head_dim), the positions of this rank.
-            key: (batch, kv_heads, length / cp, head_dim); kv_heads divides heads.
-            value: The shape of `key`.
-            masks: What `masks` returns. None: every position sees itself and all before it.
-
-        Returns:
-            The shape of `query`.
+        All ranks of the group call this together, in the forward and the backward pass. The query,
+        as the result, is (batch, heads, length / cp, head_dim); key and value have kv_heads, which
+        divides heads. `masks` is what `masks` returns; None: every position sees itself and all
+        before it.
         """
         if self.cp > 1:
             key, value = _Gather.apply(key, value, self.cp, self.group)  # type: ignore[no-untyped-call]
@@ -109,14 +82,7 @@ class SequencePart:
         value: torch.Tensor,
         masks: tuple[torch.Tensor, ...] | None,
     ) -> torch.Tensor:
-        """Return what `attend` returns, for keys and values of whole sequences.
-
-        Args:
-            query: As for `attend`.
-            key: (batch, kv_heads, length, head_dim).
-            value: The shape of `key`.
-            masks: As for `attend`.
-        """
+        """Return what `attend` returns, for keys and values of whole sequences."""
         size, mixed = query.shape[2] // 2, []
         for n, i in enumerate(self._chunks):
             end = (i + 1) * size
@@ -130,7 +96,6 @@ class SequencePart:
         return self.rank, 2 * self.cp - 1 - self.rank
 
     def _chunk(self, length: int) -> int:
-        """Return the number of positions in a chunk."""
         if problem := length_problem(length, self.cp, 1):
             raise ConfigError(problem)
         return length // (2 * self.cp)
@@ -139,9 +104,8 @@ class SequencePart:
 def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     """Return the mask of the last `queries` of `keys` positions; on a GPU it takes no memory.
 
-    Returns:
-        bool (queries, keys), or an object for which `scaled_dot_product_attention` chooses a kernel
-        that needs no mask.
+    It is bool (queries, keys), or an object for which `scaled_dot_product_attention` chooses a
+    kernel that needs no mask.
     """
     if device.type != "cuda":
         return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)

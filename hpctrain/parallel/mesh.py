@@ -76,59 +76,51 @@ class Mesh:
 
     @property
     def tp_mesh(self) -> DeviceMesh:
-        """The ranks that divide each layer; all ranks ask for it together."""
+        """The ranks that divide each layer; all ranks ask for this and what follows together."""
         return self._mesh["tp"]
 
     @property
     def pp_group(self) -> dist.ProcessGroup:
-        """The ranks that divide the layers; all ranks ask for it together."""
+        """The ranks that divide the layers."""
         return self._mesh["pp"].get_group()
 
     @cached_property
     def cp_group(self) -> dist.ProcessGroup:
-        """The ranks that divide each sequence; all ranks ask for it together."""
+        """The ranks that divide each sequence."""
         cp, tp = self.degrees.cp, self.degrees.tp
-        shape = (self._ranks // (cp * tp), cp, tp)
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("others", "cp", "tp"))
-        return mesh["cp"].get_group()
+        return self._grid(others=self._ranks // (cp * tp), cp=cp, tp=tp)["cp"].get_group()
 
     def experts(self, ep: int) -> tuple[DeviceMesh, DeviceMesh]:
         """Return the ranks that divide experts, and those that have the same experts.
 
-        These are a mesh of `ep` ranks (neighbours, within the data-parallel dimension that divides
-        the model, or that of the replicas if none does), and one of the dimensions of `data_mesh`,
-        of which the last is smaller. All ranks of the process group ask for them together.
+        The first are a mesh of `ep` neighbours, within the innermost dimension of `data_mesh`; the
+        others are `data_mesh` with that dimension divided by `ep`.
         """
         sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
         names = tuple(n for n in ("dp_replicate", "dp_shard") if self._sizes[n] > 1)
         sizes[names[-1]] //= ep
         order = list(sizes)
         order.insert(order.index(names[-1]) + 1, "ep")
-        shape = tuple((sizes | {"ep": ep})[name] for name in order)
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=tuple(order))
+        mesh = self._grid(**{name: (sizes | {"ep": ep})[name] for name in order})
         return mesh["ep"], mesh[names]
 
     @cached_property
     def sequence_part(self) -> SequencePart | None:
-        """This rank's part of each sequence, None if cp is 1; all ranks ask for it together."""
+        """This rank's part of each sequence; None if cp is 1."""
         cp = self.degrees.cp
         return SequencePart(self.cp_rank, cp, self.cp_group) if cp > 1 else None
 
     @cached_property
     def stage_group(self) -> dist.ProcessGroup | None:
-        """The ranks that have the same layers; None means all ranks, which ask for it together."""
-        if self.degrees.pp == 1:
-            return None
-        shape = (self.degrees.pp, self._ranks // self.degrees.pp)
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("pp", "stage"))
-        return mesh["stage"].get_group()
+        """The ranks that have the same layers; None means all ranks."""
+        pp = self.degrees.pp
+        return self._grid(pp=pp, stage=self._ranks // pp)["stage"].get_group() if pp > 1 else None
 
     @cached_property
     def batch_group(self) -> dist.ProcessGroup:
         """The ranks that have the other rows and positions of a batch, for the same layers.
 
         The group is one of its own, because backward passes reduce gradients in others meanwhile.
-        All ranks ask for it together.
         """
         grid = torch.arange(self._ranks).view(self.degrees.pp, self.dp_cp_size, self.degrees.tp)
         groups = grid.transpose(1, 2).reshape(-1, self.dp_cp_size).tolist()
@@ -161,6 +153,9 @@ class Mesh:
     def _mesh(self) -> DeviceMesh:
         # It is made when it is needed, since each dimension costs a rendezvous.
         sizes = {n: size for n, size in self._sizes.items() if size > 1 or n == "dp_shard"}
-        return init_device_mesh(
-            self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
-        )
+        return self._grid(**sizes)
+
+    def _grid(self, **sizes: int) -> DeviceMesh:
+        """Return all ranks as a grid of these dimensions, the outermost first."""
+        kind = self.device.type
+        return init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

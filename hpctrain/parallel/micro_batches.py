@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -22,41 +21,28 @@ log = logging.getLogger(__name__)
 _USABLE = 0.9  # of the memory: the allocator cannot use all of it, and other steps differ a little
 
 
-class Memory(Protocol):
-    """The memory of a device, in bytes."""
+class Memory:
+    """The memory of the current GPU in bytes, as torch's allocator counts it."""
 
     def restart(self) -> None:
         """Begin to measure a peak."""
-        ...
+        torch.cuda.reset_peak_memory_stats()
 
     def peak(self) -> float:
         """Return the most that was allocated at a time since `restart`."""
-        ...
+        return float(torch.cuda.max_memory_allocated())
 
     def size(self) -> float:
         """Return what this process can allocate."""
-        ...
-
-
-class CudaMemory:
-    """The memory of the current GPU, as torch's allocator counts it."""
-
-    def restart(self) -> None:  # noqa: D102
-        torch.cuda.reset_peak_memory_stats()
-
-    def peak(self) -> float:  # noqa: D102
-        return float(torch.cuda.max_memory_allocated())
-
-    def size(self) -> float:  # noqa: D102
         return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
 
 
 class MicroBatches:
     """The number of micro-batches of a model, which may change between steps.
 
-    Every rank calls `record` with the rows of a micro-batch when these have changed. The largest
-    size that fits in `memory` is looked for; None keeps the size. `limit` is the most rows that
-    have been found to fit; None if nobody knows.
+    `record` is called on every rank with new rows of a micro-batch. The largest size that fits in
+    `memory` is looked for; None keeps the size. `limit` is the most rows that have been found to
+    fit.
     """
 
     def __init__(

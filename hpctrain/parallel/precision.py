@@ -93,7 +93,6 @@ class Precision:
 
 
 def _check_gpu(compute: str, device: torch.device) -> None:
-    """Raise a ConfigError if the device cannot compute in this format."""
     needed = {"tf32": (8, 0), "fp8": (8, 9)}[compute]
     text = f"it needs a GPU of compute capability {needed[0]}.{needed[1]} or newer"
     if device.type != "cuda":

@@ -21,11 +21,12 @@ import torch.distributed as dist
 from torch import nn
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.rules.pipeline_schedule import bubble
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import Config
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import add_adapters, check_trained, freeze_base
+from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.chosen_plan import find_plan
@@ -38,11 +39,10 @@ from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_acti
 from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
-from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill, share
+from hpctrain.parallel.preparing.initial import Build, begin, fill, share
 from hpctrain.parallel.preparing.model_summary import ModelSummary
-from hpctrain.parallel.preparing.modes import prepare_modes
-from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
-from hpctrain.parallel.preparing.parameters import check_layers
+from hpctrain.parallel.preparing.parameter_settings import Setting, check_trained, freeze, settings
+from hpctrain.parallel.preparing.whole_model import cast_parameters, check_layers, prepare_modes
 from hpctrain.parallel.reducing.expert_loads import Loads, compute_eagerly, load_sizes
 from hpctrain.parallel.wrappers.ddp import DDPModel
 from hpctrain.parallel.wrappers.fsdp import FSDPModel, shard
@@ -79,29 +79,164 @@ def parallelize(
     `build` is called on the meta device, too. With `loss_parallel` the task computes the loss from
     logits that tensor parallel divides. `arguments` are those of the model that the task's inputs
     after the first are for; none if the task says nothing.
-
-    Raises:
-        ConfigError: The model has no blocks that could be found, or no plan, but needs them; or it
-            has other arguments; or no parameter is left to be trained.
     """
-    parallel, pp = config.parallel, mesh.degrees.pp
-    if config.train.lora.patterns:
-        build = partial(_with_adapters, build, config.train.lora)
-    divided_loss = loss_parallel and parallel.loss_parallel and mesh.degrees.tp > 1
-    numbers = numbers_of(parallel.pipeline.schedule, pp, mesh.pp_rank) if pp > 1 else [0]
-    stages = [
-        _stage(build, number, config, mesh, precision, divided_loss=divided_loss, warns=i == 0)
-        for i, number in enumerate(numbers)
-    ]
+    recipe = _Recipe(build, config, mesh, precision, loss_parallel)
+    schedule, pp = config.parallel.pipeline.schedule, mesh.degrees.pp
+    numbers = numbers_of(schedule, pp, mesh.pp_rank) if pp > 1 else [0]
+    stages = [recipe.stage(number, first=i == 0) for i, number in enumerate(numbers)]
     check_arguments(stages[0].inputs, arguments)
-    wrapped = _wrapped(stages, config, mesh, precision, divided_loss=divided_loss)
+    wrapped = recipe.pipeline(stages) if pp > 1 else recipe.wrapped(stages[0].module)
     wrapped.settings, wrapped.summary = stages[0].settings, stages[0].summary
     _check_trained(wrapped, mesh)
     return wrapped
 
 
+class _Recipe:
+    """The sections of a config that decide how a model is spread, and what follows from them.
+
+    `whole` tells whether each rank has the whole model, and all of its gradients.
+    """
+
+    def __init__(
+        self, build: Build, config: Config, mesh: Mesh, precision: Precision, loss_parallel: bool
+    ) -> None:
+        self.config, self.mesh, self.precision = config, mesh, precision
+        self.parallel, self.train, self.degrees = config.parallel, config.train, mesh.degrees
+        parallel, degrees, lora = config.parallel, mesh.degrees, config.train.lora
+        self.build = partial(_with_adapters, build, lora) if lora.patterns else build
+        self.divided_loss = loss_parallel and parallel.loss_parallel and degrees.tp > 1
+        divided = degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1
+        self.whole = not divided
+        self.accumulate = BatchSizes.of(config, degrees).accumulate * mesh.weight
+
+    def stage(self, number: int, *, first: bool) -> _Stage:
+        """Return what this rank has of a stage. Without a pipeline the model is one stage.
+
+        What holds for the whole model is done and said with the `first` stage of this rank.
+        """
+        config, parallel, train, degrees = self.config, self.parallel, self.train, self.degrees
+        mesh, device = self.mesh, self.precision.device
+        storage = torch.device("cpu") if parallel.fsdp.offload else device
+        # Rank 0 cannot send what it does not have, so the ranks of a stage build it themselves.
+        from_rank_0 = not self.whole and degrees.pp == 1
+        model, values = begin(self.build, config.seed, from_rank_0=from_rank_0)
+        check_layers(model)
+        cast_parameters(model, self.precision.params)
+        prepare_modes(model, says=first)
+        if first:
+            can_sync = not any(sync_problems(config, degrees))
+            norm = config.model.get("norm")
+            prepare_batch_norms(model, mesh, train, self.accumulate, norm, can_sync=can_sync)
+        plan, names = Plan(), list[str]()
+        if degrees.ranks > degrees.dp or parallel.ep > 1:
+            plan = find_plan(model, parallel, degrees)
+        if not self.whole or train.activation_checkpointing != "none" or train.compile == "blocks":
+            names = [name for name, _ in find_blocks(model, parallel.blocks)]
+        fp8 = self.precision.compute == "fp8"
+        layers = float8_layers(model, parallel.blocks) if fp8 else []
+        chosen = settings(model, config.optimizer, parallel.blocks)
+        if train.lora.patterns:
+            freeze_base(model, train.lora.also)
+        freeze(model, chosen)
+        summary = ModelSummary.of(model, parallel.blocks)
+        inputs, loads = list(inspect.signature(model.forward).parameters), load_sizes(model)
+        counts: list[int] = []
+        if degrees.pp > 1:
+            counts = block_counts(model, plan, parallel, degrees.pp)
+            self._cut(model, plan, counts, number)
+        if values == "built":
+            model.to(storage)
+            share(model, mesh.stage_group)  # replicas may have drawn other values
+        if degrees.tp > 1:
+            self._check_compile()
+            divide_layers(
+                *(model, plan, mesh.tp_mesh, parallel),
+                loss_parallel=self.divided_loss,
+                cp=degrees.cp,
+            )
+        if mesh.sequence_part is not None:
+            model.context = mesh.sequence_part  # type: ignore[assignment]
+        experts = divide_experts(model, plan, mesh, parallel.ep)
+        if layers:
+            compute_in_float8(model, layers)
+        blocks = list(present(model, names))
+        checkpoint_activations(
+            *(blocks, train.activation_checkpointing, train.activation_checkpointing_every),
+            compiled=train.compile != "off",
+        )
+        if train.compile == "off":  # torch refuses by itself what is compiled
+            second_gradients.refuse(blocks, mesh)
+        else:
+            compute_eagerly(model)
+            for module in [model] if train.compile == "model" else blocks:
+                module.compile()
+        if not self.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
+            shard(model, blocks, mesh, self.precision, parallel, experts)
+        fill(model, values, self.build, config.seed, device, storage, mesh.stage_group)
+        return _Stage(model, inputs, counts, loads, chosen, summary)
+
+    def wrapped(self, module: nn.Module) -> ParallelModel:
+        """Return the wrapper in which the ranks share the work of a step."""
+        parallel, train, degrees = self.parallel, self.train, self.degrees
+        held = module, self.mesh, self.precision, self.accumulate
+        if self.mesh.dp_cp_size == 1 and not parallel.fsdp.offload:
+            return ParallelModel(*held, divided_loss=self.divided_loss)
+        every = parallel.sync == "every"
+        if not self.whole:
+            sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
+            return FSDPModel(
+                *held,
+                zero=parallel.zero,
+                every=every or (sharded and parallel.sync == "auto" and parallel.zero > 1),
+                divided_loss=self.divided_loss,
+                agree=parallel.fsdp.agree,
+            )
+        if train.local_sgd.every is not None:
+            return LocalSGDModel(*held, parallel.ddp, train.local_sgd)
+        return DDPModel(*held, parallel.ddp, compress=train.compression, every=every)
+
+    def pipeline(self, stages: list[_Stage]) -> PipelineModel:
+        """Return the stages of this rank with their schedule."""
+        schedule, first = self.parallel.pipeline.schedule, stages[0]
+        if dist.get_rank() == 0:
+            log.info(
+                "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
+                *(schedule, " + ".join(map(str, first.counts)), self.accumulate),
+                100 * bubble(schedule, self.degrees.pp, self.accumulate),
+            )
+        pipeline = PipelineModel(
+            [stage.module for stage in stages],
+            *(self.mesh, self.precision, self.accumulate),
+            schedule=schedule,
+            inputs=first.inputs,
+            divided_loss=self.divided_loss,
+        )
+        pipeline.loads = Loads(pipeline.module, first.loads)
+        return pipeline
+
+    def _cut(self, model: nn.Module, plan: Plan, counts: list[int], number: int) -> None:
+        """Leave only the modules of a stage, and tell it how long a part of a sequence is."""
+        cut(model, plan, counts, number)
+        if number > 0 and hasattr(model, "sequence_parts"):
+            tp = self.degrees.tp if sequence_is_divided(plan, self.parallel) else 1
+            setattr(model, "sequence_parts", self.degrees.cp * tp)  # noqa: B010 (mypy)
+
+    def _check_compile(self) -> None:
+        """Refuse a compiler that cannot have tensor parallel; prepare `async_tp`."""
+        on_cpu = self.precision.device.type == "cpu"
+        if on_cpu and self.train.compile != "off":
+            raise ConfigError(
+                f"train.compile={self.train.compile} with parallel.tp={self.parallel.tp} on CPUs: "
+                "torch fails; use train.compile=off"
+            )
+        if self.parallel.async_tp:
+            if on_cpu:
+                raise ConfigError("parallel.async_tp=true: it needs GPUs, but this rank has none")
+            torch._inductor.config._micro_pipeline_tp = True
+
+
 def _check_trained(model: ParallelModel, mesh: Mesh) -> None:
-    """Raise a ConfigError if nothing is trained; a single stage of a pipeline may be frozen."""
+    """Refuse a model of which nothing is trained; a single stage of a pipeline may be frozen."""
     trained = torch.tensor(float(len(model.parameters)), device=mesh.device)
     if mesh.degrees.pp > 1:
         mesh.add(trained)
@@ -118,169 +253,3 @@ def _with_adapters(build: Build, lora: LoRAConfig) -> nn.Module:
     add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
     check_trained(model, lora.also)
     return model
-
-
-def _stage(
-    build: Build,
-    number: int,
-    config: Config,
-    mesh: Mesh,
-    precision: Precision,
-    *,
-    divided_loss: bool,
-    warns: bool,
-) -> _Stage:
-    """Return what this rank has of a stage. Without a pipeline the model is one stage."""
-    parallel, train, degrees = config.parallel, config.train, mesh.degrees
-    device, whole = precision.device, _is_whole(config, mesh)
-    storage = torch.device("cpu") if parallel.fsdp.offload else device
-    # Rank 0 cannot send what it does not have, so a stage of a pipeline is built by its own ranks.
-    model, values = begin(build, config.seed, from_rank_0=not whole and degrees.pp == 1)
-    check_layers(model)
-    cast_parameters(model, precision.params)
-    prepare_modes(model, says=warns)
-    if warns:
-        prepare_batch_norms(model, config, mesh)
-    plan, names = Plan(), list[str]()
-    if degrees.ranks > degrees.dp or parallel.ep > 1:
-        plan = find_plan(model, parallel, degrees)
-    if not whole or train.activation_checkpointing != "none" or train.compile == "blocks":
-        names = [name for name, _ in find_blocks(model, parallel.blocks)]
-    layers = float8_layers(model, parallel.blocks) if precision.compute == "fp8" else []
-    chosen = settings(model, config.optimizer, parallel.blocks)
-    if train.lora.patterns:
-        freeze_base(model, train.lora.also)
-    freeze(model, chosen)
-    summary = ModelSummary.of(model, parallel.blocks)
-    inputs, loads = list(inspect.signature(model.forward).parameters), load_sizes(model)
-    counts: list[int] = []
-    if degrees.pp > 1:
-        counts = block_counts(model, plan, parallel, degrees.pp)
-        _cut(model, plan, counts, number, mesh, parallel)
-    if values == "built":
-        model.to(storage)
-        share(model, mesh.stage_group)  # replicas may have drawn other values
-    if degrees.tp > 1:
-        _check_compile(config, device)
-        divide_layers(
-            *(model, plan, mesh.tp_mesh, parallel), loss_parallel=divided_loss, cp=degrees.cp
-        )
-    if mesh.sequence_part is not None:
-        model.context = mesh.sequence_part  # type: ignore[assignment]
-    experts = divide_experts(model, plan, mesh, parallel.ep)
-    if layers:
-        compute_in_float8(model, layers)
-    blocks = list(present(model, names))
-    checkpoint_activations(
-        *(blocks, train.activation_checkpointing, train.activation_checkpointing_every),
-        compiled=train.compile != "off",
-    )
-    if train.compile == "off":  # torch refuses by itself what is compiled
-        second_gradients.refuse(blocks, mesh)
-    _compile(model, blocks, train.compile)
-    if not whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
-        shard(model, blocks, mesh, precision, parallel, experts)
-    fill(model, values, build, config.seed, device, storage, mesh.stage_group)
-    return _Stage(model, inputs, counts, loads, chosen, summary)
-
-
-def _is_whole(config: Config, mesh: Mesh) -> bool:
-    """Return whether each rank has the whole model, and all of its gradients."""
-    degrees, parallel = mesh.degrees, config.parallel
-    divided = degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1
-    return not divided
-
-
-def _cut(
-    model: nn.Module,
-    plan: Plan,
-    counts: list[int],
-    number: int,
-    mesh: Mesh,
-    parallel: ParallelConfig,
-) -> None:
-    """Leave only the modules of a stage, and tell it how long a part of a sequence is."""
-    cut(model, plan, counts, number)
-    if number > 0 and hasattr(model, "sequence_parts"):
-        tp = mesh.degrees.tp if sequence_is_divided(plan, parallel) else 1
-        setattr(model, "sequence_parts", mesh.degrees.cp * tp)  # noqa: B010 (mypy)
-
-
-def _check_compile(config: Config, device: torch.device) -> None:
-    """Raise a ConfigError where the compiler cannot have tensor parallel; prepare `async_tp`."""
-    if device.type == "cpu" and config.train.compile != "off":
-        raise ConfigError(
-            f"train.compile={config.train.compile} with parallel.tp={config.parallel.tp} on CPUs: "
-            "torch fails; use train.compile=off"
-        )
-    if config.parallel.async_tp:
-        if device.type == "cpu":
-            raise ConfigError("parallel.async_tp=true: it needs GPUs, but this rank has none")
-        torch._inductor.config._micro_pipeline_tp = True
-
-
-def _compile(model: nn.Module, blocks: list[nn.Module], what: str) -> None:
-    if what != "off":
-        compute_eagerly(model)
-    for module in {"off": [], "blocks": blocks, "model": [model]}[what]:
-        module.compile()
-
-
-def _wrapped(
-    stages: list[_Stage], config: Config, mesh: Mesh, precision: Precision, *, divided_loss: bool
-) -> ParallelModel:
-    """Return the wrapper in which the ranks share the work of a step."""
-    parallel, train, degrees = config.parallel, config.train, mesh.degrees
-    accumulate = BatchSizes.of(config, degrees).accumulate * mesh.weight
-    module = stages[0].module
-    if degrees.pp > 1:
-        return _pipeline(stages, config, mesh, precision, accumulate, divided_loss=divided_loss)
-    if mesh.dp_cp_size == 1 and not parallel.fsdp.offload:
-        return ParallelModel(module, mesh, precision, accumulate, divided_loss=divided_loss)
-    if not _is_whole(config, mesh):
-        sharded = degrees.dp_shard > 1 or parallel.fsdp.offload
-        every = parallel.sync == "every" or (
-            sharded and parallel.sync == "auto" and parallel.zero > 1
-        )
-        return FSDPModel(
-            *(module, mesh, precision, accumulate),
-            zero=parallel.zero,
-            every=every,
-            divided_loss=divided_loss,
-            agree=parallel.fsdp.agree,
-        )
-    if train.local_sgd.every is not None:
-        return LocalSGDModel(module, mesh, precision, accumulate, parallel.ddp, train.local_sgd)
-    return DDPModel(
-        *(module, mesh, precision, accumulate, parallel.ddp),
-        compress=train.compression,
-        every=parallel.sync == "every",
-    )
-
-
-def _pipeline(
-    stages: list[_Stage],
-    config: Config,
-    mesh: Mesh,
-    precision: Precision,
-    accumulate: int,
-    *,
-    divided_loss: bool,
-) -> PipelineModel:
-    schedule = config.parallel.pipeline.schedule
-    first = stages[0]
-    if dist.get_rank() == 0:
-        log.info(
-            "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
-            *(schedule, " + ".join(map(str, first.counts)), accumulate),
-            100 * bubble(schedule, mesh.degrees.pp, accumulate),
-        )
-    pipeline = PipelineModel(
-        [stage.module for stage in stages],
-        *(mesh, precision, accumulate),
-        schedule=schedule,
-        inputs=first.inputs,
-        divided_loss=divided_loss,
-    )
-    pipeline.loads = Loads(pipeline.module, first.loads)
-    return pipeline

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
-from hpctrain.tasks.labels import Labels
+from hpctrain.tasks.labels import LabelTask
 from hpctrain.tasks.outputs import described, prediction
-from hpctrain.tasks.task import SplitTask, Sums, field
+from hpctrain.tasks.task import Sums, field
 
 
-class Classification(SplitTask):
+class Classification(LabelTask):
     """Cross-entropy and accuracy.
 
     The sums are `loss`, `accuracy`, and `topK_accuracy` for each K of `top_k`: how often the right
@@ -56,44 +56,27 @@ class Classification(SplitTask):
             raise ValueError(f"label_smoothing={label_smoothing}: it is at least 0 and below 1")
         if any(k < 1 for k in top_k):
             raise ValueError(f"top_k={[*top_k]}: each is 1 or more")
-        self.input, self.target, self.scale = input, target, scale
-        self.label_smoothing, self.top_k, self.ignore = label_smoothing, tuple(top_k), ignore
-        self.metrics = metrics or {}
-        cure = "task.ignore=VALUE leaves such labels out" if ignore is None else ""
-        self._labels = Labels("task.target", target, cure)
-        self._weights = None if class_weights is None else _weights(class_weights)
-
-    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Return the scaled samples, float32 (batch, ...); see `SplitTask`."""
-        field(batch, self.target, "task.target")  # before the model has worked in vain
-        return (field(batch, self.input, "task.input").float() * self.scale,)
+        weights = None if class_weights is None else _weights(class_weights)
+        super().__init__(input, target, scale, ignore, weights, metrics)
+        self.label_smoothing, self.top_k = label_smoothing, tuple(top_k)
 
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """Return the sums of a `Task`; samples whose mask is False do not count.
 
-        Args:
-            outputs: Logits, a floating dtype (batch, classes, ...).
-            batch: The batch.
-
-        Raises:
-            ConfigError: Logits and targets do not fit.
+        The outputs are logits, a floating dtype (batch, classes, ...).
         """
         # The loss is computed in float32 in every precision.
         logits, target = self._read(outputs, batch)
-        weights = self._on(logits)
+        kinds = logits.shape[1]
+        weights = self._weights_of(logits, kinds, "class_weights", "classes")
         if target.is_floating_point():
-            wrong = self._labels.outside(target, logits.shape[1], "they are probabilities")
+            wrong = self._labels.outside(target, kinds, "they are probabilities")
             target = torch.where(wrong, torch.nan, target)
             classes, counted, weight = target.argmax(1), batch["mask"], batch["mask"]
             losses = self._losses(logits, target, weights)
         else:
-            mask = batch["mask"].view(-1, *[1] * (target.dim() - 1))
-            counted = mask.expand_as(target)
-            if self.ignore is not None:
-                counted = counted & (target != self.ignore)
-                target = torch.where(target == self.ignore, 0, target)
-            there = f"the model returned {logits.shape[1]} classes"
-            wrong = self._labels.outside(target, logits.shape[1], there)
+            target, counted = self._counted(target, batch)
+            wrong = self._labels.outside(target, kinds, f"the model returned {kinds} classes")
             classes = target = torch.where(wrong, 0, target)
             losses = torch.where(wrong, torch.nan, self._losses(logits, target, weights))
             weight = counted if weights is None else weights[target] * counted
@@ -133,21 +116,8 @@ class Classification(SplitTask):
         smoothing = self.label_smoothing
         return F.cross_entropy(logits, target, weights, reduction="none", label_smoothing=smoothing)
 
-    def _on(self, logits: torch.Tensor) -> torch.Tensor | None:
-        """Return the class weights on the device of the logits."""
-        if self._weights is None:
-            return None
-        if len(self._weights) != logits.shape[1]:
-            raise ConfigError(
-                f"task.class_weights has {len(self._weights)} numbers, but the model returned "
-                f"{described(logits)}, with {logits.shape[1]} classes: give one for each class"
-            )
-        self._weights = self._weights.to(logits.device)
-        return self._weights
-
 
 def _weights(class_weights: Sequence[float]) -> torch.Tensor:
-    """Return the weights, float32 (classes,), if they can be weights."""
     weights = torch.tensor(class_weights, dtype=torch.float32)
     if not weights.isfinite().all() or (weights < 0).any() or not weights.any():
         raise ValueError(f"class_weights={[*class_weights]}: 0 or more, and one of them above 0")

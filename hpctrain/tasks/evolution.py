@@ -156,7 +156,6 @@ class Evolution(SplitTask):
         return (values - mean) / std
 
     def _spectral_error(self, found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return the error of the power spectrum of each sample, float32 (pairs,)."""
         ours, theirs = (self._spectrum(x) for x in (found, target))
         return (ours - theirs).abs().sum(1) / theirs.sum(1).clamp(min=1e-12)
 

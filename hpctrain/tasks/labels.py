@@ -7,10 +7,16 @@ for, and hpctrain.faults.health finds
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hpctrain.errors import ConfigError
+from hpctrain.shards.types import Batch
+from hpctrain.tasks.outputs import described
+from hpctrain.tasks.task import SplitTask, field
 
 _FIRST = 8  # batches, or micro-batches
 _ROUNDED = 1e-2  # probabilities that were mixed in bf16
@@ -30,9 +36,9 @@ class Labels:
     def outside(self, labels: torch.Tensor, count: int, whole: str) -> torch.Tensor:
         """Return which labels are outside their range, bool, in the shape of the labels.
 
-        The labels, (rows, ...), without those that are left out, are integers in
-        [0, count), or a floating dtype from 0 to 1. `whole` says what has so many classes, for the
-        error, which is raised if the host may wait for the device.
+        The labels, (rows, ...), are integers in [0, count), or a floating dtype from 0 to 1.
+        `whole` says what has so many classes, for the error, which is raised if the host may wait
+        for the device.
         """
         if labels.is_floating_point():
             wrong = ~((labels >= -_ROUNDED) & (labels <= 1 + _ROUNDED))  # NaN is outside, too
@@ -63,3 +69,48 @@ class Labels:
             f"{self._named}: row {row} of {len(labels)}{where} is {value:g}{also}, but {whole}: "
             f"labels are 0 to {highest}.{hint}{cure}"
         )
+
+
+class LabelTask(SplitTask):
+    """A task with labels: its fields and their scale, and which labels count, and how much."""
+
+    def __init__(
+        self,
+        input: str,
+        target: str,
+        scale: float,
+        ignore: int | None,
+        weights: torch.Tensor | None,
+        metrics: Mapping[str, Any] | None,
+    ) -> None:
+        self.input, self.target, self.scale, self.ignore = input, target, scale, ignore
+        self.metrics, self._weights = metrics or {}, weights
+        cure = "task.ignore=VALUE leaves such labels out" if ignore is None else ""
+        self._labels = Labels("task.target", target, cure)
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the scaled samples, float32 (batch, ...); see `SplitTask`."""
+        field(batch, self.target, "task.target")  # before the model has worked in vain
+        return (field(batch, self.input, "task.input").float() * self.scale,)
+
+    def _counted(self, labels: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the labels, with 0 in place of those that are ignored, and which of them count."""
+        counted = batch["mask"].view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        if self.ignore is None:
+            return labels, counted
+        known = labels != self.ignore
+        return torch.where(known, labels, 0), counted & known
+
+    def _weights_of(
+        self, logits: torch.Tensor, count: int, key: str, many: str
+    ) -> torch.Tensor | None:
+        """Return the weights, of which there must be `count`, on the device of the logits."""
+        if self._weights is None:
+            return None
+        if len(self._weights) != count:
+            raise ConfigError(
+                f"task.{key} has {len(self._weights)} numbers, but the model returned "
+                f"{described(logits)}, with {count} {many}: give one for each of them"
+            )
+        self._weights = self._weights.to(logits.device)
+        return self._weights

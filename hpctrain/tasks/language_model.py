@@ -63,9 +63,6 @@ class LanguageModel(SplitTask):
         """Return this task with the number of bytes of each token, for `bits_per_byte`.
 
         Without a known tokenizer there is a warning, and no `bits_per_byte`.
-
-        Args:
-            source: The folder or URL of the data set.
         """
         bound = copy.copy(self)
         try:
@@ -91,13 +88,8 @@ class LanguageModel(SplitTask):
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """Return the sums of a `Task`; rows whose mask is False do not count.
 
-        Args:
-            outputs: Logits, a floating dtype (batch, length, vocabulary); or an object that has
-                them as its attribute `logits`, as those of Hugging Face's transformers.
-            batch: The batch.
-
-        Raises:
-            ConfigError: The shape of the logits does not fit.
+        The outputs are logits, a floating dtype (batch, length, vocabulary), or an object that has
+        them as its attribute `logits`, as those of Hugging Face's transformers.
         """
         logits: torch.Tensor = getattr(outputs, "logits", outputs)
         targets = self._windows(batch)[:, 1:].long()

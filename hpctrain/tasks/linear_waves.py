@@ -19,22 +19,16 @@ _RIDGE = 1e-6  # relative to the mean power of the mode: modes without power are
 
 @dataclass
 class LinearWaves:
-    """The fitted maps.
+    """The fitted maps, complex64 (*modes, inputs, channels).
 
-    Attributes:
-        maps: complex64 (*modes, inputs, channels); the modes are those of `torch.fft.rfftn`, and
-            the inputs are the channels times (1 + constants).
+    The modes are those of `torch.fft.rfftn`, and the inputs are the channels times (1 + constants).
     """
 
     maps: torch.Tensor
 
     @classmethod
     def fit(cls, before: torch.Tensor, after: torch.Tensor, constants: torch.Tensor) -> LinearWaves:
-        """Fit the maps to pairs of snapshots.
-
-        Both snapshots are float32 (pairs, channels, *grid), and the constants float32 (pairs,
-        constants).
-        """
+        """Fit the maps to snapshots, (pairs, channels, *grid), and constants, (pairs, n)."""
         x, y = _inputs(_modes(before.double()), constants.double()), _modes(after.double())
         # Normal equations: a mode has few unknowns, and as many equations as there are pairs.
         square = torch.einsum("p...i,p...j->...ij", x.conj(), x)

@@ -23,7 +23,7 @@ _NEEDED = ("update", "compute", "reset", "to", "modules")
 
 
 class _Measuring(SplitTask):
-    """A task that also remembers what its metrics are to be updated with.
+    """A task that also remembers what its metrics are to be updated with in one evaluation.
 
     A pipeline may compute the sums of a micro-batch twice, once to learn shapes. So the last
     arguments of each micro-batch are kept until `update`.
@@ -34,6 +34,8 @@ class _Measuring(SplitTask):
         self.loss_parallel = task.loss_parallel
         self._task = task
         self._waiting: dict[int, tuple[torch.Tensor, ...]] = {}
+        for metric in self.metrics.values():
+            metric.reset()
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """See `SplitTask`."""
@@ -44,12 +46,6 @@ class _Measuring(SplitTask):
         counted, arguments = batch["mask"].bool(), self._task.measured(outputs, batch)
         self._waiting[id(batch)] = tuple(each.detach()[counted] for each in arguments)
         return self._task.sums(outputs, batch)
-
-    def begin(self) -> None:
-        """Begin an evaluation."""
-        self._waiting.clear()
-        for metric in self.metrics.values():
-            metric.reset()
 
     def update(self, counted: bool) -> None:
         """Update the metrics after a batch."""
@@ -69,7 +65,7 @@ class _Measuring(SplitTask):
 
 
 def measuring(task: Task, device: torch.device) -> _Measuring | None:
-    """Return the task with its metrics, None if it has none."""
+    """Return the task with its metrics, which begin an evaluation; None if it has none."""
     if not getattr(task, "metrics", None):
         return None
     if not isinstance(task, SplitTask):

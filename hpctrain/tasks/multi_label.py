@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
-from hpctrain.tasks.labels import Labels
+from hpctrain.tasks.labels import LabelTask
 from hpctrain.tasks.outputs import described, prediction
-from hpctrain.tasks.task import SplitTask, Sums, field
+from hpctrain.tasks.task import Sums, field
 
 
-class MultiLabel(SplitTask):
+class MultiLabel(LabelTask):
     """Binary cross-entropy of each label; also for one label, yes or no.
 
     The sums are `loss`, and over all labels together (micro averages) `accuracy`, `precision`,
@@ -50,16 +50,9 @@ class MultiLabel(SplitTask):
             raise ValueError(f"threshold={threshold}: it is above 0 and below 1")
         if positive_weights is not None and not all(weight > 0 for weight in positive_weights):
             raise ValueError(f"positive_weights={[*positive_weights]}: each is above 0")
-        self.input, self.target, self.scale, self.threshold = input, target, scale, threshold
-        self.metrics, self.ignore = metrics or {}, ignore
-        cure = "task.ignore=VALUE leaves such labels out" if ignore is None else ""
-        self._labels = Labels("task.target", target, cure)
-        self._weights = None if positive_weights is None else torch.tensor(positive_weights)
-
-    def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Return the scaled samples, float32 (batch, ...); see `SplitTask`."""
-        field(batch, self.target, "task.target")  # before the model has worked in vain
-        return (field(batch, self.input, "task.input").float() * self.scale,)
+        weights = None if positive_weights is None else torch.tensor(positive_weights)
+        super().__init__(input, target, scale, ignore, weights, metrics)
+        self.threshold = threshold
 
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """Return the sums of a `Task`; samples whose mask is False do not count.
@@ -68,11 +61,9 @@ class MultiLabel(SplitTask):
         (batch,).
         """
         logits, labels = self._read(outputs, batch)
-        weights = self._on(logits)
-        counted = batch["mask"].view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
-        if self.ignore is not None:
-            counted = counted & (labels != self.ignore)
-            labels = torch.where(labels == self.ignore, 0, labels)
+        number = logits.shape[1] if logits.dim() > 1 else 1
+        weights = self._weights_of(logits, number, "positive_weights", "labels")
+        labels, counted = self._counted(labels, batch)
         # torch computes with any number, so that a loss may even be negative.
         wrong = self._labels.outside(labels, 2, "each is there or not")
         losses = F.binary_cross_entropy_with_logits(
@@ -106,15 +97,3 @@ class MultiLabel(SplitTask):
                 f"{described(labels)}: a logit for each label is needed"
             )
         return shaped.float(), labels if labels.is_floating_point() else labels.long()
-
-    def _on(self, logits: torch.Tensor) -> torch.Tensor | None:
-        if self._weights is None:
-            return None
-        labels = logits.shape[1] if logits.dim() > 1 else 1
-        if len(self._weights) != labels:
-            raise ConfigError(
-                f"task.positive_weights has {len(self._weights)} numbers, but there are {labels} "
-                "labels: give one for each label"
-            )
-        self._weights = self._weights.to(logits.device)
-        return self._weights

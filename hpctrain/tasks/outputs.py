@@ -13,11 +13,10 @@ _ATTRIBUTES = ("logits", "sample")
 
 
 def prediction(outputs: Any, needed: str) -> torch.Tensor:
-    """Return the tensor that the model has computed.
+    """Return the tensor that the model has computed, or say what is `needed` instead.
 
     It is the output, or its attribute `logits` or `sample`, as the models of transformers and
-    diffusers have. `needed` says what the task needs, such as "logits (batch, classes)", for the
-    error.
+    diffusers have.
     """
     for name in _ATTRIBUTES:
         outputs = getattr(outputs, name, outputs)

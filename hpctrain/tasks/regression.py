@@ -124,7 +124,6 @@ class Regression(SplitTask):
         return {"rmse": math.sqrt(means["mse"]) if means["mse"] >= 0 else math.nan}
 
     def _for(self, target: torch.Tensor) -> torch.Tensor | None:
-        """Return the weights in a shape that multiplies the target; check the channels."""
         channels = target.shape[1] if target.dim() > 1 else 1
         if self.channels and len(self.channels) != channels:
             raise ConfigError(
@@ -140,10 +139,10 @@ class Regression(SplitTask):
 def relative_l2(
     error: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return |error| / |target| of each sample, float32 (batch,), with L2 norms.
+    """Return |error| / |target| of each sample, float32 (batch,), with L2 norms over (batch, ...).
 
-    Error and target are float32 (batch, ...). A target of zeros counts with the smallest norm above
-    0, so that its error is large but finite. The weights multiply the squares.
+    A target of zeros counts with the smallest norm above 0, so that its error is large but finite.
+    The weights multiply the squares.
     """
     squares = [x.square() if weights is None else x.square() * weights for x in (error, target)]
     above, below = (x.flatten(1).sum(1) if x.dim() > 1 else x for x in squares)

@@ -37,7 +37,6 @@ class Task(Protocol):
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
         """Run the model on a batch, which is on the model's device; return sums and counts."""
-        ...
 
 
 class Part(Protocol):
@@ -47,7 +46,6 @@ class Part(Protocol):
 
     def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Return the part of this rank of a tensor whose dimension `dim` has all positions."""
-        ...
 
 
 class SplitTask(ABC):
@@ -72,35 +70,17 @@ class SplitTask(ABC):
 
     @abstractmethod
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Return the positional arguments of the model, with the samples along the first axis.
-
-        Raises:
-            ConfigError: The batch has no such field, or its shape does not fit.
-        """
+        """Return the positional arguments of the model, with the samples along the first axis."""
 
     @abstractmethod
     def sums(self, outputs: Any, batch: Batch) -> Sums:
-        """Return the sums and counts of a `Task`.
-
-        Args:
-            outputs: What the model has returned for `inputs(batch)`.
-            batch: The batch.
-
-        Raises:
-            ConfigError: The outputs do not fit the batch.
-        """
+        """Return the sums and counts of a `Task`; `outputs` are the model's for `inputs(batch)`."""
 
     def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
         """Return the arguments of `update` of each of `metrics`, with samples along the first axis.
 
-        Rows whose mask is False are left out by the caller.
-
-        Args:
-            outputs: What the model has returned for `inputs(batch)`.
-            batch: The batch.
-
-        Raises:
-            ConfigError: The task has metrics, but does not say what they get.
+        `outputs` are the model's for `inputs(batch)`. Rows whose mask is False are left out by the
+        caller.
         """
         raise ConfigError(
             f"{type(self).__module__}.{type(self).__qualname__} has metrics, but no method "
@@ -110,7 +90,7 @@ class SplitTask(ABC):
 
 
 def check_arguments(names: Sequence[str], needed: Sequence[str]) -> None:
-    """Raise an error if the inputs of a task would be other arguments of the model."""
+    """Refuse a model for whose other arguments the inputs of a task would be."""
     found = [*names[1 : 1 + len(needed)]]
     if found == [*needed]:
         return

@@ -18,7 +18,7 @@ from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.fitting_layout import fit_batch
 from hpctrain.config.schema import Config
-from hpctrain.distributed.group import group_of_config
+from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_data import DataBuilder
@@ -68,7 +68,7 @@ def restored(
             "these ranks, such as parallel.tp=1 parallel.pp=1"
         ) from error
     fit_batch(config, degrees)
-    with group_of_config(config, ranks, folder) as device:
+    with process_group(ranks, config.parallel, config.launch, folder) as device:
         mesh = Mesh(degrees, ranks.rank, device)
         task = on_part(build_task(config), mesh.sequence_part)
         precision = Precision(config.precision, device)

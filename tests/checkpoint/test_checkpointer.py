@@ -21,20 +21,26 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
 from hpctrain.checkpoint.optimizer_state import OptimizerState
 from hpctrain.checkpoint.starting_point import load_weights
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
 from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
-from tests.steps import ALONE, alone, batch, make, weights
+from tests.steps import alone, batch, here, make, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
-    return Checkpointer(folder, 2, ALONE, step.model, step.optimizer)
+    return Checkpointer(folder, 2, here(), step.model, step.optimizer)
+
+
+def trained(folder: Path) -> tuple[TrainStep, Checkpointer]:
+    """Return a step that was made once, so that its optimizer has a state, and what saves it."""
+    step = make()
+    step(batch(8), 1e-2)
+    return step, checkpointer(folder, step)
 
 
 def test_saved_and_loaded_twice_goes_on_the_same(tmp_path: Path) -> None:
@@ -57,9 +63,7 @@ def test_saved_and_loaded_twice_goes_on_the_same(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_names_and_shapes(tmp_path: Path) -> None:
-    step = make()
-    step(batch(8), 1e-2)
-    checkpointer(tmp_path, step).save(1, {"step": 1})
+    trained(tmp_path)[1].save(1, {"step": 1})
     other = make()
     other.model = alone(MLP(64, [8, 8], 10))
     other.optimizer = torch.optim.AdamW(other.model.parameters)
@@ -75,9 +79,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_names_and_shapes(tmp_path
 
 
 def test_only_the_newest_stay_and_an_unfinished_one_is_none(tmp_path: Path) -> None:
-    step = make()
-    step(batch(8), 1e-2)
-    saved = checkpointer(tmp_path, step)
+    _, saved = trained(tmp_path)
     assert saved.load_latest() is None
     for number in (1, 2, 3):
         saved.save(number, {"step": number})
@@ -157,9 +159,7 @@ def test_a_buffer_that_has_become_infinite_is_as_bad_as_a_parameter(tmp_path: Pa
 def test_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    step = make()
-    step(batch(8), 1e-2)
-    saved = checkpointer(tmp_path, step)
+    _, saved = trained(tmp_path)
     for number in (1, 2):
         saved.save(number, {"step": number})
     newest = tmp_path / "step-00000002"
@@ -274,10 +274,8 @@ def hostile_metadata(folder: Path, checkpoint: Path) -> dict[str, bytes]:
 def test_loading_runs_no_code_of_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = make()
-    step(batch(8), 1e-2)
     folder, made = tmp_path / "checkpoints", tmp_path / "made by the hostile pickle"
-    saved = checkpointer(folder, step)
+    step, saved = trained(folder)
     saved.save(1, {"step": 1})
     checkpoint = folder / "step-00000001"
     content = (checkpoint / ".metadata").read_bytes()
@@ -306,10 +304,8 @@ def test_loading_runs_no_code_of_a_checkpoint(
 
 
 def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
-    step = make()
-    step(batch(8), 1e-2)
     folder = tmp_path / "checkpoints"
-    saved = checkpointer(folder, step)
+    _, saved = trained(folder)
     folder.write_text("not a folder")
     with pytest.raises(StorageError, match="the checkpoint was not written"):
         saved.save(1, {})
@@ -317,13 +313,12 @@ def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) 
 
 def test_a_full_file_is_named_with_its_limit(tmp_path: Path) -> None:
     """PyTorch's own message is `[enforce fail at inline_container.cc:672] . unexpected pos`."""
-    step = make()
-    step(batch(8), 1e-2)
+    _, saved = trained(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(StorageError) as caught:
-            checkpointer(tmp_path, step).save(1, {})
+            saved.save(1, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     told = "__0_0.distcp has the most bytes that a file may have, 1,000 (ulimit -f)"
@@ -333,13 +328,11 @@ def test_a_full_file_is_named_with_its_limit(tmp_path: Path) -> None:
 
 def saved_and_loaded(folder: Path) -> tuple[bool, dict[str, int] | None, float, float]:
     """Save on all ranks of a group, change what was saved, and load it."""
-    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
     step = make(dropout=0.5)
-    place = RankInfo("test", rank, rank, 0, count, count, 1, "localhost", 1)
-    saved = Checkpointer(folder, 2, place, step.model, step.optimizer)
+    saved = checkpointer(folder, step)
     step(batch(8), 1e-2)
     before = weights(step)
-    torch.manual_seed(rank)  # each rank has random numbers of its own
+    torch.manual_seed(torch.distributed.get_rank())  # each rank has random numbers of its own
     saved.save(1, {"step": 1})
     drawn = torch.rand(1).item()
     step(batch(8), 1e-2)
@@ -348,10 +341,7 @@ def saved_and_loaded(folder: Path) -> tuple[bool, dict[str, int] | None, float, 
 
 
 def loaded(folder: Path) -> dict[str, int] | None:
-    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    place = RankInfo("test", rank, rank, 0, count, count, 1, "localhost", 1)
-    step = make(dropout=0.5)
-    return Checkpointer(folder, 2, place, step.model, step.optimizer).load_latest()
+    return checkpointer(folder, make(dropout=0.5)).load_latest()
 
 
 def test_two_ranks_save_one_checkpoint_and_each_has_its_random_state(tmp_path: Path) -> None:

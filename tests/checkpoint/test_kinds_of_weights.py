@@ -22,7 +22,7 @@ from hpctrain.models import Transformer
 from hpctrain.trained.commands.branch import branch
 from tests.checkpoint.test_starting_weights import LAYOUTS, MORE
 from tests.conftest import Completed, run_module, runs
-from tests.parallel.parity import MODELS, Cell, build, whole
+from tests.parallel.parity import MODELS, Cell, build, either, whole
 from tests.ranks import run_ranks
 
 Train = Callable[..., Completed]
@@ -68,10 +68,7 @@ def loaded(folder: Path, stored: dict[str, torch.Tensor], **options: Any) -> tup
             {"fc.weight": CODES.to(torch.float8_e4m3fn), "fc.weight_scale_inv": torch.ones(1, 1)},
             "quantized (8-bit floats with scales)",
         ),
-        (
-            {"fc.weight": CODES, "fc.SCB": torch.ones(4)},
-            "quantized (bitsandbytes with 8 bits)",
-        ),
+        ({"fc.weight": CODES, "fc.SCB": torch.ones(4)}, "quantized (bitsandbytes with 8 bits)"),
         (
             {
                 "fc.weight": torch.zeros(16, 1, dtype=torch.uint8),
@@ -215,28 +212,26 @@ def tied_values(cells: list[Cell], folder: Path) -> list[str]:
     return said
 
 
-def check_ties(layouts: dict[str, tuple[int, dict[str, Any]]], folder: Path) -> None:
-    cells = [Cell("transformer", n, tuple(keys.items())) for n, keys in layouts.values()]
+ALL = {"one": (1, {})} | LAYOUTS | MORE
+
+
+@pytest.mark.parametrize(
+    "names", either([["zero3"]], [[n for n in ALL if "pp" not in n]]), ids=["some", "more"]
+)
+def test_two_values_of_a_shared_parameter(names: list[str], tmp_path: Path) -> None:
+    cells = [Cell("transformer", ALL[n][0], tuple(ALL[n][1].items())) for n in names]
     stored = {n: v.clone() for n, v in MODELS["transformer"]().state_dict().items()}
-    save_file(stored, folder / "same.safetensors")
-    save_file({n: v for n, v in stored.items() if n != "embed.weight"}, folder / "head.safetensors")
+    save_file(stored, tmp_path / "same.safetensors")
+    head = {n: v for n, v in stored.items() if n != "embed.weight"}
+    save_file(head, tmp_path / "head.safetensors")
     stored["head.weight"][60, 31] += 1  # of the last rank only
-    save_file(stored, folder / "other.safetensors")
+    save_file(stored, tmp_path / "other.safetensors")
     for size in {cell.ranks for cell in cells}:
         part = [cell for cell in cells if cell.ranks == size]
-        for said in (told for rank in run_ranks(tied_values, size, part, folder) for told in rank):
-            assert "embed.weight and head.weight are stored with different values" in said
-            assert "checkpoint.init_skip=['head.weight']" in said
-
-
-def test_two_values_of_a_shared_parameter(tmp_path: Path) -> None:
-    check_ties({"zero3": LAYOUTS["zero3"]}, tmp_path)
-
-
-@pytest.mark.slow
-def test_two_values_of_a_shared_parameter_in_more_layouts(tmp_path: Path) -> None:
-    layouts = {"one": (1, {})} | LAYOUTS | MORE
-    check_ties({name: kept for name, kept in layouts.items() if "pp" not in name}, tmp_path)
+        for rank in run_ranks(tied_values, size, part, tmp_path):
+            for said in rank:
+                assert "embed.weight and head.weight are stored with different values" in said
+                assert "checkpoint.init_skip=['head.weight']" in said
 
 
 def saved_alone(model: nn.Module, folder: Path) -> StoredWeights:

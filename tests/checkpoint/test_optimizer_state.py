@@ -13,7 +13,7 @@ from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.errors import ConfigError
 from hpctrain.training.step import TrainStep
 from tests.parallel.parity import Cell, build, whole
-from tests.parallel.test_checkpoints import checkpointer as checkpointer_of
+from tests.parallel.parity import checkpointer as checkpointer_of
 from tests.ranks import run_ranks
 from tests.steps import ALONE, alone, batch, make, weights
 from tests.training.optimizers import (
@@ -39,10 +39,10 @@ OWN: dict[str, Made] = {
 }
 
 
-def with_optimizer(made: Made) -> tuple[TrainStep, Checkpointer]:
+def with_optimizer(made: Made, folder: Path) -> tuple[TrainStep, Checkpointer]:
     step = make()
     step.optimizer = made(step.model.parameters)
-    return step, Checkpointer(Path(), 2, ALONE, step.model, step.optimizer)
+    return step, Checkpointer(folder, 2, ALONE, step.model, step.optimizer)
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -50,14 +50,12 @@ def with_optimizer(made: Made) -> tuple[TrainStep, Checkpointer]:
 def test_resumed_twice_is_the_undisturbed_training(name: str, tmp_path: Path) -> None:
     ends = []
     for resumed in (True, False):
-        step, saved = with_optimizer(OWN[name])
-        saved.folder = tmp_path
+        step, saved = with_optimizer(OWN[name], tmp_path)
         saved.modes.train()
         for number in range(1, 7):
             if resumed and number in (3, 5):
                 saved.save(number, {})
-                step, saved = with_optimizer(OWN[name])
-                saved.folder = tmp_path
+                step, saved = with_optimizer(OWN[name], tmp_path)
                 assert saved.load_latest() == {}
             step(batch(16, number), 1e-2)
         ends.append((weights(step), step.optimizer.state_dict()))
@@ -104,15 +102,13 @@ def resumed_parts(name: str, folder: Path) -> float:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_neither_a_save_nor_a_load_makes_a_step(tmp_path: Path) -> None:
-    step, saved = with_optimizer(lambda p: Counted(p, lr=1e-2))
-    saved.folder = tmp_path
+    step, saved = with_optimizer(lambda p: Counted(p, lr=1e-2), tmp_path)
     before, calls = weights(step).clone(), Counted.calls
     assert saved.save(1, {})
     assert saved.load_latest() == {}
     step(batch(8), 1e-2)
     assert saved.save(2, {})  # this optimizer has no state after steps either
-    again, loaded = with_optimizer(lambda p: Counted(p, lr=1e-2))
-    loaded.folder = tmp_path
+    again, loaded = with_optimizer(lambda p: Counted(p, lr=1e-2), tmp_path)
     assert loaded.load_latest() == {}
     assert Counted.calls == calls + 1
     assert again.optimizer.param_groups[0]["count"] == 1
@@ -122,8 +118,7 @@ def test_neither_a_save_nor_a_load_makes_a_step(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_a_checkpoint_has_the_weights_for_evaluations(tmp_path: Path) -> None:
-    step, saved = with_optimizer(OWN["schedule-free"])
-    saved.folder = tmp_path
+    step, saved = with_optimizer(OWN["schedule-free"], tmp_path)
     saved.modes.train()
     for number in range(3):
         step(batch(16, number), 1e-2)

@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import distributed
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.matching import Rename, match
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import find_weights
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, StorageError
 from tests.conftest import Completed, run_json, run_module, runs
-from tests.parallel.parity import MODELS, Cell, build, initialised, whole
+from tests.parallel.parity import MODELS, Cell, build, checkpointer, either, initialised, whole
 from tests.ranks import run_ranks
 
 Train = Callable[..., Completed]
@@ -88,53 +85,44 @@ def _loaded(cells: list[Cell], path: Path, rename: list[Rename]) -> list[dict[st
 
 def _saved(cell: Cell, folder: Path) -> None:
     training = build(cell)
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-    saver = Checkpointer(folder, 2, ranks, training.model, training.step.optimizer)
     training.run(cell, 1)
-    saver.save(1, {"step": 1})
+    checkpointer(training, folder).save(1, {"step": 1})
 
 
-def check_layouts(layouts: dict[str, tuple[int, dict[str, Any]]], folder: Path) -> None:
+@pytest.mark.parametrize("layouts", either([LAYOUTS], [MORE]), ids=["some", "more"])
+def test_every_layout_loads_every_weight(
+    layouts: dict[str, tuple[int, dict[str, Any]]], tmp_path: Path
+) -> None:
     """Every layout loads the files of Hugging Face's kind, and the checkpoint of another layout."""
     cells = {name: Cell("untied", n, tuple(keys.items())) for name, (n, keys) in layouts.items()}
     expected = dict(initialised(MODELS["untied"], 7, torch.float32, CPU).state_dict())
     names = sorted(expected)
-    (folder / "hf").mkdir()
+    (tmp_path / "hf").mkdir()
     files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
     for file, part in files.items():
-        save_file({f"model.{n}": expected[n].bfloat16() for n in part}, folder / "hf" / file)
+        save_file({f"model.{n}": expected[n].bfloat16() for n in part}, tmp_path / "hf" / file)
     index = {"weight_map": {f"model.{n}": file for file, part in files.items() for n in part}}
-    (folder / "hf" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text(json.dumps(index))
     rename = [Rename("model.*", "*")]
     by_size = {
         n: [c for c in cells.values() if c.ranks == n] for n in {*(c.ranks for c in cells.values())}
     }
     for size, group in by_size.items():
-        for answer in run_ranks(_loaded, size, group, folder / "hf", rename):
+        for answer in run_ranks(_loaded, size, group, tmp_path / "hf", rename):
             for parameters in answer:
                 for name in names:
                     assert torch.equal(parameters[name], expected[name].bfloat16().float()), name
     saver = cells[next(reversed(cells))]
-    run_ranks(_saved, saver.ranks, saver, folder / "steps")
+    run_ranks(_saved, saver.ranks, saver, tmp_path / "steps")
     results = [
         parameters
         for size, group in by_size.items()
-        for answer in run_ranks(_loaded, size, group, folder / "steps" / "step-00000001", [])
+        for answer in run_ranks(_loaded, size, group, tmp_path / "steps" / "step-00000001", [])
         for parameters in answer
     ]
     for parameters in results:
         assert all(torch.equal(parameters[name], results[0][name]) for name in names)
     assert not torch.equal(results[0][names[0]], expected[names[0]])
-
-
-def test_every_layout_loads_every_weight(tmp_path: Path) -> None:
-    check_layouts(LAYOUTS, tmp_path)
-
-
-@pytest.mark.slow
-def test_combined_layouts_load_every_weight(tmp_path: Path) -> None:
-    check_layouts(MORE, tmp_path)
 
 
 def test_a_run_starts_from_another_and_resumes_from_itself(train: Train, tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.cores import cores, threads
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
-
-ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
+from tests.steps import ALONE
 
 
 def local(ranks: int, launcher: str = "submitit-local") -> RankInfo:

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed import leaving
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DistributedError
+from tests.steps import ALONE
 
 # The teardown of a rank that waits for others, as that of NCCL does.
 FAILS = """
@@ -43,17 +43,16 @@ def test_a_failed_rank_ends_at_once_with_the_code_of_its_error(error: str, code:
 
 def test_a_notebook_goes_on_after_a_training_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving.os, "_exit", lambda code: pytest.fail("the notebook would end"))
-    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
     for _ in range(2):
         with (
             pytest.raises(ValueError, match="of mine"),
-            process_group(alone, ParallelConfig(device="cpu")),
+            process_group(ALONE, ParallelConfig(device="cpu")),
         ):
             raise ValueError("of mine")
         assert not dist.is_initialized()
     with (
         pytest.raises(DistributedError, match="no process group"),
-        process_group(alone, ParallelConfig(device="cpu", backend="nccl")),
+        process_group(ALONE, ParallelConfig(device="cpu", backend="nccl")),
     ):
         pass
     assert not dist.is_initialized()

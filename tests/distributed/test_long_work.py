@@ -1,16 +1,13 @@
 """Two ranks, in processes of their own, do work that takes longer than a collective may."""
 
 import os
-import socket
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests import forkserver
 from tests.conftest import Completed
+from tests.distributed.programs import end, free_port, start
 
 # The ranks import torch at different speeds. Both wait for each other before the process group is
 # formed, because its timeout also holds for the forming.
@@ -42,26 +39,9 @@ START = """
 def two_ranks(folder: Path, program: str, **env: str) -> list[Completed]:
     """Run START and `program` as rank 0 and rank 1."""
     folder.mkdir(exist_ok=True)
-    file = folder / "one_rank.py"
-    file.write_text(textwrap.dedent(START) + textwrap.dedent(program))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    processes = [
-        forkserver.Popen(
-            [sys.executable, "-m", file.stem, str(rank), port, str(folder)],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | env,
-        )
-        for rank in range(2)
-    ]
-    done = []
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    return done
+    both, port = textwrap.dedent(START) + textwrap.dedent(program), free_port()
+    processes = [start(folder, "one_rank", both, rank, port, **env) for rank in range(2)]
+    return [end(process) for process in processes]
 
 
 def test_sbcast_may_take_longer_than_a_collective(digits: Path, tmp_path: Path) -> None:

@@ -2,10 +2,6 @@
 
 import os
 import pickle
-import socket
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +12,7 @@ import torch.distributed as dist
 from hpctrain.distributed import objects
 from hpctrain.distributed.rendezvous import members, run_secret
 from hpctrain.errors import DistributedError
-from tests import forkserver
-from tests.conftest import Completed
+from tests.distributed.programs import end, free_port, start
 from tests.ranks import RanksError, run_ranks
 
 # A rank of a run. It must fail before it receives any object.
@@ -78,31 +73,12 @@ STRANGER = """
 """
 
 
-def start(folder: Path, name: str, program: str, *arguments: object) -> forkserver.Popen:
-    file = folder / f"{name}.py"
-    file.write_text(textwrap.dedent(program))
-    return forkserver.Popen(
-        [sys.executable, "-m", name, *map(str, arguments), str(folder)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-    )
-
-
-def end(process: forkserver.Popen) -> Completed:
-    out, err = process.communicate(timeout=60)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_stranger_in_the_place_of_a_rank(tmp_path: Path, place: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port, lo = free_port(), {"GLOO_SOCKET_IFNAME": "lo"}
     run_secret.make(tmp_path)
-    stranger = start(tmp_path, "stranger", STRANGER, place, port)
-    victim = end(start(tmp_path, "victim", VICTIM, 1 - place, port))
+    stranger = start(tmp_path, "stranger", STRANGER, place, port, **lo)
+    victim = end(start(tmp_path, "victim", VICTIM, 1 - place, port, **lo))
     attack = end(stranger)
     assert attack.stdout == "joined\n", attack.stderr
     assert victim.returncode != 0

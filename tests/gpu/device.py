@@ -7,13 +7,20 @@ makes one.
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from hpctrain.config.schema import ParallelConfig
+from hpctrain.distributed.group import process_group
+from hpctrain.shards.types import Batch
+from tests.steps import ALONE
+
 REHEARSAL = os.environ.get("HPCTRAIN_GPU_TESTS") == "cpu"
 DEVICE = torch.device("cpu") if REHEARSAL else torch.device("cuda", 0)
+CUDA = torch.device("cuda", 0)
 needs_gpu: Any = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch sees no CUDA device"
 )
@@ -25,3 +32,26 @@ on_device: list[Any] = [
     ),
     pytest.mark.filterwarnings("error" if REHEARSAL else "default"),
 ]
+# Tests that only a GPU can make.
+on_gpu: list[Any] = [pytest.mark.gpu, needs_gpu, pytest.mark.filterwarnings("default")]
+
+
+def on_gpu_of(major: int, minor: int) -> list[Any]:
+    """Return the marks of tests that need a GPU of this compute capability or a newer one."""
+    old = not torch.cuda.is_available() or torch.cuda.get_device_capability() < (major, minor)
+    reason = f"there is no CUDA device of capability {major}.{minor}"
+    return [*on_gpu, pytest.mark.skipif(old, reason=reason)]
+
+
+@pytest.fixture
+def cuda_group() -> Iterator[None]:
+    """A process group of one rank on the GPU."""
+    with process_group(ALONE, ParallelConfig(device="cuda")):
+        yield
+
+
+def tokens(rows: int, length: int, vocabulary: int, device: torch.device = CUDA) -> Batch:
+    """Return random tokens, the same at each call."""
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.randint(0, vocabulary, (rows, length + 1), generator=draw)
+    return {"tokens": drawn.to(device), "mask": torch.ones(rows, device=device).bool()}

@@ -30,26 +30,18 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[2]
 NO_GPU = "no GPU"
-
-
 CPU_TOO = True  # a CPU can rehearse the part
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the table.
+    """A part of the table, which is killed after `limit_s` seconds; a CPU may rehearse it.
 
-    Attributes:
-        name: A short name, for `--only` and for the file of its output.
-        shows: What it shows, in a few words.
-        command: Arguments of pytest, which begin with a file of tests; or else a module and its
-            arguments. The last line that a module prints is JSON, its figures; the line before is
-            the note.
-        limit_s: It is killed after so many seconds.
-        on_cpu: Whether a CPU can rehearse it.
+    The command are arguments of pytest, which begin with a file of tests; or else a module and its
+    arguments. The last line that a module prints is JSON, its figures; the line before is the note.
     """
 
-    name: str
+    name: str  # for `--only` and for the file of its output
     shows: str
     command: str
     limit_s: float
@@ -57,7 +49,6 @@ class Part:
 
     @property
     def words(self) -> list[str]:
-        """The words of the command."""
         return shlex.split(self.command)
 
     @property
@@ -115,21 +106,12 @@ TWO_GPUS = (
 
 @dataclass
 class Result:
-    """How a part ended.
-
-    Attributes:
-        name: The name of the part.
-        state: "passed", "failed", "timeout", "missing" (a file of the part is not there), or
-            "skipped".
-        seconds: The time that it took.
-        note: Why it did not pass, or a figure in words.
-        figures: What it has measured, by name.
-    """
+    """How a part ended."""
 
     name: str
-    state: str
+    state: str  # passed, failed, timeout, missing (a file of the part is not there) or skipped
     seconds: float = 0.0
-    note: str = ""
+    note: str = ""  # why it did not pass, or a figure in words
     figures: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -139,14 +121,7 @@ class Result:
 
 
 def run(part: Part, folder: Path, device: str, gpu: bool) -> Result:
-    """Run a part, and keep its output in `folder`.
-
-    Args:
-        part: The part.
-        folder: Gets NAME.log.
-        device: "cuda", or "cpu" for a rehearsal.
-        gpu: Whether torch sees a GPU.
-    """
+    """Run a part, and keep its output as NAME.log in `folder`; the device "cpu" rehearses it."""
     if part.missing:
         return Result(part.name, "missing", note=", ".join(part.missing))
     if (device == "cuda" and not gpu) or (device == "cpu" and not part.on_cpu):
@@ -290,8 +265,7 @@ def arguments(parts: Sequence[Part], given: Sequence[str] | None) -> argparse.Na
 def main(given: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
     """Run the parts; print the table, and write OUT/report.json and the output of each part.
 
-    Returns:
-        0 if no part has failed and at least one has run; otherwise 1.
+    The exit code is 0 if no part has failed and at least one has run; otherwise 1.
     """
     asked = arguments(parts, given)
     chosen = [part for part in parts if asked.only is None or part.name in asked.only]

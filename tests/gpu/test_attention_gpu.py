@@ -6,15 +6,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.models.attention import Attention, attend
 from hpctrain.parallel.context import SequencePart
+from tests.gpu.device import CUDA, on_gpu
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    # CUDA gives warnings that depend on the machine.
-    pytest.mark.filterwarnings("default"),
-]
-
-CUDA = torch.device("cuda", 0)
+pytestmark = on_gpu
 FUSED = {
     "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_efficient_attention",

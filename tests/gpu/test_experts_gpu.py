@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from hpctrain.models.experts import grouped, one_by_one
+from hpctrain.models.expert_bank import grouped, one_by_one
+from tests.gpu.device import on_gpu
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = on_gpu
 
 
 @pytest.mark.parametrize("counts", [[64, 64, 64, 64], [3, 0, 250, 3], [0, 0, 0, 1]], ids=str)

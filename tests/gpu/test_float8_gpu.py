@@ -1,47 +1,27 @@
 """Matrix products in 8 bits on a GPU: initial values, losses, and batches of any size."""
 
 import functools
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import LanguageModel
 from hpctrain.training.step import TrainStep
-from tests.parallel.parity import whole
+from tests.gpu.device import CUDA, cuda_group, on_gpu_of, tokens  # noqa: F401  a fixture
+from tests.parallel.parity import spread, whole
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
-        reason="there is no CUDA device of capability 8.9",
-    ),
-    # CUDA, NCCL and torchao give warnings that depend on the machine.
-    pytest.mark.filterwarnings("default"),
-]
-
-CUDA = torch.device("cuda", 0)
+pytestmark = [*on_gpu_of(8, 9), pytest.mark.usefixtures("torchao", "cuda_group")]
 MODEL = functools.partial(Transformer, 512, 256, 4, 8, 4, norm="layer", mlp="gelu", bias=True)
 # With offload FSDP2 holds the parameters, as with several ranks.
 SHARDED = ParallelConfig(dp_replicate=1, fsdp=FSDPConfig(offload=True))
 
 
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
+@pytest.fixture
+def torchao() -> None:
     pytest.importorskip("torchao", reason="torchao is needed")
-    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
-    with process_group(alone, ParallelConfig(device="cuda")):
-        yield
 
 
 def train(
@@ -50,23 +30,14 @@ def train(
     """Return the initial parameters, and the losses of 20 steps on one batch."""
     config = Config(parallel=parallel)
     config.precision.compute = compute
-    precision = Precision(config.precision, CUDA)
-    model = parallelize(MODEL, config, Mesh(Degrees(), 0, CUDA), precision)
+    model = spread(MODEL, config, CUDA)
     kinds = {name: type(m).__name__ for name, m in model.module.named_modules()}
     assert (kinds["layers.0.mlp.up"] == "Float8Linear") == (compute == "fp8")
     assert kinds["head"] == "Linear"
     initial = {name: value.clone() for name, value in whole(model).items()}
-    step = TrainStep(
-        model,
-        LanguageModel(),
-        torch.optim.AdamW(model.parameters, lr=1e-3),
-        clip_norm=1.0,
-        stop=Stop(),
-    )
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, 512, (rows, length + 1), generator=draw)
-    batch: Batch = {"tokens": tokens.to(CUDA), "mask": torch.ones(rows, device=CUDA).bool()}
-    losses = []
+    optimizer = torch.optim.AdamW(model.parameters, lr=1e-3)
+    step = TrainStep(model, LanguageModel(), optimizer, clip_norm=1.0, stop=Stop())
+    batch, losses = tokens(rows, length, 512), []
     for _ in range(20):
         step(batch, 1e-3)
         losses.append(step.totals.means()["loss"])

@@ -5,16 +5,15 @@ from torch import distributed
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
 from tests.gpu.device import DEVICE, REHEARSAL, on_device
+from tests.steps import ALONE
 
 pytestmark = on_device
 
 
 def test_a_group_of_one_rank_begins_and_ends() -> None:
-    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
     for _ in range(2):  # a rollback or a second run in one process makes another group
-        with process_group(alone, ParallelConfig(device=DEVICE.type)) as device:
+        with process_group(ALONE, ParallelConfig(device=DEVICE.type)) as device:
             assert device == DEVICE
             if not REHEARSAL:
                 backend = distributed.group.WORLD._get_backend(device)  # type: ignore[union-attr]

@@ -1,36 +1,23 @@
 """Initial values are those of a CPU, offloaded models train, and trainings can be repeated."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import ConvNet, Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, LanguageModel
 from hpctrain.training.deterministic import deterministic
 from hpctrain.training.step import TrainStep
-from tests.parallel.parity import initialised, whole
+from tests.gpu.device import CUDA, cuda_group, on_gpu  # noqa: F401  a fixture
+from tests.parallel.parity import initialised, spread, whole
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    # CUDA and NCCL give warnings that depend on the machine.
-    pytest.mark.filterwarnings("default"),
-]
-
-CUDA = torch.device("cuda", 0)
+pytestmark = [*on_gpu, pytest.mark.usefixtures("workspace", "cuda_group")]
 OFFLOAD = ParallelConfig(dp_replicate=1, fsdp=FSDPConfig(offload=True))
 
 
@@ -59,12 +46,9 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture
+def workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for the deterministic training
-    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
-    with process_group(alone, ParallelConfig(device="cuda")):
-        yield
 
 
 def batch(name: str) -> Batch:
@@ -86,9 +70,7 @@ def train(
     name: str, parallel: ParallelConfig, steps: int = 5
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return the losses, and the parameters and buffers at the end."""
-    config = Config(parallel=parallel)
-    precision = Precision(config.precision, CUDA)
-    model = parallelize(MODELS[name], config, Mesh(Degrees(), 0, CUDA), precision)
+    model = spread(MODELS[name], Config(parallel=parallel), CUDA)
     for key, buffer in model.module.named_buffers():
         assert buffer.device == CUDA, key
     optimizer = torch.optim.SGD(model.parameters, momentum=0.9)

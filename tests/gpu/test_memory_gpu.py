@@ -20,7 +20,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import LanguageModel
 from hpctrain.training.step import TrainStep
-from tests.gpu.device import DEVICE, needs_gpu
+from tests.gpu.device import DEVICE, needs_gpu, tokens
 
 pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.usefixtures("group_of_one")]
 ROWS, LENGTH, VOCABULARY, STEPS = 64, 256, 4096, 4
@@ -48,10 +48,7 @@ def trained(
         stop=Stop(),
         micro_batches=sizes,
     )
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, VOCABULARY, (ROWS, LENGTH + 1), generator=draw)
-    batch = {"tokens": tokens.to(DEVICE), "mask": torch.ones(ROWS, device=DEVICE).bool()}
-    losses = []
+    batch, losses = tokens(ROWS, LENGTH, VOCABULARY, DEVICE), []
     for number in range(STEPS):
         if number == STEPS - 1:
             before_last()

@@ -3,42 +3,33 @@
 import functools
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
+from hpctrain.config.schema import PrecisionConfig
 from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
+from hpctrain.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
-from hpctrain.shards.types import Batch
 from hpctrain.tasks import LanguageModel
 from hpctrain.training.step import TrainStep
+from tests.gpu.device import CUDA, cuda_group, on_gpu, tokens  # noqa: F401  a fixture
+from tests.parallel.parity import spread
+from tests.steps import config_with
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    # CUDA, NCCL and the compiler give warnings that depend on the machine.
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [*on_gpu, pytest.mark.usefixtures("cuda_group")]
 
 STEPS, VOCABULARY = 20, 512
 FIRST_SCALE = 65536  # initial scale of the loss in fp16
 Keys = dict[str, Any]
 OFFLOAD: Keys = {"parallel.fsdp.offload": True}
-CUDA = torch.device("cuda", 0)
 
 
-class Small(CudaMemory):
+class Small(Memory):
     """The memory of a smaller GPU."""
 
     def __init__(self, size: float) -> None:
@@ -60,13 +51,6 @@ class Trained(NamedTuple):
     between: int
 
 
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
-    alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
-    with process_group(alone, ParallelConfig(device="cuda")):
-        yield
-
-
 def train(
     keys: Keys,
     *,
@@ -74,7 +58,7 @@ def train(
     rows: int = 8,
     length: int = 128,
     steps: int = STEPS,
-    memory: CudaMemory | None = None,
+    memory: Memory | None = None,
     found: list[int] | None = None,
 ) -> Trained:
     """Train a Transformer on the same batch again and again, which it learns by heart.
@@ -83,24 +67,15 @@ def train(
     """
     gc.collect()  # models of earlier trainings
     before = torch.cuda.memory_allocated()
-    config = Config()
-    for key, value in keys.items():
-        section, _, name = key.rpartition(".")
-        setattr(functools.reduce(getattr, section.split("."), config), name, value)
-    config.optimizer.lr = 1e-3
     build = functools.partial(Transformer, VOCABULARY, dim, 4, 8, 4)
-    precision = Precision(config.precision, CUDA)
-    model = parallelize(build, config, Mesh(Degrees(), 0, CUDA), precision)
+    model = spread(build, config_with(keys), CUDA)
     optimizer = torch.optim.AdamW(model.parameters, lr=1e-3)
     sizes = None
     if memory is not None and found is not None:
         sizes = MicroBatches(model, rows, found.append, memory)
     task = LanguageModel()
     step = TrainStep(model, task, optimizer, clip_norm=1.0, stop=Stop(), micro_batches=sizes)
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=draw)
-    batch: Batch = {"tokens": tokens.to(CUDA), "mask": torch.ones(rows, device=CUDA).bool()}
-    losses = []
+    batch, losses = tokens(rows, length, VOCABULARY), []
     for i in range(steps):
         if i == steps - 1:  # the first step made the optimizer's state, so the peak includes it
             torch.cuda.reset_peak_memory_stats()
@@ -108,7 +83,7 @@ def train(
         losses.append(step.totals.means()["loss"])
     return Trained(
         losses,
-        precision.scale,
+        model.precision.scale,
         torch.cuda.max_memory_allocated() - before,
         torch.cuda.memory_allocated() - before,
     )
@@ -198,7 +173,7 @@ def test_auto_takes_the_largest_micro_batch_that_fits() -> None:
     assert auto.losses == pytest.approx(of_8_rows.losses, rel=1e-3)
     assert auto.peak < 1.2 * of_8_rows.peak
     found.clear()
-    train({}, **sizes, memory=CudaMemory(), found=found)
+    train({}, **sizes, memory=Memory(), found=found)
     assert found == [32], "the whole share fits in a GPU"
 
 

@@ -6,16 +6,9 @@ import torch.nn.functional as F
 
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.parallel.precision import Precision
+from tests.gpu.device import CUDA, on_gpu_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
-        reason="there is no CUDA device of capability 8.0",
-    ),
-]
-
-CUDA = torch.device("cuda", 0)
+pytestmark = on_gpu_of(8, 0)
 
 
 @pytest.mark.parametrize(

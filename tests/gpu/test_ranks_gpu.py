@@ -13,11 +13,9 @@ import torch
 
 from hpctrain.distributed import flight_recorder
 from hpctrain.errors import DataError
+from tests.gpu.device import needs_gpu
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, needs_gpu]
 ALL_REDUCE = "dist.all_reduce(value); torch.cuda.synchronize()"
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -39,6 +37,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DataError
+from tests.gpu.device import needs_gpu
 
 def command(argv):
     ranks = RankInfo("test", rank, rank, 0, 2, 2, 1, "127.0.0.1", port)

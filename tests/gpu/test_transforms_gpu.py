@@ -1,18 +1,14 @@
 """Batch transforms on a GPU give the results of the CPU, and the host does not wait for them."""
 
 import numpy as np
-import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.data.draws import Draws
 from hpctrain.data.transforms import Compose, Normalise, RandomCrop, RandomFlip
+from tests.gpu.device import on_gpu
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.filterwarnings("default"),  # the profiler gives warnings of its own
-]
+pytestmark = on_gpu
 
 
 def test_the_host_does_not_wait() -> None:

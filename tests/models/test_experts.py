@@ -11,7 +11,8 @@ import yaml
 from torch import nn
 
 from hpctrain.models import Transformer
-from hpctrain.models.experts import Experts, grouped, mix_counted, mix_masked, one_by_one
+from hpctrain.models.expert_bank import grouped, mix_counted, mix_masked, one_by_one
+from hpctrain.models.experts import Experts
 from tests.conftest import ROOT
 
 

@@ -13,7 +13,7 @@ from hpctrain.config.rules.own_models import own_model_problems
 from hpctrain.errors import ConfigError
 from hpctrain.models import FNO, UNet
 from hpctrain.models.fno import _SpectralConvolution
-from tests.parallel.parity import TOLERANCE, Cell, Result, difference, reference, results
+from tests.parallel.parity import TOLERANCE, Cell, Cells, difference, reference
 from tests.parallel.test_parity import OF_FOUR, ZERO
 
 
@@ -85,38 +85,29 @@ def test_what_does_not_fit() -> None:
         FNO(1, 1, [5, 3], 8, 1)(torch.zeros(1, 1, 8, 10))
 
 
-LAYOUTS: dict[str, dict[str, Any]] = {
+FAST: dict[str, dict[str, Any]] = {
     "ddp": {"train.accumulate": 2},
     "zero3": ZERO[3] | {"train.activation_checkpointing": "full"},
+}
+SLOW: dict[str, dict[str, Any]] = {
     "zero1": ZERO[1],
     "zero2": ZERO[2] | {"train.accumulate": 2},
     "zero3, selective": ZERO[3] | {"train.activation_checkpointing": "selective"},
 }
-MODELS = ("fields, unet", "fields, fno")
 
 
-def cells(ranks: int, layouts: dict[str, dict[str, Any]]) -> tuple[Cell, ...]:
-    return tuple(Cell(model, ranks, (*k.items(),)) for model in MODELS for k in layouts.values())
+def cells(ranks: int, layouts: dict[str, dict[str, Any]]) -> list[Cell]:
+    models = ("fields, unet", "fields, fno")
+    return [Cell(model, ranks, (*keys.items(),)) for model in models for keys in layouts.values()]
 
 
-def check(cell: Cell, by_rank: list[Result]) -> None:
-    """Fail unless each rank has the losses, norms and parameters of one process."""
-    for result in by_rank:
+CELLS = Cells(cells(2, FAST), [*cells(2, SLOW), *cells(4, OF_FOUR)])
+
+
+@pytest.mark.parametrize("cell", CELLS.params, ids=str)
+def test_several_ranks_give_the_results_of_one(cell: Cell) -> None:
+    for result in CELLS[cell]:
         assert max(difference(result, reference(cell.model))) < TOLERANCE
-
-
-def test_several_ranks_give_the_results_of_one() -> None:
-    chosen = {name: LAYOUTS[name] for name in ("ddp", "zero3")}
-    for cell, by_rank in results(cells(2, chosen)).items():
-        check(cell, by_rank)
-
-
-@pytest.mark.slow
-def test_more_layouts_give_the_results_of_one_process() -> None:
-    for cell, by_rank in results(cells(2, LAYOUTS)).items():
-        check(cell, by_rank)
-    for cell, by_rank in results(cells(4, OF_FOUR)).items():
-        check(cell, by_rank)
 
 
 def test_dividing_a_layer_or_the_layers_is_refused(composer: Composer) -> None:

@@ -2,11 +2,12 @@
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
@@ -17,14 +18,14 @@ from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.models import FNO, ConvNet, Transformer, UNet
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.initial import Build, begin, cast_parameters, fill
+from hpctrain.parallel.preparing.initial import Build, begin, fill
+from hpctrain.parallel.preparing.whole_model import cast_parameters
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
@@ -34,12 +35,14 @@ from hpctrain.training.step import Totals, TrainStep
 from tests.parallel.forces import Adversarial, Energies, Fit, Forces, Penalty
 from tests.parallel.frozen import Tower
 from tests.ranks import run_ranks
+from tests.steps import config_with, here
 
 # `make test-all` makes 10 steps. In 5 steps every step clips, momentum adds up, and each number of
 # padding rows (see `batch`) has its turn. A difference grows with the steps, as does the tolerance.
 STEPS = 10 if os.environ.get("HPCTRAIN_TESTS") == "all" else 5
 TOLERANCE = 1e-6 * STEPS
 ROWS = 16
+CPU = torch.device("cpu")
 EXPERTS: dict[str, Any] = {"experts": 4, "expert_hidden": 24, "dense_layers": 1}
 EMA = 0.7
 BEFORE = 2  # the steps of the first half of a training that is resumed
@@ -214,16 +217,12 @@ class Training:
 
 def config(cell: Cell) -> Config:
     """Return the config of a cell, which must be valid for its number of ranks."""
-    made = Config()
-    made.train.clip_norm = 0.2
-    made.train.global_batch_size = ROWS
+    keys: dict[str, Any] = {"train.clip_norm": 0.2, "train.global_batch_size": ROWS}
     if cell.optimizer == "features":
-        made.optimizer = OptimizerConfig("torch.optim.SGD", lr=0.2, weight_decay=0.1)
-        made.optimizer.options = {"momentum": 0.9}
-        made.optimizer.groups, made.optimizer.layer_decay = RULES, 0.8
-    for key, value in cell.keys:
-        section, _, name = key.rpartition(".")
-        setattr(functools.reduce(getattr, section.split("."), made), name, value)
+        options = {"momentum": 0.9}
+        sgd = OptimizerConfig("torch.optim.SGD", lr=0.2, weight_decay=0.1, options=options)
+        keys |= {"optimizer": sgd, "optimizer.groups": RULES, "optimizer.layer_decay": 0.8}
+    made = config_with(keys | dict(cell.keys))
     degrees = Degrees.of(made.parallel, cell.ranks)
     problems = [*parallel_problems(made, degrees), *shares.problems(made, degrees)]
     problems += batch_sizes.problems(made, degrees)
@@ -231,12 +230,25 @@ def config(cell: Cell) -> Config:
     return made
 
 
+def mesh_of(config: Config, device: torch.device = CPU) -> Mesh:
+    """Return the place of this rank in the layout of a config."""
+    parallel, ranks = config.parallel, distributed.get_world_size()
+    weights = parallel.weights and [*parallel.weights]
+    return Mesh(Degrees.of(parallel, ranks), distributed.get_rank(), device, weights)
+
+
+def spread(
+    build: Build, config: Config, device: torch.device = CPU, **options: Any
+) -> ParallelModel:
+    """Return a model on the ranks of the present process group."""
+    precision = Precision(config.precision, device)
+    return parallelize(build, config, mesh_of(config, device), precision, **options)
+
+
 def build(cell: Cell) -> Training:
     """Return the training of this rank in the present process group."""
-    made, cpu = config(cell), torch.device("cpu")
-    degrees, weights = Degrees.of(made.parallel, cell.ranks), made.parallel.weights
-    mesh = Mesh(degrees, distributed.get_rank(), cpu, weights and [*weights])
-    precision = Precision(made.precision, cpu)
+    made = config(cell)
+    mesh, precision = mesh_of(made), Precision(made.precision, CPU)
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
     task = on_part(TASKS[cell.model](), mesh.sequence_part)
@@ -252,16 +264,15 @@ def build(cell: Cell) -> Training:
         optimizer = torch.optim.SGD(model.parameters or [{"params": []}], momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters)
-    clip = made.train.clip_norm
     base = made.optimizer.lr if cell.optimizer == "features" else None
     average = Average(model, EMA if cell.averages else None)
     step = TrainStep(
         *(model, task, optimizer),
-        clip_norm=clip,
+        clip_norm=made.train.clip_norm,
         stop=Stop(),
         base_lr=base,
         average=average,
-        parts=batch_sizes.parts_of_ramp(made, degrees, mesh.weight),
+        parts=batch_sizes.parts_of_ramp(made, mesh.degrees, mesh.weight),
     )
     return Training(made, mesh, model, step)
 
@@ -299,12 +310,43 @@ def results(cells: tuple[Cell, ...]) -> dict[Cell, list[Result]]:
     return {cell: [answer[i] for answer in answers] for i, cell in enumerate(cells)}
 
 
+def either(fast: Iterable[Any], slow: Iterable[Any], *, several: bool = False) -> list[Any]:
+    """Return the values of a test's argument, of which `make test` leaves out the slow ones.
+
+    With `several` each is one value for each of several arguments.
+    """
+    marked = ([each] if not several else each for each in slow)
+    return [*fast, *(pytest.param(*each, marks=pytest.mark.slow) for each in marked)]
+
+
+class Cells:
+    """Trainings of which those that are as slow and have as many ranks are made in one call.
+
+    This saves start-up time. `train` makes them, and returns the results by rank.
+    """
+
+    def __init__(
+        self, fast: Iterable[Cell], slow: Iterable[Cell] = (), train: Callable[..., Any] = results
+    ) -> None:
+        self._kinds, self._train = ([*fast], [*slow]), train
+        self._made: dict[Cell, list[Any]] = {}
+
+    @property
+    def params(self) -> list[Any]:
+        """The parameters of a test of each of them."""
+        return either(*self._kinds)
+
+    def __getitem__(self, cell: Cell) -> list[Any]:
+        """Return the results of a training by rank."""
+        if cell not in self._made:
+            kind = next(kind for kind in self._kinds if cell in kind)
+            self._made |= self._train(tuple(c for c in kind if c.ranks == cell.ranks))
+        return self._made[cell]
+
+
 @functools.cache
 def reference(
-    model: str,
-    optimizer: str = "sgd",
-    steps: int = STEPS,
-    keys: tuple[tuple[str, Any], ...] = (),
+    model: str, optimizer: str = "sgd", steps: int = STEPS, keys: tuple[tuple[str, Any], ...] = ()
 ) -> Result:
     """Return the result of the training on one process, made once per test process."""
     (answer,) = run_ranks(_train, 1, (Cell(model, 1, keys, optimizer=optimizer, steps=steps),))
@@ -392,20 +434,51 @@ def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.devic
     return model
 
 
+def checkpointer(training: Training, folder: Path, base: str = "") -> Checkpointer:
+    """Return the checkpointer of a training; `base` is the digest of the weights of adapters."""
+    step = training.step
+    average = step.average.tensors
+    return Checkpointer(
+        folder, 2, here(), training.model, step.optimizer, average=average, base=base
+    )
+
+
+def saved(cell: Cell, folder: Path, base: str = "") -> Training:
+    """Return a training that has made its first steps and has saved them."""
+    training = build(cell)
+    training.run(cell, BEFORE)
+    checkpointer(training, folder, base).save(BEFORE, {"step": BEFORE})
+    return training
+
+
+def save(cell: Cell, folder: Path, base: str = "") -> None:
+    """Make and save the first steps of a training; ranks cannot send what `saved` returns."""
+    saved(cell, folder, base)
+
+
+def gone_on(cell: Cell, folder: Path, base: str = "") -> Training:
+    """Return a training that has gone on from a checkpoint of its first steps to its end."""
+    training = build(cell)
+    assert checkpointer(training, folder, base).load_latest() == {"step": BEFORE}
+    training.seen = BEFORE
+    training.run(cell, cell.steps - BEFORE)
+    return training
+
+
+def resumed(cell: Cell, folder: Path, base: str = "") -> Result:
+    """Return the result of a training that has gone on from its first steps."""
+    return finished(cell, gone_on(cell, folder, base))
+
+
 def halves(cell: Cell, folder: Path, saves: bool) -> Result:
     """Train and save in the middle, or go on from there; return the result."""
-    training = build(cell)
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    checkpointer = Checkpointer(
-        *(folder, 2, RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)),
-        *(training.model, training.step.optimizer),
-        average=training.step.average.tensors,
-    )
-    if saves:
-        training.run(cell, BEFORE)
-        checkpointer.save(BEFORE, {})
-    else:
-        assert checkpointer.load_latest() == {}
-        training.seen = BEFORE
-    training.run(cell, STEPS - BEFORE)
+    if not saves:
+        return resumed(cell, folder)
+    training = saved(cell, folder)
+    training.run(cell, cell.steps - BEFORE)
     return finished(cell, training)
+
+
+def rest_of(result: Result) -> Result:
+    """Return what a training without evaluations has seen after its first steps."""
+    return Result(result.losses[BEFORE:], result.norms[BEFORE:], result.parameters)

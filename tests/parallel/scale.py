@@ -33,19 +33,6 @@ CONF = Path(__file__).parents[2] / "conf" / "model"
 NODE = 8  # number of ranks; hsdp divides a replica over one node
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a rank is in the mesh."""
-
-    rank: int
-    dp_rank: int
-    dp_size: int
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    coordinate: tuple[int, ...]
-    shard_neighbours: tuple[int, ...]  # the ranks that divide this rank's replica
-
-
 @dataclass(frozen=True, kw_only=True)
 class Report(RankPart):
     """What one rank holds, and what the formulas give; all sizes are in bytes."""
@@ -75,26 +62,22 @@ def config_of(strategy: str) -> Config:
     return config
 
 
-def place(strategy: str, rank: int, world: int) -> Place:
-    """Return where a rank is, without making a model."""
+def place(strategy: str, rank: int, world: int) -> dict[str, Any]:
+    """Return where a rank is in the mesh, without making a model."""
     enter(rank, world)
     degrees = Degrees.of(config_of(strategy).parallel, world)
     mesh = Mesh(degrees, rank, torch.device("cpu"))
     sharding = mesh.data_mesh
-    names = sharding.mesh_dim_names
-    coordinate = sharding.get_coordinate()
-    assert names is not None
-    assert coordinate is not None
-    along = sharding["dp_shard"].mesh.tolist()
-    return Place(
-        rank,
-        mesh.dp_rank,
-        mesh.dp_size,
-        tuple(names),
-        tuple(sharding.shape),
-        tuple(coordinate),
-        tuple(along),
-    )
+    return {
+        "rank": rank,
+        "dp_rank": mesh.dp_rank,
+        "dp_size": mesh.dp_size,
+        "names": sharding.mesh_dim_names,
+        "shape": sharding.shape,
+        "coordinate": sharding.get_coordinate(),
+        # The ranks that divide this rank's replica.
+        "shard_neighbours": sharding["dp_shard"].mesh.tolist(),
+    }
 
 
 def simulate(model: str, world: int, strategy: str, rank: int = 0, **options: Any) -> Report:
@@ -149,7 +132,7 @@ def answer(text: str) -> None:
     """Print the reports and places that a test requests, both as JSON."""
     asked = json.loads(text)
     reports = [asdict(simulate(*cell[:4], **cell[4])) for cell in asked["cells"]]
-    places = [asdict(place(*triple)) for triple in asked["places"]]
+    places = [place(*triple) for triple in asked["places"]]
     print(json.dumps({"reports": reports, "places": places}))
 
 

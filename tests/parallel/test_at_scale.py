@@ -9,24 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 
-from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
+from hpctrain.config.schema import Config, ParallelConfig
 from tests import forkserver
 from tests.conftest import ROOT
 from tests.parallel.live import Live
+from tests.parallel.parity import spread
 from tests.ranks import run_ranks
 
 Cell = tuple[str, int, str]
-SIZES = {
-    "llama3_8b": 8_030_261_248,
-    "llama3_70b": 70_553_706_496,
-    "llama3_405b": 405_853_388_800,
-}
+SIZES = {"llama3_8b": 8_030_261_248, "llama3_70b": 70_553_706_496, "llama3_405b": 405_853_388_800}
 # The number of layers, and the parameters of each.
 DEPTHS = {
     "llama3_8b": (32, 218_112_000),
@@ -36,10 +29,7 @@ DEPTHS = {
 # FSDP2 lists the parts of each parameter for all ranks. So the time grows with the number of
 # parameters and with the number of ranks that divide the model.
 # All layers are alike: these have the first two only, and all of them among the slow ones.
-SHALLOW: list[Cell] = [
-    ("llama3_8b", 4096, "zero3"),
-    ("llama3_405b", 4096, "hsdp"),
-]
+SHALLOW: list[Cell] = [("llama3_8b", 4096, "zero3"), ("llama3_405b", 4096, "hsdp")]
 SLOW: list[Cell] = [
     (model, world, strategy)
     for model in SIZES
@@ -220,14 +210,10 @@ class Own(Plain):
 
 def initialised(kind: str, zero: int) -> tuple[int, int]:
     """Return the peak of the live bytes, and the live bytes at the end."""
-    config, cpu = Config(), torch.device("cpu")
-    config.parallel.dp_replicate, config.parallel.dp_shard = 1, -1
-    config.parallel.zero = zero
-    degrees = Degrees.of(config.parallel, distributed.get_world_size())
-    mesh = Mesh(degrees, distributed.get_rank(), cpu)
+    config = Config(parallel=ParallelConfig(dp_replicate=1, dp_shard=-1, zero=zero))
     build = Own if kind == "init_module" else Plain
     with Live() as live:
-        model = parallelize(build, config, mesh, Precision(config.precision, cpu))
+        model = spread(build, config)
         # On a busy machine, what was sent to the other rank has been alive for a moment longer.
         deadline, half = time.monotonic() + 60, 2 * LAYERS * (WIDTH * WIDTH + WIDTH)
         while (end := live.now()) > 1.01 * half and time.monotonic() < deadline:

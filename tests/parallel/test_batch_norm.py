@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
-from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.combinations import parallel_problems, sync_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -86,11 +86,17 @@ class Own(nn.BatchNorm1d):
         return (x - x.mean(0)) / x.std(0)
 
 
+def prepare(model: nn.Module, config: Config, mesh: Mesh) -> None:
+    parts, can_sync = config.train.accumulate, not any(sync_problems(config, mesh.degrees))
+    norm = config.model.get("norm")
+    prepare_batch_norms(model, mesh, config.train, parts, norm, can_sync=can_sync)
+
+
 def synchronised(model: nn.Module, compile: str = "off") -> None:
     config = Config()
     config.train.sync_batchnorm, config.train.compile = True, compile
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
-    prepare_batch_norms(model, config, Mesh(Degrees(ranks), rank, torch.device("cpu")))
+    prepare(model, config, Mesh(Degrees(ranks), rank, torch.device("cpu")))
 
 
 def passes(model: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
@@ -161,7 +167,7 @@ def said(model: nn.Module, caplog: pytest.LogCaptureFixture, ranks: int = 1, **t
     caplog.clear()
     if ranks == 1 or not config.train.sync_batchnorm:
         mesh = Mesh(Degrees(ranks), 0, torch.device("cpu"))
-        prepare_batch_norms(model, config, mesh)
+        prepare(model, config, mesh)
     return "\n".join(record.getMessage() for record in caplog.records)
 
 
@@ -210,8 +216,6 @@ def test_what_it_cannot_be_combined_with(key: str, value: Any) -> None:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_rows_that_fill_up_a_batch_are_refused_where_statistics_would_count_them() -> None:
-    config = Config()
-    config.model = {"norm": "batch"}
     text = (
         r"data\.tail=pad .* the statistics of blocks\.0\.first_norm \(BatchNorm2d\) and 3 more "
         r"layers would count them: use data\.tail=drop, .*\(model\.norm=group\)"
@@ -219,19 +223,19 @@ def test_rows_that_fill_up_a_batch_are_refused_where_statistics_would_count_them
     model = ConvNet(1, [8, 16], 10, "batch")
     for wrapped in (model, nn.ModuleDict({"module": model})):
         with pytest.raises(ConfigError, match=text):
-            check_filled_up(wrapped, config)
+            check_filled_up(wrapped, "batch")
     for counting in (nn.SyncBatchNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)):
         with pytest.raises(ConfigError, match=type(counting).__name__):
-            check_filled_up(nn.Sequential(counting), config)
+            check_filled_up(nn.Sequential(counting), "batch")
     for fine in (ConvNet(1, [8], 10), nn.Sequential(nn.BatchNorm2d(4).eval()), nn.LayerNorm(4)):
-        check_filled_up(fine, config)
+        check_filled_up(fine, "batch")
 
 
 def stages(model: nn.Module) -> str:
     """Let only the last rank have a batch norm, as a stage of a pipeline has."""
     here = model if distributed.get_rank() == 1 else nn.Linear(2, 2)
     with pytest.raises(ConfigError) as caught:
-        check_filled_up(here, Config())
+        check_filled_up(here, None)
     return str(caught.value)
 
 

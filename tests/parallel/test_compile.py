@@ -9,12 +9,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
-from tests.parallel.parity import Cell, difference, reference, results
+from tests.parallel.parity import Cell, difference, reference, results, spread
 from tests.ranks import run_ranks
 
 ZERO3 = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
@@ -41,9 +37,7 @@ def outputs(mode: str) -> tuple[torch.Tensor, int]:
     """Return what two blocks return, and the number of functions that were compiled."""
     config = Config()
     config.train.compile = mode
-    cpu = torch.device("cpu")
-    mesh, precision = Mesh(Degrees(), 0, cpu), Precision(config.precision, cpu)
-    model = parallelize(functools.partial(Net, Block(8, 8), Block(8, 8)), config, mesh, precision)
+    model = spread(functools.partial(Net, Block(8, 8), Block(8, 8)), config)
     counters.clear()
     return model.module(torch.ones(2, 8)).detach(), counters["stats"]["unique_graphs"]
 

@@ -12,7 +12,6 @@ from torch import distributed, nn
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import CompressionConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.parallel.reducing.gradient_compression import (
     Compression,
     Int8,
@@ -20,7 +19,7 @@ from hpctrain.parallel.reducing.gradient_compression import (
     PowerSGD,
     TopK,
 )
-from tests.parallel.parity import Cell, Training, build, whole
+from tests.parallel.parity import Cell, Training, build, checkpointer, either, whole
 from tests.ranks import run_ranks
 
 STEPS = 20
@@ -279,15 +278,13 @@ def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool
 
     The count is the number of tensors in the model's state (the errors of the compression).
     """
-    rank = distributed.get_rank()
-    place = RankInfo("test", rank, rank, 0, ranks, ranks, 1, "localhost", 1)
     result = {}
     for kind in kinds:
         one = cell(kind, ("train.compression.start_step", 1), ranks=ranks)
 
         def start(kind: str = kind, one: Cell = one) -> tuple[Training, Checkpointer]:
             training = build(one)
-            saved = Checkpointer(folder / kind, 2, place, training.model, training.step.optimizer)
+            saved = checkpointer(training, folder / kind)
             if (progress := saved.load_latest()) is not None:
                 training.seen = training.model.step = progress["step"]
             return training, saved
@@ -313,9 +310,7 @@ def _resumed(folder: Path, kinds: list[str], ranks: int) -> dict[str, tuple[bool
 
 
 @pytest.mark.parametrize(
-    "kinds",
-    [["powersgd"], pytest.param(["topk", "onebit", "int8"], marks=pytest.mark.slow)],
-    ids=", ".join,
+    "kinds", either([["powersgd"]], [["topk", "onebit", "int8"]]), ids=", ".join
 )
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path, kinds: list[str]) -> None:
     for result in run_ranks(_resumed, 2, tmp_path, kinds, 2):

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import distributed
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from hpctrain.config.rules.combinations import parallel_problems
@@ -23,8 +22,9 @@ from hpctrain.tasks import Classification, LanguageModel, on_part
 from hpctrain.training.step import Totals
 from tests.parallel import parity
 from tests.parallel.low_precision import FORMATS, check_near
-from tests.parallel.parity import Cell, Result, check_equal, results
+from tests.parallel.parity import Cell, Cells, check_equal, either, results
 from tests.ranks import run_ranks
+from tests.steps import Watched
 
 SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
 SHARD_2 = {"parallel.dp_replicate": -1, "parallel.dp_shard": 2}
@@ -70,20 +70,12 @@ MORE = [
 ]
 
 
-@functools.cache
-def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
-    return results(tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks))
+CELLS = Cells(COVERING, MORE)
 
 
-@pytest.mark.parametrize("cell", COVERING, ids=str)
+@pytest.mark.parametrize("cell", CELLS.params, ids=str)
 def test_equal_to_one_process(cell: Cell) -> None:
-    check_equal(cell, trained(cell.ranks, False)[cell])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", MORE, ids=str)
-def test_more_is_equal_to_one_process(cell: Cell) -> None:
-    check_equal(cell, trained(cell.ranks, True)[cell])
+    check_equal(cell, CELLS[cell])
 
 
 @pytest.mark.slow
@@ -163,10 +155,7 @@ def attention(
 
 @pytest.mark.parametrize(
     ("grouped", "documents"),
-    [
-        *((False, False), (True, True)),
-        *(pytest.param(each, not each, marks=pytest.mark.slow) for each in (False, True)),
-    ],
+    either([(False, False), (True, True)], [(False, True), (True, False)], several=True),
 )
 def test_attention_alone(grouped: bool, documents: bool) -> None:
     for cp, length in ((2, 4), (2, 24), (4, 24)):
@@ -217,7 +206,7 @@ def test_the_mask_without_memory_within_selective_checkpointing() -> None:
 def test_ranks_have_all_positions_and_do_the_same_work(cp: int) -> None:
     length = 48
     parts = [SequencePart(rank, cp, None) for rank in range(cp)]
-    positions = [part.positions(length) for part in parts]
+    positions = [part.cut(torch.arange(length), 0) for part in parts]
     assert torch.equal(torch.cat(positions).sort().values, torch.arange(length))
     # A query at position p sees p + 1 keys.
     seen = length * (length + 1) // 2
@@ -231,25 +220,15 @@ def test_ranks_have_all_positions_and_do_the_same_work(cp: int) -> None:
         assert pairs == 3 * length**2 * (2 * cp + 1) // (4 * cp**2)
 
 
-class Largest(TorchDispatchMode):
-    """Records the number of bytes of the largest tensor that an operation returns."""
-
-    nbytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            self.nbytes = max(self.nbytes, out.untyped_storage().nbytes())
-        return out
-
-
 def test_masks_never_have_the_size_of_a_whole_mask() -> None:
     length, cp = 256, 4
     documents = (torch.arange(length) // 50)[None]
-    with Largest() as mode:
+    made: list[Any] = []
+    with Watched(lambda _, out: made.append(out)):
         masks = SequencePart(3, cp, None).masks(documents)
     assert [mask.shape for mask in masks] == [(1, 1, 32, 128), (1, 1, 32, 160)]
-    assert mode.nbytes == 32 * 160  # rather than 256 * 256
+    sizes = [out.untyped_storage().nbytes() for out in made if isinstance(out, torch.Tensor)]
+    assert max(sizes) == 32 * 160  # rather than 256 * 256
 
 
 @pytest.mark.parametrize(
@@ -284,15 +263,11 @@ def test_windows_of_a_wrong_length() -> None:
 
 
 def test_a_wrong_length_is_a_config_error() -> None:
-    for call in ("positions", "cut", "masks"):
-        part = SequencePart(0, 2, None)
-        given: Any = {
-            "positions": (25,),
-            "cut": (torch.zeros(2, 25), 1),
-            "masks": (torch.zeros(2, 25),),
-        }[call]
-        with pytest.raises(ConfigError, match=r"cp=2 needs 4 equal parts of the 25 positions"):
-            getattr(part, call)(*given)
+    part, said = SequencePart(0, 2, None), r"cp=2 needs 4 equal parts of the 25 positions"
+    with pytest.raises(ConfigError, match=said):
+        part.cut(torch.zeros(2, 25), 1)
+    with pytest.raises(ConfigError, match=said):
+        part.masks(torch.zeros(2, 25))
 
 
 def wrong(cp: int, tp: int) -> str:

@@ -11,9 +11,9 @@ from torch import nn
 from hpctrain.job.building.flops import count_flops, meta_batch
 from hpctrain.models.dry_run import Buffers, dry_run
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
-from hpctrain.parallel.preparing.modes import prepare_modes
+from hpctrain.parallel.preparing.whole_model import prepare_modes
 from hpctrain.tasks import Classification
-from tests.parallel.parity import Cell, Normed, batch, build
+from tests.parallel.parity import Cell, Normed, batch, build, either
 from tests.ranks import run_ranks
 from tests.steps import batch as digits
 
@@ -24,7 +24,6 @@ CELLS = [
     Cell("conv, stages", 2, (*PIPELINE, ("parallel.pipeline.schedule", name)))
     for name in ("1f1b", "gpipe", "interleaved", "zbv", "interleaved_zb")
 ]
-BRIEF = [CELLS[0], CELLS[3]]
 
 
 def statistics(cells: list[Cell]) -> list[tuple[Values, float, float]]:
@@ -42,8 +41,9 @@ def statistics(cells: list[Cell]) -> list[tuple[Values, float, float]]:
     return found
 
 
-def check(cells: list[Cell]) -> None:
-    """Compare with one process, which has the same micro-batches."""
+@pytest.mark.parametrize("cells", either([CELLS[0::3]], [CELLS]), ids=["some", "more"])
+def test_statistics_of_a_pipeline_are_those_of_one_process(cells: list[Cell]) -> None:
+    """It has the same micro-batches."""
     expected, loss, trained = run_ranks(statistics, 1, [Cell("conv, stages", 1, (PARTS,))])[0][0]
     for stages in zip(*run_ranks(statistics, 2, cells), strict=True):
         found = stages[0][0] | stages[1][0]
@@ -53,15 +53,6 @@ def check(cells: list[Cell]) -> None:
         assert {int(found[name]) for name in found if name.endswith("tracked")} == {16}
         for stage in stages:
             assert stage[1:] == pytest.approx((loss, trained), rel=1e-5)
-
-
-def test_statistics_of_a_pipeline_are_those_of_one_process() -> None:
-    check(BRIEF)
-
-
-@pytest.mark.slow
-def test_statistics_of_every_schedule_are_those_of_one_process() -> None:
-    check(CELLS)
 
 
 class Restless(nn.Module):

@@ -7,36 +7,35 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import distributed
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.division import division_problems
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import PipelineConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from hpctrain.parallel.dividing.chosen_plan import find_plan
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from tests.parallel.parity import (
     MODELS,
-    STEPS,
     TOLERANCE,
     Cell,
+    Cells,
     Result,
     Training,
     build,
     config,
     difference,
+    either,
+    gone_on,
+    rest_of,
+    save,
+    spread,
     whole,
 )
 from tests.ranks import run_ranks
+from tests.steps import Watched
 
 ZERO3: dict[str, Any] = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1}
 HSDP = {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}
@@ -46,7 +45,6 @@ TP = {"parallel.tp": 2}
 CP = {"parallel.cp": 2}
 PP = {"parallel.pp": 2}
 AGAIN = {"train.activation_checkpointing": "full"}
-BEFORE = 2  # steps before the checkpoint
 
 
 def cell(ranks: int, *keys: dict[str, Any], model: str = "moe") -> Cell:
@@ -103,13 +101,12 @@ class Seen(NamedTuple):
 
 
 def train(cells: tuple[Cell, ...]) -> list[Seen]:
-    return [train_one(cell) for cell in cells]
-
-
-def train_one(cell: Cell) -> Seen:
-    training = build(cell)
-    training.run(cell, cell.steps)
-    return seen(training)
+    found = []
+    for cell in cells:
+        training = build(cell)
+        training.run(cell, cell.steps)
+        found.append(seen(training))
+    return found
 
 
 def seen(training: Training) -> Seen:
@@ -128,11 +125,12 @@ def alone(model: str) -> Seen:
     return found
 
 
-@functools.cache
-def trained(ranks: int, slow: bool) -> dict[Cell, list[Seen]]:
-    cells = tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks)
-    answers = run_ranks(train, ranks, cells, timeout=800 if slow else 480)
+def trained(cells: tuple[Cell, ...]) -> dict[Cell, list[Seen]]:
+    answers = run_ranks(train, cells[0].ranks, cells, timeout=800)
     return {cell: [answer[i] for answer in answers] for i, cell in enumerate(cells)}
+
+
+CELLS = Cells(COVERING, MORE, trained)
 
 
 def check(cell: Cell, by_rank: list[Seen]) -> None:
@@ -156,34 +154,16 @@ def check_balance(rank: Seen, expected: Seen) -> None:
         assert torch.equal(bias, expected.balance[name])
 
 
-@pytest.mark.parametrize("cell", COVERING, ids=str)
+@pytest.mark.parametrize("cell", CELLS.params, ids=str)
 def test_equal_to_one_process(cell: Cell) -> None:
-    check(cell, trained(cell.ranks, False)[cell])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", MORE, ids=str)
-def test_more_is_equal_to_one_process(cell: Cell) -> None:
-    check(cell, trained(cell.ranks, True)[cell])
-
-
-class Exchanges(TorchDispatchMode):
-    """Counts the all-to-all operations."""
-
-    count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.count += "alltoall" in str(func)
-        return func(*args, **(kwargs or {}))
+    check(cell, CELLS[cell])
 
 
 def exchanges(cell: Cell) -> int:
-    training = build(cell)
-    with Exchanges() as mode:
+    training, found = build(cell), list[str]()
+    with Watched(lambda func, _: found.append(str(func))):
         training.run(cell, 1)
-    return mode.count
+    return sum("alltoall" in name for name in found)
 
 
 @pytest.mark.parametrize(("keys", "passes"), [({}, 5), (AGAIN, 8)], ids=["once", "again"])
@@ -194,36 +174,13 @@ def test_exchanges_are_those_of_the_textbook(keys: dict[str, Any], passes: int) 
     assert found == [layers * parts * passes] * 2
 
 
-def save(cell: Cell, folder: Path) -> None:
-    training = build(cell)
-    training.run(cell, BEFORE)
-    checkpointer(training, folder).save(BEFORE, {})
-
-
 def resume(cell: Cell, folders: list[Path]) -> list[Seen]:
-    return [resume_one(cell, folder) for folder in folders]
-
-
-def resume_one(cell: Cell, folder: Path) -> Seen:
-    training = build(cell)
-    assert checkpointer(training, folder).load_latest() == {}
-    training.seen = BEFORE
-    training.run(cell, STEPS - BEFORE)
-    return seen(training)
-
-
-def checkpointer(training: Training, folder: Path) -> Checkpointer:
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-    return Checkpointer(folder, 2, ranks, training.model, training.step.optimizer)
+    return [seen(gone_on(cell, folder)) for folder in folders]
 
 
 @pytest.mark.parametrize(
     "cells",
-    [
-        [cell(1), cell(2, ZERO3, EP)],
-        pytest.param([cell(2, EP), cell(1), cell(4, ZERO3, EP)], marks=pytest.mark.slow),
-    ],
+    either([[cell(1), cell(2, ZERO3, EP)]], [[cell(2, EP), cell(1), cell(4, ZERO3, EP)]]),
     ids=["some", "more"],
 )
 def test_checkpoints_load_with_any_number_of_expert_ranks(
@@ -233,8 +190,7 @@ def test_checkpoints_load_with_any_number_of_expert_ranks(
     for made, folder in zip(cells, folders, strict=True):
         run_ranks(save, made.ranks, made, folder)
     undisturbed = alone("moe")
-    losses, norms, parameters = undisturbed.result
-    expected = Result(losses[BEFORE:], norms[BEFORE:], parameters)
+    expected = rest_of(undisturbed.result)
     for made in cells:
         for rank in run_ranks(resume, made.ranks, made, folders):
             for found in rank:
@@ -310,11 +266,9 @@ def odd(ranks: int) -> str:
     made = Config()
     made.parallel.ep, made.parallel.dp_replicate, made.parallel.dp_shard = 2, 1, ranks
     made.train.global_batch_size = ranks
-    cpu = torch.device("cpu")
-    mesh = Mesh(Degrees(1, ranks), distributed.get_rank(), cpu)
     model = functools.partial(Transformer, 61, 32, 2, 4, experts=2, expert_hidden=25)
     with pytest.raises(ConfigError) as error:
-        parallelize(model, made, mesh, Precision(made.precision, cpu))
+        spread(model, made)
     return str(error.value)
 
 

@@ -16,9 +16,11 @@ from tests.parallel.parity import (
     STEPS,
     TOLERANCE,
     Cell,
+    Cells,
     Result,
     Values,
     difference,
+    either,
     halves,
     reference,
     results,
@@ -53,23 +55,18 @@ def cell(name: str) -> Cell:
     return Cell(model, ranks, tuple(keys.items()), "features")
 
 
-@functools.cache
-def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
-    names = [name for name in LAYOUTS if LAYOUTS[name][1] == ranks and (name in FAST) != slow]
-    return results(tuple(map(cell, names)))
+SLOW = [name for name in LAYOUTS if name not in FAST]
+CELLS = Cells(map(cell, FAST), map(cell, SLOW))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS],
-)
+@pytest.mark.parametrize("name", either(FAST, SLOW))
 def test_equal_to_one_process(name: str) -> None:
     made = cell(name)
     expected = reference(made.model, "features")
     if name == "local sgd":  # whose reference does not clip, and whose norms are those of replicas
         unclipped = Cell(made.model, 1, made.keys[-1:], "features")
         (expected,) = results((unclipped,))[unclipped]
-    for result in trained(made.ranks, name not in FAST)[made]:
+    for result in CELLS[made]:
         losses, norms, parameters = difference(result, expected)
         norms = 0.0 if name == "local sgd" else norms
         assert len(result.losses) == 2 * STEPS, "each step, and an evaluation after it"
@@ -89,10 +86,7 @@ def ramped(name: str) -> tuple[Cell, list[Result]]:
     return made, results((made,))[made]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "pp" else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS],
-)
+@pytest.mark.parametrize("name", either(["pp"], [name for name in LAYOUTS if name != "pp"]))
 def test_a_ramp_of_the_batch_size_is_equal_to_one_process(name: str) -> None:
     made, by_rank = ramped(name)
     keys = (RAMP, ("train.clip_norm", None)) if name == "local sgd" else (RAMP,)
@@ -131,7 +125,6 @@ def test_a_ramp_with_weights_and_with_the_compiler(ranks: int, keys: Keys) -> No
         assert max(difference(result, expected)) < 2 * TOLERANCE
 
 
-OTHERS = [("zero1", "zero1")]
 MORE = [
     ("zero1", "pp"),
     *(("hsdp", "ddp"), ("ddp", "tp"), ("tp", "zero3"), ("zero3", "cp"), ("cp", "tp, zero3")),
@@ -140,14 +133,12 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [*OTHERS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE)]
-)
+@pytest.mark.parametrize(("first", "then"), either([("zero1", "zero1")], MORE, several=True))
 def test_a_checkpoint_has_all_of_it(first: str, then: str, tmp_path: Path) -> None:
     """In the same layout a resumed training has the same bits, in another one the same numbers."""
     one, two = cell(first), cell(then)
-    whole = run_ranks(halves, one.ranks, one, tmp_path, True)
-    resumed = run_ranks(halves, two.ranks, two, tmp_path, False)
+    whole = run_ranks(halves, one.ranks, one, tmp_path, True, timeout=480)
+    resumed = run_ranks(halves, two.ranks, two, tmp_path, False, timeout=480)
     rest = slice(BEFORE, None)
     for mine, theirs in zip(resumed, whole, strict=False):
         assert mine.parameters.keys() == theirs.parameters.keys()

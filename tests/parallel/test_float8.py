@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Transformer
 from hpctrain.parallel import precision
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
-from hpctrain.parallel.recipe import parallelize
-from tests.parallel.parity import whole
+from tests.parallel.parity import spread, whole
 from tests.ranks import run_ranks
 
 MODEL = functools.partial(Transformer, 64, 32, 2, 2, norm="layer", mlp="gelu", bias=True)
@@ -47,11 +43,9 @@ def initials() -> list[dict[str, torch.Tensor]]:
 
 
 def initial(compute: str) -> dict[str, torch.Tensor]:
-    cpu, parallel = torch.device("cpu"), ParallelConfig(dp_replicate=1, dp_shard=2)
-    config = Config(parallel=parallel)
+    config = Config(parallel=ParallelConfig(dp_replicate=1, dp_shard=2))
     config.precision.compute = compute
-    mesh = Mesh(Degrees.of(parallel, 2), distributed.get_rank(), cpu)
-    model = parallelize(MODEL, config, mesh, Precision(config.precision, cpu))
+    model = spread(MODEL, config)
     converted = [n for n, m in model.module.named_modules() if type(m).__name__ == "Float8Linear"]
     assert len(converted) == (12 if compute == "fp8" else 0)
     return whole(model)

@@ -4,12 +4,11 @@ The model computes it from its inputs (forces), and may call its blocks once mor
 (a gradient penalty), or uses it as a number (adversarial samples). Evaluations compute it, too.
 """
 
-import functools
 from typing import Any
 
 import pytest
 
-from tests.parallel.parity import TOLERANCE, Cell, Result, difference, reference, results, train
+from tests.parallel.parity import TOLERANCE, Cell, Cells, difference, either, reference, train
 from tests.ranks import RanksError, run_ranks
 
 Keys = dict[str, Any]
@@ -36,20 +35,14 @@ CASES = {
 FAST = [("forces", "zero3"), ("forces", "ddp"), ("forces, then again", "zero1, accumulate")]
 
 
-@functools.cache
-def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
-    chosen = [made for name, made in CASES.items() if (name in FAST) != slow]
-    return results(tuple(made for made in chosen if made.ranks == ranks))
+SLOW = [name for name in CASES if name not in FAST]
+CELLS = Cells(map(CASES.__getitem__, FAST), map(CASES.__getitem__, SLOW))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
-    ids=", ".join,
-)
+@pytest.mark.parametrize("name", either(FAST, SLOW), ids=", ".join)
 def test_equal_to_one_process(name: tuple[str, str]) -> None:
     made = CASES[name]
-    for result in trained(made.ranks, name not in FAST)[made]:
+    for result in CELLS[made]:
         worst = difference(result, reference(made.model, made.optimizer))
         assert max(worst) < TOLERANCE, worst
 

@@ -6,21 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.errors import ConfigError
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import Classification, LanguageModel
 from hpctrain.tasks.task import check_arguments
 from hpctrain.training.step import TrainStep
-from tests.parallel.parity import Result, difference, whole
+from tests.parallel.parity import Result, difference, spread, whole
 from tests.ranks import run_ranks
 
 LLAMA = {
@@ -68,16 +64,11 @@ MODELS: dict[str, tuple[Any, str]] = {
 
 
 def train(name: str, parallel: ParallelConfig, accumulate: int = 1) -> Result:
-    config, cpu = Config(parallel=parallel), torch.device("cpu")
+    config = Config(parallel=parallel)
     config.train.accumulate = accumulate
-    mesh = Mesh(Degrees.of(parallel, distributed.get_world_size()), distributed.get_rank(), cpu)
-
-    def build() -> Any:
-        return instantiate("model", MODELS[name][0])
-
     task = Classification() if name == "vit" else LanguageModel()
-    precision = Precision(config.precision, cpu)
-    model = parallelize(build, config, mesh, precision, loss_parallel=task.loss_parallel)
+    build = functools.partial(instantiate, "model", MODELS[name][0])
+    model = spread(build, config, loss_parallel=task.loss_parallel)
     optimizer = torch.optim.SGD(model.parameters, lr=0.1, momentum=0.9)
     step = TrainStep(model, task, optimizer, clip_norm=0.5, stop=Stop())
     losses, norms = [], []
@@ -89,7 +80,7 @@ def train(name: str, parallel: ParallelConfig, accumulate: int = 1) -> Result:
             "tokens": torch.randint(0, 64, (8, 17), generator=draw),
             "mask": torch.arange(8) < 7,
         }
-        rows, rank = 8 // mesh.dp_size, mesh.dp_rank
+        rows, rank = 8 // model.mesh.dp_size, model.mesh.dp_rank
         step({key: value[rank * rows :][:rows] for key, value in batch.items()}, 0.1)
         losses.append(step.totals.means()["loss"])
         norms.append(float(step.grad_norm))
@@ -115,18 +106,18 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def check(name: str, ranks: int, parallel: ParallelConfig, accumulate: int = 1) -> None:
+    for result in run_ranks(train, ranks, name, parallel, accumulate):
+        assert max(difference(result, alone(name))) < 1e-5
+
+
 def test_equal_to_one_process(name: str) -> None:
-    expected = alone(name)
     for parallel in (ParallelConfig(), ParallelConfig(dp_replicate=1, dp_shard=-1)):
-        for result in run_ranks(train, 2, name, parallel):
-            assert max(difference(result, expected)) < 1e-5
+        check(name, 2, parallel)
 
 
 def test_a_pipeline_follows_the_plan_of_transformers() -> None:
-    expected = alone("llama")
-    parallel = ParallelConfig(dp_replicate=1, pp=2)
-    for result in run_ranks(train, 2, "llama", parallel, 2):
-        assert max(difference(result, expected)) < 1e-5
+    check("llama", 2, ParallelConfig(dp_replicate=1, pp=2), 2)
 
 
 @pytest.mark.slow
@@ -139,22 +130,14 @@ def test_documents_are_no_attention_mask() -> None:
 
 @pytest.mark.parametrize("schedule", ["zbv", "interleaved_zb"])
 def test_stages_may_return_views(schedule: str) -> None:
-    expected = alone("llama")
-    parallel = ParallelConfig(dp_replicate=1, pp=2)
-    parallel.pipeline.schedule = schedule
-    for result in run_ranks(train, 2, "llama", parallel, 4):
-        assert max(difference(result, expected)) < 1e-5
+    pipeline = PipelineConfig(schedule=schedule)
+    check("llama", 2, ParallelConfig(dp_replicate=1, pp=2, pipeline=pipeline), 4)
 
 
 @pytest.mark.slow
 def test_the_tensor_plan_of_transformers() -> None:
-    expected = alone("llama")
-    for ranks, parallel in {
-        2: ParallelConfig(tp=2),
-        4: ParallelConfig(tp=2, dp_replicate=1, dp_shard=2),
-    }.items():
-        for result in run_ranks(train, ranks, "llama", parallel):
-            assert max(difference(result, expected)) < 1e-5
+    check("llama", 2, ParallelConfig(tp=2))
+    check("llama", 4, ParallelConfig(tp=2, dp_replicate=1, dp_shard=2))
 
 
 def test_blocks_are_found(name: str) -> None:

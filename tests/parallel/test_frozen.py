@@ -6,7 +6,6 @@ outputs are those of the model. Every training here clips, and keeps a moving av
 evaluates the model after each step.
 """
 
-import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +19,13 @@ from tests.parallel.parity import (
     STEPS,
     TOLERANCE,
     Cell,
+    Cells,
     Result,
     Values,
     difference,
+    either,
     halves,
     reference,
-    results,
     train,
 )
 from tests.ranks import RanksError, run_ranks
@@ -95,13 +95,11 @@ FAST = [
 ]
 
 
-@functools.cache
-def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
-    chosen = [made for name, made in CASES.items() if (name in FAST) != slow]
-    return results(tuple(made for made in chosen if made.ranks == ranks))
+SLOW = [name for name in CASES if name not in FAST]
+CELLS = Cells(map(CASES.__getitem__, FAST), map(CASES.__getitem__, SLOW))
 
 
-def check(made: Cell, by_rank: list[Result], frozen: str, head: str) -> None:
+def check(by_rank: list[Result], frozen: str, head: str) -> None:
     alone = cell(frozen, head)
     expected = reference(alone.model, alone.optimizer, keys=alone.keys)
     start = reference(alone.model, alone.optimizer, 1, keys=alone.keys)
@@ -113,35 +111,28 @@ def check(made: Cell, by_rank: list[Result], frozen: str, head: str) -> None:
         assert max(worst) < TOLERANCE, worst
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
-    ids=lambda name: "-".join(map(str, name)),
-)
+@pytest.mark.parametrize("name", either(FAST, SLOW), ids=lambda name: "-".join(map(str, name)))
 def test_equal_to_one_process(name: tuple[str, str, str, int]) -> None:
-    made = CASES[name]
-    check(made, trained(made.ranks, name not in FAST)[made], name[0], name[1])
+    check(CELLS[CASES[name]], name[0], name[1])
 
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [
-        ("pp", "pp"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("pp", "zero3"), ("zero3", "pp"), ("zbv", "pp, zero3"), ("tp", "zbv"))
-        ),
-    ],
+    either(
+        [("pp", "pp")],
+        [("pp", "zero3"), ("zero3", "pp"), ("zbv", "pp, zero3"), ("tp", "zbv")],
+        several=True,
+    ),
 )
 def test_a_stage_with_nothing_to_train_is_saved_and_loaded(
     first: str, then: str, tmp_path: Path
 ) -> None:
     one, two = (case("prefix", "inside", layout, 1) for layout in (first, then))
-    for result in run_ranks(halves, one.ranks, one, tmp_path, True):
+    for result in run_ranks(halves, one.ranks, one, tmp_path, True, timeout=480):
         expected = result
     losses = expected.losses[BEFORE:STEPS] + expected.losses[STEPS + BEFORE :]
     rest = Result(losses, expected.norms[BEFORE:], expected.parameters)
-    for result in run_ranks(halves, two.ranks, two, tmp_path, False):
+    for result in run_ranks(halves, two.ranks, two, tmp_path, False, timeout=480):
         assert max(difference(result, rest)) < TOLERANCE
 
 

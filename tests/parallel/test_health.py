@@ -15,7 +15,7 @@ from hpctrain.errors import HealthError
 from hpctrain.faults.health import Health, Judged, RolledBack
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Sums
-from tests.parallel.parity import Cell, batch, build
+from tests.parallel.parity import Cell, batch, build, either
 from tests.ranks import run_ranks
 
 LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -123,9 +123,7 @@ def decided(health: Health, problem: str) -> str:
 BRIEF = ("single", "hsdp", "tp", "pp", "fp16")
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(n, marks=() if n in BRIEF else pytest.mark.slow) for n in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", either(BRIEF, [n for n in LAYOUTS if n not in BRIEF]))
 def test_no_update_is_made_on_any_rank(layout: str, tmp_path: Path) -> None:
     ranks = LAYOUTS[layout][0]
     first, *others = run_ranks(judged, ranks, layout, tmp_path)

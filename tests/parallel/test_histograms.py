@@ -16,7 +16,7 @@ from hpctrain.training.measuring.histograms import (
     _row,
     picture,
 )
-from tests.parallel.parity import Cell, build
+from tests.parallel.parity import Cell, build, either
 from tests.parallel.test_features import LAYOUTS
 from tests.ranks import run_ranks
 
@@ -29,7 +29,6 @@ CELLS = {
         "fields, fno", 2, (("parallel.dp_replicate", 1), ("parallel.dp_shard", 2))
     )
 }
-FAST = ("pp",)
 
 
 def histograms(cell: Cell, folder: Path) -> None:
@@ -51,9 +50,7 @@ def counts(row: dict[str, Any]) -> list[int]:
     return [*row["negative"][::-1], row["zero"], *row["positive"], row["nonfinite"]]
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CELLS]
-)
+@pytest.mark.parametrize("name", either(["pp"], [name for name in CELLS if name != "pp"]))
 def test_equal_to_one_process(name: str, tmp_path: Path) -> None:
     """A value at the border of two bins may be in the other one, for it is equal but for rounding.
 

@@ -13,12 +13,9 @@ from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
 from hpctrain.models import MLP, ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.initial import (
-    fill_modules,
-    skeleton,
-)
+from hpctrain.parallel.preparing.initial import fill_modules, skeleton
 from hpctrain.parallel.recipe import parallelize
-from tests.parallel.parity import initialised, whole
+from tests.parallel.parity import either, initialised, spread, whole
 from tests.ranks import run_ranks
 
 SHARDED = ParallelConfig(dp_replicate=1, dp_shard=-1)
@@ -105,11 +102,9 @@ OTHERS: dict[str, Any] = {
 
 
 def build(name: str, parallel: ParallelConfig, params: str) -> tuple[dict[str, Any], bool]:
-    config, cpu = Config(seed=5, parallel=parallel), torch.device("cpu")
+    config = Config(seed=5, parallel=parallel)
     config.precision.params = params
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    mesh = Mesh(Degrees.of(parallel, size), rank, cpu)
-    model = parallelize((MODELS | OTHERS)[name], config, mesh, Precision(config.precision, cpu))
+    model = spread((MODELS | OTHERS)[name], config)
     module = getattr(model.module, "module", model.module)  # without the wrapper of DDP
     values = whole(model) | {name: value.clone() for name, value in module.named_buffers()}
     tied = "own" not in name or module.head.weight is module.embed.weight
@@ -118,11 +113,11 @@ def build(name: str, parallel: ParallelConfig, params: str) -> tuple[dict[str, A
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [
-        *((name, "fp32") for name in MODELS),
-        ("gpt2", "bf16"),
-        *(pytest.param(n, "bf16", marks=pytest.mark.slow) for n in MODELS if n != "gpt2"),
-    ],
+    either(
+        [*((name, "fp32") for name in MODELS), ("gpt2", "bf16")],
+        [(name, "bf16") for name in MODELS if name != "gpt2"],
+        several=True,
+    ),
 )
 def test_equal_bit_by_bit(name: str, params: str) -> None:
     ((expected, _),) = run_ranks(build, 1, name, ParallelConfig(), params)
@@ -136,15 +131,9 @@ def test_equal_bit_by_bit(name: str, params: str) -> None:
                 assert torch.equal(value, expected[key]), key
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_another_seed_draws_other_parameters() -> None:
-    one, two = Config(seed=1), Config(seed=2)
-    cpu = torch.device("cpu")
-    made = [
-        parallelize(
-            MODELS["mlp"], config, Mesh(Degrees(), 0, cpu), Precision(config.precision, cpu)
-        )
-        for config in (one, two)
-    ]
+    made = [spread(MODELS["mlp"], Config(seed=seed)) for seed in (1, 2)]
     assert not torch.equal(made[0].parameters[0], made[1].parameters[0])
     first, second = made[0].parameters[2], made[0].parameters[4]
     assert not torch.equal(first.flatten()[:21], second.flatten()), "each module draws its own"
@@ -159,9 +148,7 @@ def said() -> list[str]:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        config, cpu = Config(parallel=SHARDED), torch.device("cpu")
-        mesh = Mesh(Degrees.of(SHARDED, 2), distributed.get_rank(), cpu)
-        parallelize(Reads, config, mesh, Precision(config.precision, cpu))
+        spread(Reads, Config(parallel=SHARDED))
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)

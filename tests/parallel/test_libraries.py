@@ -12,17 +12,13 @@ from torch import distributed
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.starting_point import load_weights
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.training.step import TrainStep
-from tests.parallel.parity import Result, difference, whole
+from tests.parallel.parity import Result, difference, either, spread, whole
 from tests.ranks import run_ranks
+from tests.steps import here
 
 STEPS, SAVED = 3, 2
 LAYOUTS = {"ddp": ParallelConfig(), "zero3": ParallelConfig(dp_replicate=1, dp_shard=-1)}
@@ -41,12 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "_target_": "x_transformers.TransformerWrapper",
         "num_tokens": 64,
         "max_seq_len": 17,
-        "attn_layers": {
-            "_target_": "x_transformers.Decoder",
-            "dim": 32,
-            "depth": 2,
-            "heads": 2,
-        },
+        "attn_layers": {"_target_": "x_transformers.Decoder", "dim": 32, "depth": 2, "heads": 2},
     },
     "monai": {
         "_target_": "monai.networks.nets.UNet",
@@ -86,7 +77,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 # These take seconds to import, which the ranks and the test all do.
-SLOW = {"neuralop", "monai", "diffusers", "transformers"}
+SLOW = [name for name in MODELS if name != "x_transformers"]
 
 
 class MeanSquares:
@@ -115,20 +106,16 @@ def train(library: str, layout: str, save: Path | None, loads: list[Path]) -> li
 
 
 def one(library: str, layout: str, save: Path | None, load: Path | None) -> Result:
-    config, cpu = Config(parallel=LAYOUTS[layout]), torch.device("cpu")
     rank, size = distributed.get_rank(), distributed.get_world_size()
-    mesh = Mesh(Degrees.of(config.parallel if size > 1 else ParallelConfig(), size), rank, cpu)
     build = functools.partial(instantiate, "model", MODELS[library])
-    model = parallelize(build, config, mesh, Precision(config.precision, cpu))
+    model = spread(build, Config(parallel=LAYOUTS[layout] if size > 1 else ParallelConfig()))
     optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
     step = TrainStep(model, MeanSquares(library), optimizer, clip_norm=0.5, stop=Stop())
-    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-    first, losses, norms = 0, [], []
+    losses, norms = [], []
+    checkpoints = Checkpointer(load or save or Path(), 2, here(), model, optimizer)
     if load:
-        loading = Checkpointer(load, 2, ranks, model, optimizer)
-        assert loading.load_latest() == {"step": SAVED}
-        first = SAVED
-    for number in range(first, STEPS):
+        assert checkpoints.load_latest() == {"step": SAVED}
+    for number in range(SAVED if load else 0, STEPS):
         draw = torch.Generator().manual_seed(number)
         whole_batch = {
             "image": torch.rand((8, 1, 16, 16), generator=draw),
@@ -141,14 +128,11 @@ def one(library: str, layout: str, save: Path | None, load: Path | None) -> Resu
         losses.append(step.totals.means()["loss"])
         norms.append(float(step.grad_norm))
         if save and number == SAVED - 1:
-            Checkpointer(save, 2, ranks, model, optimizer).save(SAVED, {"step": SAVED})
+            checkpoints.save(SAVED, {"step": SAVED})
     return Result(losses, norms, whole(model))
 
 
-@pytest.mark.parametrize(
-    "library",
-    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODELS],
-)
+@pytest.mark.parametrize("library", either(["x_transformers"], SLOW))
 def test_trains_saves_and_goes_on(library: str, tmp_path: Path) -> None:
     try:
         with warnings.catch_warnings():

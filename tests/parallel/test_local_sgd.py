@@ -15,15 +15,15 @@ from torch import distributed
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import SchedulerConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.display import Display
 from hpctrain.training.improvement import Improvement
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.trainer import Every, Trainer
-from tests.parallel.parity import MODELS, Cell, Training, batch, build, reference, whole
+from tests.parallel.parity import Cell, Training, batch, build, reference, whole
 from tests.ranks import run_ranks
+from tests.steps import here
 
 STEPS = 20
 
@@ -184,11 +184,9 @@ def _trainer(folder: Path, evaluates: bool = False, stops: bool = False) -> Trai
 
     With `evaluates`, the evaluation after step 8 ends the run.
     """
-    rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    place = RankInfo("test", rank, rank, 0, ranks, ranks, 1, "localhost", 1)
     keys = {"every": 4, "start_step": 3, "outer_lr": 0.7, "outer_momentum": 0.9}
     named = tuple((f"train.local_sgd.{name}", value) for name, value in keys.items())
-    training = build(Cell("conv", ranks, named))
+    training = build(Cell("conv, batch norm", distributed.get_world_size(), named))
     model, optimizer = training.model, training.step.optimizer
     return Trainer(
         train_step=training.step,
@@ -196,7 +194,7 @@ def _trainer(folder: Path, evaluates: bool = False, stops: bool = False) -> Trai
         loader=Batches(training),  # type: ignore[arg-type]
         evaluation=Evaluation(training, stops) if evaluates else None,  # type: ignore[arg-type]
         patience=Improvement("val/loss", "min", 1e9, 1) if evaluates else Improvement(),
-        checkpointer=Checkpointer(folder, 9, place, model, optimizer),
+        checkpointer=Checkpointer(folder, 9, here(), model, optimizer),
         tracker=NullTracker(),
         display=Display(),
         stop=training.step.stop,
@@ -216,25 +214,20 @@ def _state(trainer: Trainer) -> list[torch.Tensor]:
 
 def _resumed(folder: Path) -> list[bool]:
     """Return whether the run equals the undisturbed one, for each step from which it resumes."""
-    before = MODELS["conv"]
-    MODELS["conv"] = functools.partial(before, norm="batch")
-    try:
-        undisturbed = _trainer(folder)
-        undisturbed.fit()
-        same = []
-        for step in (8, 6):  # step 8 is after an average, and step 6 is between two
-            if distributed.get_rank() == 0:
-                for path in folder.glob("step-*"):
-                    if int(path.name[5:]) > step:
-                        shutil.rmtree(path)
-            distributed.barrier()
-            resumed = _trainer(folder)
-            assert resumed.fit().first_step == step
-            pairs = zip(_state(resumed), _state(undisturbed), strict=True)
-            same.append(all(torch.equal(a, b) for a, b in pairs))
-        return same
-    finally:
-        MODELS["conv"] = before
+    undisturbed = _trainer(folder)
+    undisturbed.fit()
+    same = []
+    for step in (8, 6):  # step 8 is after an average, and step 6 is between two
+        if distributed.get_rank() == 0:
+            for path in folder.glob("step-*"):
+                if int(path.name[5:]) > step:
+                    shutil.rmtree(path)
+        distributed.barrier()
+        resumed = _trainer(folder)
+        assert resumed.fit().first_step == step
+        pairs = zip(_state(resumed), _state(undisturbed), strict=True)
+        same.append(all(torch.equal(a, b) for a, b in pairs))
+    return same
 
 
 def _stopped_at_the_end(folder: Path) -> list[bool]:
@@ -262,9 +255,7 @@ def test_a_run_that_is_stopped_in_its_last_evaluation_is_averaged(tmp_path: Path
 
 def _loaded(folder: Path) -> tuple[bool, str]:
     """Return whether one rank has the parameters of rank 0's replica, and what was logged."""
-    before, said = MODELS["conv"], io.StringIO()
-    MODELS["conv"] = functools.partial(before, norm="batch")
-    handler = logging.StreamHandler(said)
+    handler = logging.StreamHandler(said := io.StringIO())
     logging.getLogger("hpctrain").addHandler(handler)
     try:
         trainer = _trainer(folder)
@@ -276,7 +267,6 @@ def _loaded(folder: Path) -> tuple[bool, str]:
         return all(torch.equal(a, b) for a, b in pairs) and not model.state_dict(), said.getvalue()
     finally:
         logging.getLogger("hpctrain").removeHandler(handler)
-        MODELS["conv"] = before
 
 
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:

@@ -2,40 +2,44 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from hpctrain import load_run
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.config.rules import starting_weights
-from hpctrain.config.schema import Config
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
 from hpctrain.models.lora import Adapted, add_adapters, freeze_base, is_adapter
 from hpctrain.parallel.preparing.blocks import find_blocks
 from tests.conftest import Completed, run_json, runs
 from tests.parallel.parity import (
+    BEFORE,
     TOLERANCE,
     Cell,
     Result,
-    build,
     difference,
+    either,
+    finished,
     reference,
+    rest_of,
     results,
+    resumed,
+    save,
+    saved,
     train,
-    whole,
 )
 from tests.ranks import run_ranks
+from tests.steps import config_with
 
+BASE = "abc"  # the digest of the weights that the adapters belong to
 Train = Callable[..., Completed]
 LORA: dict[str, Any] = {
     "train.lora.match": ("*.query", "*.value", "*.out", "*.down"),
@@ -50,10 +54,7 @@ COVERING: dict[str, tuple[int, dict[str, Any]]] = {
 MORE: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp": (2, {}),
     "cp": (2, {"parallel.cp": 2}),
-    "zbv": (
-        2,
-        {"parallel.pp": 2, "train.accumulate": 4, "parallel.pipeline.schedule": "zbv"},
-    ),
+    "zbv": (2, {"parallel.pp": 2, "train.accumulate": 4, "parallel.pipeline.schedule": "zbv"}),
     "whole sequence": (2, {"parallel.tp": 2, "parallel.sequence_parallel": False}),
     "checkpointing": (2, ZERO3 | {"train.activation_checkpointing": "full"}),
     "offload": (2, ZERO3 | {"parallel.fsdp.offload": True}),
@@ -67,27 +68,15 @@ def cell(layout: str, model: str = "untied") -> Cell:
     return Cell(model, ranks, tuple((LORA | keys).items()))
 
 
-def saver(training: Any, folder: Path) -> Checkpointer:
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-    return Checkpointer(folder, 2, ranks, training.model, training.step.optimizer, base="abc")
-
-
 def trained(cells: list[Cell], folder: Path) -> list[tuple[Result, Result]]:
     """Train each cell, and once more from a checkpoint of the cell before it after two steps."""
     folder.mkdir(parents=True, exist_ok=True)
     ends = []
     for i, made in enumerate(cells):
-        training = build(made)
-        training.run(made, 2)
-        saver(training, folder / str(i)).save(2, {"step": 2})
-        training.run(made, made.steps - 2)
-        undisturbed = Result(training.losses, training.norms, whole(training.model))
-        again = build(made)
-        assert saver(again, folder / str(max(0, i - 1))).load_latest() == {"step": 2}
-        again.seen = 2
-        again.run(made, made.steps - 2)
-        ends.append((undisturbed, Result(again.losses, again.norms, whole(again.model))))
+        training = saved(made, folder / str(i), BASE)
+        training.run(made, made.steps - BEFORE)
+        again = resumed(made, folder / str(max(0, i - 1)), BASE)
+        ends.append((finished(made, training), again))
     return ends
 
 
@@ -97,33 +86,34 @@ def alone() -> Result:
     return result  # type: ignore[no-any-return]
 
 
-def check(layouts: dict[str, tuple[int, dict[str, Any]]], folder: Path) -> None:
+def check(cells: list[Cell], expected: Result, folder: Path) -> None:
+    """Check that all are as one process, and go on from the checkpoints of each other."""
+    for size in sorted({made.ranks for made in cells}):
+        alike = [made for made in cells if made.ranks == size]
+        for answer in run_ranks(trained, size, alike, folder / str(size), timeout=480):
+            for undisturbed, again in answer:
+                assert max(difference(undisturbed, expected)) < TOLERANCE
+                assert max(difference(again, rest_of(expected))) < TOLERANCE
+        held = Reader(folder / str(size) / "0" / "step-00000002").saved
+        assert all(
+            is_adapter(name) or name.endswith(".balance") for name in held if name[:6] == "model."
+        )
+
+
+@pytest.mark.parametrize("names", either([COVERING], [MORE]), ids=["some", "more"])
+def test_every_layout_trains_and_resumes_as_one_process(
+    names: Iterable[str], tmp_path: Path
+) -> None:
     expected = alone()
-    start = Transformer(64, 32, 4, 4, 2)
     moved = [name for name in expected.parameters if is_adapter(name)]
     assert len(moved) == 4 * 4 * 2
+    start = Transformer(64, 32, 4, 4, 2)
     assert len(expected.parameters) == len(start.state_dict()) + len(moved)
-    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
-    for size in {ranks for ranks, _ in layouts.values()}:
-        cells = [cell(name) for name, (ranks, _) in layouts.items() if ranks == size]
-        for answer in run_ranks(trained, size, cells, folder / str(size)):
-            for undisturbed, resumed in answer:
-                assert max(difference(undisturbed, expected)) < TOLERANCE
-                assert max(difference(resumed, rest)) < TOLERANCE
-        made = Reader(folder / str(size) / "0" / "step-00000002").saved
-        assert all(is_adapter(name) for name in made if name.startswith("model."))
+    check([cell(name) for name in names], expected, tmp_path)
 
 
-def test_every_layout_trains_and_resumes_as_one_process(tmp_path: Path) -> None:
-    check(COVERING, tmp_path)
-
-
-@pytest.mark.slow
-def test_more_layouts_train_and_resume_as_one_process(tmp_path: Path) -> None:
-    check(MORE, tmp_path)
-
-
-def check_tied_head(layouts: list[str]) -> None:
+@pytest.mark.parametrize("layouts", either([["tp"]], [["zero3", "tp"]]), ids=", ".join)
+def test_a_tied_head_is_trained_by_a_name_that_is_not_its_first(layouts: list[str]) -> None:
     keys = LORA | {"train.lora.also": ("head.*",)}
     expected = reference("transformer", keys=tuple(keys.items()))
     start = reference("transformer", "sgd", 1, keys=tuple(keys.items()))
@@ -133,15 +123,6 @@ def check_tied_head(layouts: list[str]) -> None:
     for by_rank in results(tuple(cells)).values():
         for result in by_rank:
             assert max(difference(result, expected)) < TOLERANCE
-
-
-def test_a_tied_head_is_trained_by_a_name_that_is_not_its_first() -> None:
-    check_tied_head(["tp"])
-
-
-@pytest.mark.slow
-def test_a_tied_head_is_trained_in_more_layouts() -> None:
-    check_tied_head(["zero3", "tp"])
 
 
 @pytest.mark.slow
@@ -158,39 +139,25 @@ def test_the_average_of_adapters_is_that_of_one_process(layout: str) -> None:
         assert max(difference(result, expected)) < TOLERANCE
 
 
-def saved_after_two(made: Cell, folder: Path) -> None:
-    training = build(made)
-    training.run(made, 2)
-    saver(training, folder).save(2, {"step": 2})
+ANY = ["single", "zero3", "ddp", "tp", "pp", "cp", "tp, zero3", "pp, tp"]
 
 
-def resumed(made: Cell, folder: Path) -> Result:
-    again = build(made)
-    assert saver(again, folder).load_latest() == {"step": 2}
-    again.seen = 2
-    again.run(made, made.steps - 2)
-    return Result(again.losses, again.norms, whole(again.model))
-
-
-def check_other_numbers_of_ranks(before: str, after: list[str], folder: Path) -> None:
-    """Check that each layout goes on with the adapters of one that had other ranks."""
-    expected = alone()
-    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
-    run_ranks(saved_after_two, cell(before).ranks, cell(before), folder)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    either(
+        [("zero3", ["single"])],
+        [(before, ANY) for before in ("single", "zero3", "tp", "tp, zero3", "pp, tp")],
+        several=True,
+    ),
+)
+def test_other_numbers_of_ranks_go_on_with_the_adapters(
+    before: str, after: list[str], tmp_path: Path
+) -> None:
+    rest = rest_of(alone())
+    run_ranks(save, cell(before).ranks, cell(before), tmp_path, BASE)
     for name in after:
-        for result in run_ranks(resumed, cell(name).ranks, cell(name), folder):
+        for result in run_ranks(resumed, cell(name).ranks, cell(name), tmp_path, BASE):
             assert max(difference(result, rest)) < TOLERANCE, name
-
-
-def test_other_numbers_of_ranks_go_on_with_the_adapters(tmp_path: Path) -> None:
-    check_other_numbers_of_ranks("zero3", ["single"], tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("before", ["single", "zero3", "tp", "tp, zero3", "pp, tp"])
-def test_every_number_of_ranks_goes_on_with_the_adapters(before: str, tmp_path: Path) -> None:
-    after = ["single", "zero3", "ddp", "tp", "pp", "cp", "tp, zero3", "pp, tp"]
-    check_other_numbers_of_ranks(before, after, tmp_path)
 
 
 EP: dict[str, tuple[int, dict[str, Any]]] = {
@@ -206,27 +173,15 @@ def experts(name: str) -> Cell:
     return Cell("moe", ranks, tuple((LORA | keys).items()))
 
 
-def check_experts(names: list[str], folder: Path) -> None:
-    """Check adapters beside experts, which are frozen and divided; their balance goes on."""
+@pytest.mark.parametrize("names", either([["ep, zero3"]], [[*EP]]), ids=["some", "more"])
+def test_adapters_beside_divided_experts_train_and_resume_as_one_process(
+    names: list[str], tmp_path: Path
+) -> None:
+    """The experts are frozen and divided; their balance goes on."""
     (expected,) = run_ranks(train, 1, experts("single"))
     moved = [name for name in expected.parameters if is_adapter(name)]
     assert len(moved) == 2 * (3 * 3 + 1 + 2)  # attention, a dense MLP, two shared experts
-    rest = Result(expected.losses[2:], expected.norms[2:], expected.parameters)
-    for size in sorted({EP[name][0] for name in names}):
-        cells = [experts(name) for name in names if EP[name][0] == size]
-        for answer in run_ranks(trained, size, cells, folder / str(size)):
-            for undisturbed, resumed in answer:
-                assert max(difference(undisturbed, expected)) < TOLERANCE
-                assert max(difference(resumed, rest)) < TOLERANCE
-
-
-def test_adapters_beside_divided_experts_train_and_resume_as_one_process(tmp_path: Path) -> None:
-    check_experts(["ep, zero3"], tmp_path)
-
-
-@pytest.mark.slow
-def test_adapters_beside_experts_in_more_layouts(tmp_path: Path) -> None:
-    check_experts(list(EP), tmp_path)
+    check([experts(name) for name in names], expected, tmp_path)
 
 
 def test_adapters_change_no_blocks() -> None:
@@ -288,10 +243,8 @@ def test_patterns_that_fit_no_linear_layer(pattern: str, message: str) -> None:
     ],
 )
 def test_what_does_not_go_together(keys: dict[str, Any], message: str) -> None:
-    config = Config()
-    for key, value in ({"checkpoint.init_from": "/x", "train.lora.match": "*"} | keys).items():
-        section, _, name = key.rpartition(".")
-        setattr(functools.reduce(getattr, section.split("."), config), name, value)
+    given = {"checkpoint.init_from": "/x", "train.lora.match": "*"}
+    config = config_with(given | keys)
     assert message in "\n".join(starting_weights.problems(config))
 
 

@@ -14,17 +14,16 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.faults.stop import Stop
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.plan.memory import Memory, memory_of
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import Sums
 from hpctrain.training.step import TrainStep
 from tests.parallel.live import Live
+from tests.parallel.parity import spread
 from tests.ranks import run_ranks
+from tests.steps import config_with
 
 RANKS, ROWS, STEPS = 4, 2, 2
 Keys = dict[str, Any]
@@ -75,16 +74,8 @@ def task(model: nn.Module, batch: Batch) -> Sums:
     return {"loss": (out.float().square().mean(-1).sum(), batch["mask"].sum())}
 
 
-def config_of(keys: Keys) -> Config:
-    config = Config()
-    for key, value in keys.items():
-        section, _, name = key.rpartition(".")
-        setattr(functools.reduce(getattr, section.split("."), config), name, value)
-    return config
-
-
 def formula(sizes: ModelSizes, degrees: Degrees, keys: Keys) -> Memory:
-    config = config_of(keys)
+    config = config_with(keys)
     return memory_of(
         sizes, degrees, config.parallel, config.precision, config.optimizer, config.train.accumulate
     )
@@ -93,10 +84,8 @@ def formula(sizes: ModelSizes, degrees: Degrees, keys: Keys) -> Memory:
 def measure(outside: int, blocks: int, keys: Keys) -> Measured:
     # A CPU makes no temporary copy of all parameters, and neither does a fused optimizer on a GPU.
     keys = {"train.accumulate": 2, "optimizer.options": {"fused": True}} | keys
-    config, cpu = config_of(keys), torch.device("cpu")
-    ranks = distributed.get_world_size()
-    degrees = Degrees.of(config.parallel, ranks)
-    mesh = Mesh(degrees, distributed.get_rank(), cpu)
+    config = config_with(keys)
+    degrees = Degrees.of(config.parallel, distributed.get_world_size())
     build = functools.partial(Net, outside, blocks=blocks)
     with torch.device("meta"):
         net = build()
@@ -107,7 +96,7 @@ def measure(outside: int, blocks: int, keys: Keys) -> Measured:
         "mask": torch.ones(ROWS * config.train.accumulate, dtype=torch.bool),
     }
     with Live() as live:
-        model = parallelize(build, config, mesh, Precision(config.precision, cpu))
+        model = spread(build, config)
         built = live.now()
         optimizer: torch.optim.Optimizer
         if config.optimizer._target_.endswith("SGD"):
@@ -127,22 +116,14 @@ def measure_all(outside: int, blocks: int, cells: list[Keys]) -> list[Measured]:
 
 
 ZERO: dict[str, Keys] = {
-    f"zero{stage}": {
-        "parallel.dp_replicate": 1,
-        "parallel.dp_shard": -1,
-        "parallel.zero": stage,
-    }
+    f"zero{stage}": {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.zero": stage}
     for stage in (1, 2, 3)
 }
 HSDP: Keys = {"parallel.dp_replicate": 2, "parallel.dp_shard": 2}
 ONCE: Keys = {"train.accumulate": 1}
 BF16: Keys = {"precision.compute": "bf16"}
 PURE: Keys = BF16 | {"precision.params": "bf16"}
-STRATEGIES: dict[str, Keys] = {
-    "ddp": {},
-    **ZERO,
-    "hsdp": HSDP,
-}
+STRATEGIES: dict[str, Keys] = {"ddp": {}, **ZERO, "hsdp": HSDP}
 # Each step has two micro-batches, unless the name says otherwise.
 CELLS: dict[str, Keys] = {
     **STRATEGIES,
@@ -173,14 +154,14 @@ LARGE: dict[str, Keys] = {
 }
 
 
+# The width of embeddings and head, the number of blocks, and the cells.
+KINDS = {"some": (256, 4, CELLS), "large": (6_000, 4, LARGE), "more": (256, 8, MORE)}
+
+
 @functools.cache
 def measured(kind: str) -> dict[str, list[Measured]]:
     """Measure the cells in one call, which saves start-up time; return them by name and rank."""
-    outside, blocks, cells = {
-        "some": (256, 4, CELLS),
-        "large": (6_000, 4, LARGE),
-        "more": (256, 8, MORE),
-    }[kind]
+    outside, blocks, cells = KINDS[kind]
     answers = run_ranks(measure_all, RANKS, outside, blocks, list(cells.values()), timeout=540)
     return {name: [answer[i] for answer in answers] for i, name in enumerate(cells)}
 
@@ -199,21 +180,11 @@ def check(by_rank: list[Measured]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CELLS)
-def test_peak_of_a_step(name: str) -> None:
-    check(measured("some")[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LARGE)
-def test_peak_with_large_embeddings(name: str) -> None:
-    check(measured("large")[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MORE)
-def test_peak_of_more_steps(name: str) -> None:
-    check(measured("more")[name])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, (*_, cells) in KINDS.items() for name in cells]
+)
+def test_peak_of_a_step(kind: str, name: str) -> None:
+    check(measured(kind)[name])
 
 
 def test_the_bytes_of_the_paper() -> None:

@@ -14,7 +14,7 @@ from hpctrain.config.schema import Config
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build import _micro_batches
 from hpctrain.models import MLP
-from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Classification, Sums
@@ -25,7 +25,7 @@ from tests.steps import ALONE, alone, batch, make, weights
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
-class Simulated(Classification):
+class Simulated(Classification, Memory):
     """A task whose rows take memory on a simulated device with a limit; units are arbitrary."""
 
     def __init__(self, size: float, per_row: float = 10.0, state: float = 50.0) -> None:

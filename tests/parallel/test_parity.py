@@ -1,11 +1,10 @@
 """Every strategy gives the losses, gradient norms and parameters of one process."""
 
-import functools
 from typing import Any
 
 import pytest
 
-from tests.parallel.parity import Cell, Result, check_equal, results
+from tests.parallel.parity import Cell, Cells, check_equal
 
 Keys = dict[str, Any]
 ZERO: dict[int, Keys] = {
@@ -88,14 +87,9 @@ SLOW += cells({"ddp": {}, "zero1": ZERO[1], "zero2": ZERO[2], "tp": TP}, 2, [("u
 SLOW += cells(OF_FOUR, 4, [("untied, light", 2)])
 
 
-@functools.cache
-def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
-    """Train all cells of `ranks` ranks in one call, which saves start-up time."""
-    return results(tuple(cell for cell in (SLOW if slow else CELLS) if cell.ranks == ranks))
+ALL = Cells(CELLS, SLOW)
 
 
-@pytest.mark.parametrize(
-    "cell", [*CELLS, *(pytest.param(cell, marks=pytest.mark.slow) for cell in SLOW)], ids=str
-)
+@pytest.mark.parametrize("cell", ALL.params, ids=str)
 def test_equal_to_one_process(cell: Cell) -> None:
-    check_equal(cell, trained(cell.ranks, cell in SLOW)[cell])
+    check_equal(cell, ALL[cell])

@@ -7,20 +7,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.training.step import TrainStep
-from tests.parallel.parity import Result, difference, whole
+from tests.parallel.parity import Result, difference, spread, whole
 from tests.parallel.partly_used import Heads, Odd, Ordered, RowLosses, Skipping, Tuned
 from tests.ranks import RanksError, run_ranks
+from tests.steps import config_with, here
 
 ROWS, STEPS, SAVED = 8, 4, 2
 # The kinds of the rows in each step. Rows of kind N use head N, and skip block N.
@@ -119,29 +114,18 @@ def _optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
 
 def train(case: Case, save: Path | None = None, load: Path | None = None) -> Result:
     """Train; save after some steps, or go on from there."""
-    config, cpu = Config(), torch.device("cpu")
-    config.parallel = ParallelConfig()
-    for key, value in LAYOUTS[case.layout][1].items():
-        section, _, name = key.rpartition(".")
-        setattr(getattr(config.parallel, section) if section else config.parallel, name, value)
-    config.train.accumulate = case.accumulate
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    weights = config.parallel.weights
-    mesh = Mesh(Degrees.of(config.parallel, size), rank, cpu, weights)
-    model = parallelize(MODELS[case.model], config, mesh, Precision(config.precision, cpu))
+    keys = {f"parallel.{key}": value for key, value in LAYOUTS[case.layout][1].items()}
+    model = spread(MODELS[case.model], config_with(keys | {"train.accumulate": case.accumulate}))
+    mesh = model.mesh
     optimizer = _optimizer(case.optimizer, model.parameters)
     step = TrainStep(model, RowLosses(), optimizer, clip_norm=0.5, stop=Stop())
-    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-    folder = save or load
-    checkpoints = Checkpointer(folder, 2, ranks, model, optimizer) if folder else None
-    first = 0
-    if load and checkpoints:
+    checkpoints = Checkpointer(save or load or Path(), 2, here(), model, optimizer)
+    if load:
         assert checkpoints.load_latest() == {"step": SAVED}
-        first = SAVED
     losses, norms = [], []
     share = ROWS // mesh.shares
     mine = slice(mesh.first_share * share, (mesh.first_share + mesh.weight) * share)
-    for number in range(first, STEPS):
+    for number in range(SAVED if load else 0, STEPS):
         draw = torch.Generator().manual_seed(number)
         batch = {
             "x": torch.randn(ROWS, 8, generator=draw),
@@ -154,7 +138,7 @@ def train(case: Case, save: Path | None = None, load: Path | None = None) -> Res
         )
         losses.append(step.totals.means()["loss"])
         norms.append(float(step.grad_norm))
-        if save and checkpoints and number == SAVED - 1:
+        if save and number == SAVED - 1:
             checkpoints.save(SAVED, {"step": SAVED})
     return Result(losses, norms, whole(model))
 
@@ -193,13 +177,9 @@ def test_equal_to_one_process(case: Case) -> None:
         assert torch.equal(second.parameters[name], value), name
 
 
-def refused(case: Case) -> None:
-    train(case)
-
-
 def test_a_call_that_does_not_fit_the_order_is_refused_by_name() -> None:
     with pytest.raises(RanksError) as told:
-        run_ranks(refused, 2, Case("ordered", "again on one rank", "zero3"))
+        run_ranks(train, 2, Case("ordered", "again on one rank", "zero3"))
     assert "ConfigError: layers.0 is called in another order than before" in str(told.value)
     assert "parallel.fsdp.agree=true" in str(told.value)
 

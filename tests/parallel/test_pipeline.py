@@ -10,7 +10,7 @@ import torch
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.pipeline_schedule import bubble
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from hpctrain.parallel.dividing.chosen_plan import find_plan
@@ -21,18 +21,19 @@ from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import (
     MODELS,
     ROWS,
-    STEPS,
-    TOLERANCE,
     Cell,
-    Result,
+    Cells,
     build,
+    check_equal,
     difference,
+    either,
+    halves,
     reference,
+    rest_of,
     results,
-    whole,
 )
-from tests.parallel.test_checkpoints import AFTER, BEFORE, checkpointer
 from tests.ranks import RanksError, run_ranks
+from tests.steps import config_with
 
 Keys = dict[str, Any]
 PP: Keys = {"parallel.pp": 2, "parallel.dp_replicate": 1, "train.accumulate": 4}
@@ -50,11 +51,9 @@ def cell(model: str, ranks: int, *keys: Keys) -> Cell:
     return Cell(model, ranks, tuple(merged.items()))
 
 
-OF_TWO = [
+COVERING = [
     *(cell("untied", 2, schedule(name)) for name in SCHEDULES),
     cell("gpt", 2),
-]
-OF_FOUR = [
     cell("untied", 4, {"parallel.dp_replicate": 2}),
     cell("untied", 4, SHARD),
     cell("untied", 4, TP),
@@ -82,8 +81,6 @@ MORE = [
     ),
     cell("gpt", 4, TP),
     cell("untied", 4, {"parallel.pp": 4}),
-]
-OF_EIGHT = [
     cell("untied", 8, TP, SHARD),
     cell("untied", 8, TP, SHARD, {"parallel.zero": 2}, schedule("zbv")),
     cell("gpt", 8, TP, {"parallel.dp_replicate": 2}, schedule("interleaved")),
@@ -91,43 +88,12 @@ OF_EIGHT = [
 ]
 
 
-@functools.cache
-def trained(name: str) -> dict[Cell, list[Result]]:
-    """Train the cells of a list in one call, which saves start-up time."""
-    cells: list[Cell] = globals()[name]
-    found: dict[Cell, list[Result]] = {}
-    for ranks in sorted({made.ranks for made in cells}):
-        found |= results(tuple(made for made in cells if made.ranks == ranks))
-    return found
+CELLS = Cells(COVERING, MORE)
 
 
-def check(name: str, made: Cell) -> None:
-    expected = reference(made.model)
-    for result in trained(name)[made]:
-        assert len(result.losses) == STEPS
-        assert max(difference(result, expected)) < TOLERANCE
-
-
-@pytest.mark.parametrize("made", OF_TWO, ids=str)
-def test_two_stages_are_equal_to_one_process(made: Cell) -> None:
-    check("OF_TWO", made)
-
-
-@pytest.mark.parametrize("made", OF_FOUR, ids=str)
-def test_four_ranks_are_equal_to_one_process(made: Cell) -> None:
-    check("OF_FOUR", made)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("made", MORE, ids=str)
-def test_other_combinations_are_equal_to_one_process(made: Cell) -> None:
-    check("MORE", made)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("made", OF_EIGHT, ids=str)
-def test_eight_ranks_are_equal_to_one_process(made: Cell) -> None:
-    check("OF_EIGHT", made)
+@pytest.mark.parametrize("made", CELLS.params, ids=str)
+def test_equal_to_one_process(made: Cell) -> None:
+    check_equal(made, CELLS[made])
 
 
 def lengths(length: int) -> Batch:
@@ -182,48 +148,26 @@ def test_reduced_precision_stays_near_one_process() -> None:
         check_near(result, "untied", "bf16")
 
 
-def save_and_resume(made: Cell, folder: Path, first: bool) -> Result:
-    training = build(made)
-    saved = checkpointer(training, folder)
-    if first:
-        training.run(made, BEFORE)
-        saved.save(BEFORE, {"step": BEFORE})
-    else:
-        assert saved.load_latest() == {"step": BEFORE}
-        training.seen = BEFORE
-        training.run(made, AFTER)
-    return Result(training.losses, training.norms, whole(training.model))
-
-
 PIPELINES = {
-    "single": Cell("untied", 1, optimizer="adamw"),
-    "1f1b": Cell("untied", 2, tuple(PP.items()), "adamw"),
-    "zbv": Cell("untied", 2, tuple((PP | schedule("zbv")).items()), "adamw"),
-    "zero3": Cell("untied", 4, tuple((PP | SHARD).items()), "adamw"),
+    "single": Cell("untied", 1, (), "adamw", 5),
+    "1f1b": Cell("untied", 2, tuple(PP.items()), "adamw", 5),
+    "zbv": Cell("untied", 2, tuple((PP | schedule("zbv")).items()), "adamw", 5),
+    "zero3": Cell("untied", 4, tuple((PP | SHARD).items()), "adamw", 5),
 }
 
 
 @pytest.mark.parametrize(
     ("source", "to"),
-    [
-        ("single", "1f1b"),
-        ("zbv", "single"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (
-                ("single", "zbv"),
-                ("1f1b", "zero3"),
-                ("zero3", "zbv"),
-                ("zero3", "single"),
-            )
-        ),
-    ],
+    either(
+        [("single", "1f1b"), ("zbv", "single")],
+        [("single", "zbv"), ("1f1b", "zero3"), ("zero3", "zbv"), ("zero3", "single")],
+        several=True,
+    ),
 )
 def test_checkpoints_go_on_with_another_pipeline(source: str, to: str, tmp_path: Path) -> None:
-    run_ranks(save_and_resume, PIPELINES[source].ranks, PIPELINES[source], tmp_path, True)
-    expected = reference("untied", "adamw", BEFORE + AFTER)
-    rest = Result(expected.losses[BEFORE:], expected.norms[BEFORE:], expected.parameters)
-    for result in run_ranks(save_and_resume, PIPELINES[to].ranks, PIPELINES[to], tmp_path, False):
+    run_ranks(halves, PIPELINES[source].ranks, PIPELINES[source], tmp_path, True)
+    rest = rest_of(reference("untied", "adamw", 5))
+    for result in run_ranks(halves, PIPELINES[to].ranks, PIPELINES[to], tmp_path, False):
         losses, norms, parameters = difference(result, rest)
         assert max(losses, norms) < 1e-5
         assert parameters < 1e-4  # Adam divides by the root of tiny second moments
@@ -317,74 +261,62 @@ def test_stages_have_the_names_of_the_whole_model() -> None:
     assert isinstance(stages[0].embed, Absent)
 
 
-def problems(ranks: int = 2, **keys: Any) -> str:
-    made = Config()
-    made.train.global_batch_size = 16
-    all_keys = PP | {key.replace("__", "."): value for key, value in keys.items()}
-    for key, value in all_keys.items():
-        section, _, name = key.rpartition(".")
-        setattr(functools.reduce(getattr, section.split("."), made), name, value)
+def problems(keys: Keys, ranks: int = 2) -> str:
+    made = config_with({"train.global_batch_size": 16} | PP | keys)
     return "\n".join(parallel_problems(made, Degrees.of(made.parallel, ranks)))
 
 
 @pytest.mark.parametrize(
     ("keys", "ranks", "text"),
     [
-        ({"train__accumulate": 1}, 2, "1 micro-batches are fewer than the 2 ranks of the pipeline"),
+        ({"train.accumulate": 1}, 2, "1 micro-batches are fewer than the 2 ranks of the pipeline"),
         (
-            {"train__accumulate": 1, "parallel__pipeline__schedule": "gpipe"},
+            {"train.accumulate": 1, "parallel.pipeline.schedule": "gpipe"},
             2,
             "of the pipeline; use train.accumulate=2",
         ),
-        ({"train__accumulate": 2, "parallel__pp": 4}, 4, "use train.accumulate=4"),
-        (
-            {"train__accumulate": 1, "train__micro_batch_size": 16},
-            2,
-            "use train.micro_batch_size=8",
-        ),
+        ({"train.accumulate": 2, "parallel.pp": 4}, 4, "use train.accumulate=4"),
+        ({"train.accumulate": 1, "train.micro_batch_size": 16}, 2, "use train.micro_batch_size=8"),
         (
             {
-                "train__accumulate": 5,
-                "train__global_batch_size": 20,
-                "parallel__pipeline__schedule": "interleaved",
+                "train.accumulate": 5,
+                "train.global_batch_size": 20,
+                "parallel.pipeline.schedule": "interleaved",
             },
             2,
             "5 micro-batches cannot be divided into 2 rounds; use train.accumulate=4 or 10",
         ),
-        ({"train__accumulate": 1, "train__global_batch_size": 1}, 2, "=1 is too small for 2 of"),
-        ({"parallel__pipeline__blocks": [1, 1, 2]}, 2, "has 3 numbers: parallel.pp=2"),
-        ({"parallel__pipeline__blocks": [0, 4]}, 2, "at least 1 block"),
+        ({"train.accumulate": 1, "train.global_batch_size": 1}, 2, "=1 is too small for 2 of"),
+        ({"parallel.pipeline.blocks": [1, 1, 2]}, 2, "has 3 numbers: parallel.pp=2"),
+        ({"parallel.pipeline.blocks": [0, 4]}, 2, "at least 1 block"),
         (
-            {"parallel__dp_shard": 2, "parallel__pipeline__schedule": "zbv"},
+            {"parallel.dp_shard": 2, "parallel.pipeline.schedule": "zbv"},
             4,
             "wrong gradients; use zero=2",
         ),
-        ({"parallel__pipeline__schedule": "zbv", "train__compile": "blocks"}, 2, "compiled"),
+        ({"parallel.pipeline.schedule": "zbv", "train.compile": "blocks"}, 2, "compiled"),
         (
-            {
-                "parallel__pipeline__schedule": "zbv",
-                "train__activation_checkpointing": "selective",
-            },
+            {"parallel.pipeline.schedule": "zbv", "train.activation_checkpointing": "selective"},
             2,
             "use full, none or the schedule interleaved",
         ),
-        ({"parallel__sync": "every"}, 2, "once per step; use auto or last"),
-        ({"data__collate": "pack"}, 2, "a packed batch has no micro-batches"),
+        ({"parallel.sync": "every"}, 2, "once per step; use auto or last"),
+        ({"data.collate": "pack"}, 2, "a packed batch has no micro-batches"),
         (
-            {"train__accumulate": 1, "train__micro_batch_size": "auto"},
+            {"train.accumulate": 1, "train.micro_batch_size": "auto"},
             2,
             "give a number, or train.accumulate",
         ),
     ],
 )
 def test_what_does_not_fit_is_told_before_the_start(keys: Keys, ranks: int, text: str) -> None:
-    assert text in problems(ranks, **keys)
+    assert text in problems(keys, ranks)
 
 
 def test_what_fits_is_no_problem() -> None:
-    assert problems() == ""
-    assert problems(parallel__pipeline__schedule="gpipe", train__accumulate=2) == ""
-    assert problems(parallel__pipeline__schedule="zbv", parallel__zero=3) == ""
+    assert problems({}) == ""
+    assert problems(schedule("gpipe") | {"train.accumulate": 2}) == ""
+    assert problems(schedule("zbv") | {"parallel.zero": 3}) == ""
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.parallel.low_precision import FORMATS, check_near
 from tests.parallel.parity import (
     TOLERANCE,
     Cell,
+    Cells,
     Result,
     build,
     check_equal,
@@ -61,20 +62,12 @@ MORE = [
 ]
 
 
-@functools.cache
-def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
-    return results(tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks))
+CELLS = Cells(COVERING, MORE)
 
 
-@pytest.mark.parametrize("cell", COVERING, ids=str)
+@pytest.mark.parametrize("cell", CELLS.params, ids=str)
 def test_equal_to_one_process(cell: Cell) -> None:
-    check_equal(cell, trained(cell.ranks, False)[cell])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", MORE, ids=str)
-def test_more_is_equal_to_one_process(cell: Cell) -> None:
-    check_equal(cell, trained(cell.ranks, True)[cell])
+    check_equal(cell, CELLS[cell])
 
 
 @pytest.mark.slow

@@ -1,15 +1,14 @@
 """Ranks with different shares of the samples give the results of one process."""
 
-import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hpctrain.config.rank_counts import size_problems
-from hpctrain.config.schema import Config
 from hpctrain.data.loading.steps import Steps
-from tests.parallel.parity import TOLERANCE, Cell, Result, difference, reference, results
+from tests.parallel.parity import Cell, Cells, check_equal
+from tests.steps import config_with
 
 ZERO1 = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "parallel.zero": 1}
 
@@ -33,25 +32,12 @@ MORE = [
 ]
 
 
-@functools.cache
-def trained(ranks: int, slow: bool) -> dict[Cell, list[Result]]:
-    return results(tuple(c for c in (MORE if slow else COVERING) if c.ranks == ranks))
+CELLS = Cells(COVERING, MORE)
 
 
-def check(cell: Cell, by_rank: list[Result]) -> None:
-    for result in by_rank:
-        assert max(difference(result, reference(cell.model))) < TOLERANCE
-
-
-@pytest.mark.parametrize("cell", COVERING, ids=str)
+@pytest.mark.parametrize("cell", CELLS.params, ids=str)
 def test_equal_to_one_process(cell: Cell) -> None:
-    check(cell, trained(cell.ranks, False)[cell])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", MORE, ids=str)
-def test_more_is_equal_to_one_process(cell: Cell) -> None:
-    check(cell, trained(cell.ranks, True)[cell])
+    check_equal(cell, CELLS[cell])
 
 
 def test_shares_of_the_samples() -> None:
@@ -84,8 +70,5 @@ def test_shares_of_the_samples() -> None:
     ],
 )
 def test_what_does_not_fit(keys: dict[str, Any], ranks: int, message: str) -> None:
-    config = Config()
-    for key, value in ({"parallel.weights": [2, 1]} | keys).items():
-        section, _, name = key.rpartition(".")
-        setattr(functools.reduce(getattr, section.split("."), config), name, value)
+    config = config_with({"parallel.weights": [2, 1]} | keys)
     assert message in "\n".join(size_problems(config, ranks))

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
-from hpctrain.checkpoint.fitting import misfit
+from hpctrain.checkpoint.tensor_reader import misfit
 from hpctrain.config.schema import Config
 from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.code.modules import Module, difference

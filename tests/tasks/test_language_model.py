@@ -12,19 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import names as metric_names
-from hpctrain.config.schema import Config, PrecisionConfig
+from hpctrain.config.schema import Config
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.models import Transformer
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.tasks import Classification, LanguageModel, SplitTask, bind, derived
 from tests.conftest import run_module
+from tests.parallel.parity import spread
+from tests.steps import Watched
 
 VOCAB = 300
 TEXT = "def f(x):\n    return 'äöü €' + x  # ein Satz\n"
@@ -92,15 +90,12 @@ class Later(Other):
     ],
 )
 def test_documents_are_no_other_argument_of_a_model(model: Any, said: str) -> None:
-    cpu = torch.device("cpu")
-    made = functools.partial(
-        parallelize, model, Config(), Mesh(Degrees(), 0, cpu), Precision(PrecisionConfig(), cpu)
-    )
+    made = functools.partial(spread, model, Config())
     with pytest.raises(ConfigError, match=r"the task gives the model documents after .*" + said):
         made(arguments=LanguageModel(documents=True).arguments)
     assert made(arguments=LanguageModel().arguments).module is not None
     own = functools.partial(Transformer, 61, 8, 1, 2)
-    parallelize(own, *made.args[1:], arguments=LanguageModel(documents=True).arguments)
+    spread(own, Config(), arguments=LanguageModel(documents=True).arguments)
 
 
 def test_rows_that_are_masked_and_other_documents_do_not_count() -> None:
@@ -136,23 +131,8 @@ def test_chunks_change_nothing(dtype: torch.dtype) -> None:
         assert torch.allclose(gradient.float(), logits.grad.float(), rtol=0, atol=1e-6)  # type: ignore[union-attr]
 
 
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest float32 tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for each in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(each, torch.Tensor) and each.dtype == torch.float32:
-                self.elements = max(self.elements, each.numel())
-        return out
-
-
 def test_the_float32_logits_are_never_there_as_a_whole() -> None:
-    batch, kept = windows(8, 65), 0
+    batch, kept, largest = windows(8, 65), 0, 0
     logits = torch.randn(8, 64, VOCAB).bfloat16().requires_grad_()
     own = logits.untyped_storage().data_ptr()
 
@@ -162,12 +142,18 @@ def test_the_float32_logits_are_never_there_as_a_whole() -> None:
             kept += tensor.nbytes
         return tensor
 
-    with Largest() as largest, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    def see(_: Any, out: Any) -> None:
+        nonlocal largest
+        made = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+        sizes = (each.numel() for each in made if each.dtype == torch.float32)
+        largest = max(largest, *sizes, 0)
+
+    with Watched(see), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         loss, _ = LanguageModel(chunk=32)(Fixed(logits), batch)["loss"]
         loss.backward()
     # Between forward and backward, only targets and masks are kept beside the logits.
     assert kept <= 8 * 64 * 24
-    assert largest.elements == 32 * VOCAB
+    assert largest == 32 * VOCAB
 
 
 def test_logits_of_transformers() -> None:

@@ -147,12 +147,9 @@ def test_states_that_were_sent_give_the_metric_of_all_samples(kind: str) -> None
 
 def sent(states: Any) -> Any:
     """Return states after a journey as bytes and JSON."""
-    tensors: list[torch.Tensor] = []
-    outline = [[metric_states._outline(part, tensors) for part in metric] for metric in states]
-    content = torch.cat([metric_states._bytes(tensor) for tensor in tensors])
-    outline = json.loads(json.dumps(outline))
-    assert metric_states._size(outline) == len(content)
-    return metric_states._restored(outline, content)
+    outline, content = metric_states._as_bytes(states, CPU)
+    assert sum(metric_states._sizes(outline[1])) == len(content)
+    return metric_states._restored(json.loads(json.dumps(outline)), content)
 
 
 @pytest.mark.slow

@@ -11,14 +11,7 @@ from torch import nn
 from hpctrain.config.rules.metrics import names as metric_names
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.tasks import (
-    Classification,
-    LanguageModel,
-    MultiLabel,
-    Regression,
-    checked,
-    derived,
-)
+from hpctrain.tasks import Classification, LanguageModel, MultiLabel, Regression, checked, derived
 from hpctrain.tasks.labels import Labels
 
 MASK = torch.tensor([True, True, True, True, False, True])

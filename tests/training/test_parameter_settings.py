@@ -14,7 +14,7 @@ from hpctrain.config.schema import OptimizerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.parallel.preparing.parameter_settings import Setting, freeze, settings
-from hpctrain.parallel.preparing.parameters import check_layers
+from hpctrain.parallel.preparing.whole_model import check_layers
 from tests.steps import ALONE, alone
 
 

@@ -15,9 +15,6 @@ def expand_hostlist(text: str) -> list[str]:
 
     >>> expand_hostlist("rack[1-2]n[01-02],gpu-a100")
     ['rack1n01', 'rack1n02', 'rack2n01', 'rack2n02', 'gpu-a100']
-
-    Raises:
-        DistributedError: Brackets are not balanced, or a range is invalid.
     """
     hosts: list[str] = []
     for item in _split_top_level(text):
@@ -64,9 +61,6 @@ def expand_tasks(text: str) -> list[int]:
 
     >>> expand_tasks("2(x3),1")
     [2, 2, 2, 1]
-
-    Raises:
-        DistributedError: A part of the text is not a count.
     """
     counts: list[int] = []
     for part in text.split(","):

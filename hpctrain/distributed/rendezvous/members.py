@@ -36,9 +36,9 @@ _BYTES = 32  # of a nonce and of a signature
 def check(secret: bytes, device: torch.device) -> bytes:
     """Check that all ranks of the default group know the secret; each rank calls this.
 
-    The device is that of the small tensors that are exchanged, which the backend can handle.
-    Returns a key of 32 bytes that only the ranks of this group know. Raises a DistributedError if a
-    process that does not know the secret has joined.
+    The device is that of small tensors, which the backend can handle. Returns a key of 32 bytes
+    that only the ranks of this group know. A process that does not know the secret is a
+    DistributedError.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # A signature of an earlier group is of no use: it is of other nonces.

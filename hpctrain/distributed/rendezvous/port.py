@@ -21,7 +21,7 @@ def master_port(job: int, generation: int = 0) -> int:
     A job has a slot of four ports, given by its number, so two jobs on one node collide only if
     their numbers differ by a multiple of 5,000. Within the slot, successive restarts and parallel
     steps (`generation`) use different ports, because the port of the previous restart may still be
-    in TIME_WAIT. All lie in 12000..31999, below the ephemeral range of Linux (32768-60999).
+    in TIME_WAIT.
     """
     return _LOW + (job % _SLOTS) * _PORTS_PER_SLOT + generation % _PORTS_PER_SLOT
 
@@ -31,10 +31,8 @@ def listen(host: str, port: int, only_here: bool) -> socket.socket:
 
     The other networks of the node cannot connect then. Where the name of the host means another
     address here than on the other nodes (127.0.1.1, or one that this host does not have), all of
-    its addresses are listened on. With `only_here` all ranks are on this node.
-
-    Raises:
-        PortTakenError: Another process listens on `port` of this host.
+    its addresses are listened on. With `only_here` all ranks are on this node. A port that
+    another process has is a PortTakenError.
     """
     addresses = _addresses(host, port, only_here)
     for address in addresses:

@@ -43,8 +43,7 @@ def sign(secret: bytes, purpose: str, *parts: str | int | bytes) -> bytes:
 def make(folder: Path) -> bytes:
     """Return the secret of a run, on rank 0, which holds the lock of the run; make a missing one.
 
-    A secret that others could read is replaced. Raises a DistributedError if the file cannot be
-    written.
+    A secret that others could read is replaced.
     """
     file = folder / FILE
     try:
@@ -73,10 +72,7 @@ def make(folder: Path) -> bytes:
 
 
 def wait_for(folder: Path, timeout_s: float) -> bytes:
-    """Return the secret of a run, on the ranks other than 0.
-
-    Raises a DistributedError if the file does not appear in `timeout_s` seconds.
-    """
+    """Return the secret of a run, on the ranks other than 0; wait for it so many seconds."""
     file, end, nap = folder / FILE, time.monotonic() + timeout_s, 0.01
     while (found := _read(file)) is None:
         if time.monotonic() > end:

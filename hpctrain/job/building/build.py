@@ -37,7 +37,7 @@ from hpctrain.job.building.initial_weights import adapted_base, load_initial
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.job.building.trial.optimizer_trial import OptimizerTrial
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
+from hpctrain.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
@@ -100,7 +100,7 @@ def build(
     task = on_part(whole, mesh.sequence_part)
     model = build_model(config, mesh, precision, task)
     if loader.fills_up(effective.max_steps):
-        check_filled_up(model.module, config)
+        check_filled_up(model.module, config.model.get("norm"))
     tracker.log_params({"effective": _facts(model, device)})
     if ranks.is_main:
         _show_summary(model, run, tracker)
@@ -314,7 +314,7 @@ def _micro_batches(
             run.update(micro_batch_rows=rows)
 
     known = rows is not None and sizes.share % rows == 0
-    made = MicroBatches(model, share, record, CudaMemory() if auto and not known else None)
+    made = MicroBatches(model, share, record, Memory() if auto and not known else None)
     if rows is not None and known and (auto or rows < made.rows):
         log.info("micro-batches of %d rows, as the attempt before has found", rows)
         model.accumulate = share // rows

@@ -26,8 +26,8 @@ from hpctrain.config.schema import OptimizerConfig
 from hpctrain.config.schema.train import LoRAConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.models.lora import add_adapters, check_trained
-from hpctrain.parallel.preparing.parameter_settings import settings
+from hpctrain.models.lora import add_adapters
+from hpctrain.parallel.preparing.parameter_settings import check_trained, settings
 
 
 def answer(question: dict[str, Any]) -> dict[str, str]:

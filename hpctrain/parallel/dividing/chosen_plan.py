@@ -17,17 +17,21 @@ from hpctrain.models.plan import Plan
 
 log = logging.getLogger(__name__)
 
-_EXAMPLE = "{layers.*.up: colwise, layers.*.down: rowwise}"
+_MISSING = {
+    "ep": "experts; hpctrain.models.Transformer has them with model.experts=8",
+    "tp": "plan for tensor parallel; give the styles of its modules, such as "
+    "'parallel.plan={layers.*.up: colwise, layers.*.down: rowwise}'",
+    "pp": "plan for pipeline parallel; it needs a property `plan` that returns "
+    "hpctrain.models.plan.Plan(first=('embed',), blocks='layers', last=('norm', 'head'))",
+    "cp": "plan for context parallel; hpctrain.models.Transformer has one, whose attribute "
+    "`context` is an example",
+}
 # Styles of transformers under another name, and the name that the same style has here.
 _SAME = {"colwise_rep": "colwise_gather_output"}
 
 
 def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> Plan:
-    """Return the plan of a whole model, complete for the degrees; `parallel.plan` replaces its own.
-
-    Raises:
-        ConfigError: Something is missing in the plan, or does not fit the model.
-    """
+    """Return the plan of a whole model, complete for the degrees; `parallel.plan` goes first."""
     plan = getattr(model, "plan", None)
     if not isinstance(plan, Plan):
         plan = _of_transformers(model)
@@ -38,32 +42,20 @@ def find_plan(model: nn.Module, parallel: ParallelConfig, degrees: Degrees) -> P
         raise ConfigError(
             f"parallel.plan={parallel.plan}: {kind} has experts, so leave the plan to the model"
         )
-    if parallel.ep > 1 and not plan.experts:
-        raise ConfigError(
-            f"parallel.ep={parallel.ep}: {kind} has no experts; hpctrain.models.Transformer has "
-            "them with model.experts=8"
-        )
+    parts = {
+        "ep": (parallel.ep, plan.experts),
+        "tp": (degrees.tp, plan.tensor),
+        "pp": (degrees.pp, plan.blocks),
+        "cp": (degrees.cp, plan.context),
+    }
+    for key, (degree, part) in parts.items():
+        if degree > 1 and not part:
+            raise ConfigError(f"parallel.{key}={degree}: {kind} has no {_MISSING[key]}")
     for name, module in matching(model, plan.experts) if plan.experts else ():
         rows = {len(p) for p in module.parameters()}
         limited = any(getattr(m, "capacity", None) is not None for m in model.modules())
         for problem in expert_problems(name, min(rows), degrees, parallel, capacity=limited):
             raise ConfigError(problem)
-    if degrees.tp > 1 and not plan.tensor:
-        raise ConfigError(
-            f"parallel.tp={degrees.tp}: {kind} has no plan for tensor parallel; give the styles of "
-            f"its modules, such as 'parallel.plan={_EXAMPLE}'"
-        )
-    if degrees.pp > 1 and not plan.blocks:
-        raise ConfigError(
-            f"parallel.pp={degrees.pp}: {kind} has no plan for pipeline parallel; it needs a "
-            "property `plan` that returns hpctrain.models.plan.Plan(first=('embed',), "
-            "blocks='layers', last=('norm', 'head'))"
-        )
-    if degrees.cp > 1 and not plan.context:
-        raise ConfigError(
-            f"parallel.cp={degrees.cp}: {kind} has no plan for context parallel; "
-            "hpctrain.models.Transformer has one, whose attribute `context` is an example"
-        )
     if degrees.tp > 1:
         _check(model, plan, degrees.tp)
     return plan
@@ -75,7 +67,6 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
 
 
 def _check(model: nn.Module, plan: Plan, tp: int) -> None:
-    """Raise a ConfigError if tp cannot divide what the plan names."""
     for problem in number_problems(plan.numbers, tp):
         raise ConfigError(problem)
     for pattern, style in plan.tensor.items():

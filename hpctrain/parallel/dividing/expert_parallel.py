@@ -22,6 +22,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from hpctrain.config.rules.division import nearest
 from hpctrain.errors import ConfigError
+from hpctrain.models.expert_bank import inverted, permuted
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import matching
 from hpctrain.parallel.mesh import Mesh
@@ -36,9 +37,6 @@ def divide_experts(
 
     The model, or a stage of it, is on the meta device or equal on all ranks. Returns the modules
     that hold the experts, and the ranks that have the same ones.
-
-    Raises:
-        ConfigError: The ranks that have the same experts cannot divide these.
     """
     if ep == 1:
         return []
@@ -70,20 +68,18 @@ def _exchanged(
     dist.all_to_all_single(arriving, counts, group=group)
     by_rank = torch.stack([counts, arriving]).view(2, ranks, -1)
     sent, received = by_rank.sum(-1).tolist()
-    tokens = _apply(_Exchange, tokens, received, sent, group, ranks)
+    tokens = _exchange(tokens, received, sent, group, ranks)
     # What arrives is sorted by rank, then by expert.
     own = by_rank[1].shape[1]
     experts = torch.arange(own, device=counts.device).repeat(ranks)
     order = experts.repeat_interleave(arriving, output_size=len(tokens)).argsort(stable=True)
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=order.device)
-    out = compute(_apply(_Permute, tokens, order, inverse), by_rank[1].sum(0))
-    out = _apply(_Permute, out, inverse, order)
-    return _apply(_Exchange, out, sent, received, group, 1 / ranks)
+    inverse = inverted(order)
+    out = compute(permuted(tokens, order, inverse), by_rank[1].sum(0))
+    return _exchange(permuted(out, inverse, order), sent, received, group, 1 / ranks)
 
 
-def _apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
-    out: torch.Tensor = function.apply(*args)
+def _exchange(*args: Any) -> torch.Tensor:
+    out: torch.Tensor = _Exchange.apply(*args)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -115,18 +111,3 @@ class _Exchange(torch.autograd.Function):
         back = gradient.new_empty(sum(ctx.sent), *gradient.shape[1:])
         dist.all_to_all_single(back, gradient.contiguous(), ctx.sent, ctx.received, group=ctx.group)
         return back * ctx.factor, None, None, None, None
-
-
-class _Permute(torch.autograd.Function):
-    """A permutation of rows, whose gradient is a permutation, too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.save_for_backward(inverse)
-        return x[order]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return gradient[ctx.saved_tensors[0]], None, None

@@ -68,12 +68,7 @@ def numbers_of(schedule: str, pp: int, pp_rank: int) -> list[int]:
 
 
 def block_counts(model: nn.Module, plan: Plan, parallel: ParallelConfig, pp: int) -> list[int]:
-    """Return how many of the model's blocks each stage has.
-
-    Raises:
-        ConfigError: The blocks do not fit the stages, a parameter is in no stage, or stages would
-            share a parameter.
-    """
+    """Return how many of the model's blocks each stage has."""
     kind, blocks = type(model).__name__, model.get_submodule(plan.blocks)
     _check(model, plan, pp)
     costs = [_size(block) for block in blocks.children()]
@@ -137,7 +132,6 @@ def present(model: nn.Module, names: Sequence[str]) -> Iterator[nn.Module]:
 
 
 def _check(model: nn.Module, plan: Plan, pp: int) -> None:
-    """Raise a ConfigError if a parameter is in no stage or in several."""
     kind = type(model).__name__
     for name, others in ties(model):
         raise ConfigError(

@@ -47,9 +47,8 @@ def divide_layers(
 ) -> None:
     """Divide the modules that the plan names, in place.
 
-    The model is on the meta device or equal on all ranks, and the mesh has one dimension. With
-    `loss_parallel` the logits stay divided by their last dimension. `cp` ranks of context parallel
-    divide the sequence before.
+    The model is on the meta device or equal on all ranks. With `loss_parallel` the logits stay
+    divided by their last dimension. `cp` ranks of context parallel divide the sequence before.
     """
     shared = list(ties(model))
     divided = sequence_is_divided(plan, config)
@@ -156,7 +155,6 @@ class _OwnDropout(ParallelStyle):
 
 
 def _check_length(cp: int, tp: int, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-    """Raise a ConfigError if the ranks cannot divide the sequence evenly."""
     tokens = args[0]
     if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point():
         return

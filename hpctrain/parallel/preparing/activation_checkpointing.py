@@ -41,9 +41,8 @@ def checkpoint_activations(
     """Let blocks compute activations again in the backward pass instead of keeping them.
 
     The mode is "none"; "full", which keeps the inputs of a block; or "selective", which keeps the
-    results of matrix products and attention too. Of `every` so many successive blocks the first is
-    changed. Blocks that will be `compiled` get what the compiler can have: it computes again what
-    has no effect on buffers, and knows no contexts of ours.
+    results of matrix products and attention too. Of `every` so many blocks the first is changed.
+    The compiler computes again what has no effect on buffers, and knows no contexts of ours.
     """
     if mode == "none":
         return
@@ -60,10 +59,7 @@ def checkpoint_activations(
 def _contexts(
     block: nn.Module, contexts: Callable[[], tuple[_Context, _Context]] | None
 ) -> tuple[_Context, _Context]:
-    """Return the contexts of the first pass and of the second one.
-
-    Only the first changes buffers, such as the statistics of a batch norm.
-    """
+    """Return the contexts of both passes, of which only the first changes buffers."""
     first, second = (nullcontext(), nullcontext()) if contexts is None else contexts()
     return first, _once(block, second)
 

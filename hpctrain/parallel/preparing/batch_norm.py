@@ -28,9 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
-from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.rules.combinations import sync_problems
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import TrainConfig
 from hpctrain.distributed import objects
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import Mesh
@@ -38,28 +36,33 @@ from hpctrain.parallel.mesh import Mesh
 log = logging.getLogger(__name__)
 
 
-def prepare_batch_norms(model: nn.Module, config: Config, mesh: Mesh) -> None:
+def prepare_batch_norms(
+    model: nn.Module, mesh: Mesh, train: TrainConfig, parts: int, norm: Any, *, can_sync: bool
+) -> None:
     """Synchronise the batch norms of a model, in place, if `train.sync_batchnorm` says so.
 
-    Rank 0 logs a warning if statistics of the model depend on how a batch is divided. All ranks
-    call this together with the whole model.
+    Rank 0 logs a warning if statistics of the model depend on how a batch is divided: over the
+    ranks, and into so many `parts`. The cure depends on the `norm` of the model's config, and on
+    whether the config `can_sync` them. All ranks call this together with the whole model.
     """
-    layers, sync = list(_depending(model)), config.train.sync_batchnorm
-    if layers and dist.get_rank() == 0 and (text := _warning(layers, config, mesh)):
+    layers = list(_depending(model))
+    ranks = mesh.dp_cp_size
+    text = _warning(layers, ranks, train, parts, norm, can_sync=can_sync) if layers else ""
+    if text and dist.get_rank() == 0:
         log.warning("%s", text)
-    if not sync or mesh.dp_cp_size == 1:
+    if not train.sync_batchnorm or ranks == 1:
         return
     group = mesh.batch_group
     for name, layer in layers:
         if isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm):
             forward: Any = functools.partial(_forward, layer.forward, name, layer, group)
-            if config.train.compile != "off":  # the compiler knows no such collectives
+            if train.compile != "off":  # the compiler knows no such collectives
                 forward = torch.compiler.disable(forward)
             layer.forward = forward  # type: ignore[method-assign]
 
 
-def check_filled_up(model: nn.Module, config: Config) -> None:
-    """Raise a ConfigError if rows that only fill up a batch would count in statistics of the model.
+def check_filled_up(model: nn.Module, norm: Any) -> None:
+    """Refuse a model in whose statistics rows would count that only fill up a batch.
 
     All ranks call this together, if some batches of the training are filled up (`data.tail=pad`).
     """
@@ -72,12 +75,12 @@ def check_filled_up(model: nn.Module, config: Config) -> None:
             "data.tail=pad fills up the last batch of an epoch with rows that come twice, and the "
             f"statistics of {layers[0]}{more} would count them: use data.tail=drop, a "
             "train.global_batch_size that divides the samples of an epoch, or "
-            f"{_other_norm(config)}"
+            f"{_other_norm(norm)}"
         )
 
 
-def _other_norm(config: Config) -> str:
-    own = "model.norm=group" if config.model.get("norm") == "batch" else "such as GroupNorm"
+def _other_norm(norm: Any) -> str:
+    own = "model.norm=group" if norm == "batch" else "such as GroupNorm"
     return f"a norm whose result does not depend on other samples ({own})"
 
 
@@ -90,10 +93,15 @@ def _depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, layer
 
 
-def _warning(layers: list[tuple[str, nn.Module]], config: Config, mesh: Mesh) -> str:
-    """Return what differs from one process that sees whole batches; "" if nothing does."""
-    train, ranks = config.train, mesh.dp_cp_size
-    parts = BatchSizes.of(config, mesh.degrees).accumulate * mesh.weight
+def _warning(
+    layers: list[tuple[str, nn.Module]],
+    ranks: int,
+    train: TrainConfig,
+    parts: int,
+    norm: Any,
+    *,
+    can_sync: bool,
+) -> str:
     seen = []
     alone = [
         (name, layer)
@@ -109,10 +117,10 @@ def _warning(layers: list[tuple[str, nn.Module]], config: Config, mesh: Mesh) ->
     if not seen:
         return ""
     cures = []
-    if ranks > 1 and not train.sync_batchnorm and not any(sync_problems(config, mesh.degrees)):
+    if ranks > 1 and not train.sync_batchnorm and can_sync:
         exact = "" if len(seen) == 1 else ", but not over micro-batches"
         cures.append(f"compute them over all ranks{exact} (train.sync_batchnorm=true)")
-    cures.append(f"take {_other_norm(config)}")
+    cures.append(f"take {_other_norm(norm)}")
     name, layer = alone[0]
     more = f" and {len(alone) - 1} more layers" if len(alone) > 1 else ""
     return (
@@ -243,5 +251,4 @@ class _BatchNormOverRanks(torch.autograd.Function):
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """Return the values in a format that keeps sums: fp32, or fp64 if they are fp64."""
     return x if x.dtype == torch.float64 else x.float()

@@ -18,16 +18,12 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # containers compute nothing
 def find_blocks(model: nn.Module, classes: list[str]) -> list[tuple[str, nn.Module]]:
     """Return the names and modules of the blocks, in the order of the model.
 
-    Without class names these are the members of the longest list (`nn.ModuleList`, `nn.ModuleDict`
-    or `nn.Sequential`) whose members with parameters, at least two, have one class. Lists of the
-    same class of members, such as the stages of a ResNet, are taken together. A list of layers of
-    several classes is taken if all that was found is within them: nothing, linear layers, or the
-    experts of some layers that are beside dense ones. Members that are lists themselves, such as
-    [attention, feed-forward], are never called: their parts are. The class names are
-    `parallel.blocks`.
-
-    Raises:
-        ConfigError: A class name does not occur, a block is within another, or no list is found.
+    Without class names (`parallel.blocks`) these are the members of the longest list
+    (`nn.ModuleList`, `nn.ModuleDict` or `nn.Sequential`) whose members with parameters, at least
+    two, have one class. Lists of the same class of members, such as the stages of a ResNet, are
+    taken together. A list of layers of several classes is taken if all that was found is within
+    them: nothing, linear layers, or the experts of some layers that are beside dense ones. Members
+    that are lists themselves, such as [attention, feed-forward], are never called: their parts are.
     """
     if classes:
         return _named(model, classes)

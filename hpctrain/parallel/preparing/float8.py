@@ -13,8 +13,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 def compute_in_float8(model: nn.Module, names: Collection[str]) -> None:
     """Replace the linear layers that can compute in float8, in place; weights stay as they are.
 
-    The number of rows that a layer gets may be any: the backward pass pads them with zeros. Raises
-    a ConfigError if torchao is not installed.
+    The number of rows that a layer gets may be any: the backward pass pads them with zeros.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -34,8 +33,7 @@ def float8_layers(model: nn.Module, classes: list[str]) -> list[str]:
     What is outside of the blocks, the output head above all, stays in bfloat16, because its errors
     go into the loss directly (Micikevicius et al., "FP8 Formats for Deep Learning", 2022). Of a
     model without such blocks, all linear layers but the last one are taken. Layers whose sizes are
-    not multiples of 16 stay in bfloat16 too, as the GPU's instruction requires. Raises a
-    ConfigError if there is no such layer.
+    not multiples of 16 stay in bfloat16 too, as the GPU's instruction requires.
     """
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     blocks: list[str] = []

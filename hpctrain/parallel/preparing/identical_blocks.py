@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpctrain.parallel.dividing.stages import Absent
 from hpctrain.parallel.preparing.blocks import find_blocks
 
 Measured = tuple[int, ...]
@@ -24,16 +25,10 @@ _FEWEST = 4  # with fewer blocks, measuring all of them is as fast
 _NUMBERS = ("idx", "index", "number")  # the place of a layer, which does not change what it does
 
 
-class _Omitted(nn.Module):
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-
 def measured_by_block(model: nn.Module, measure: Callable[[], Measured]) -> Measured:
-    """Return what `measure` finds for the whole model.
+    """Return what `measure` finds for the whole model, which is as before afterwards.
 
-    `measure` runs the model, and returns numbers to which each block adds its share. The model is
-    as before afterwards.
+    `measure` runs the model, and returns numbers to which each block adds its share.
     """
     groups = [names for names in alike(model) if len(names) >= _FEWEST]
     if not groups:
@@ -61,10 +56,7 @@ def measured_by_block(model: nn.Module, measure: Callable[[], Measured]) -> Meas
 
 
 def alike(model: nn.Module) -> list[list[str]]:
-    """Return the names of the blocks, in groups that do the same.
-
-    They have one class, the same shapes, and the same numbers and words as attributes.
-    """
+    """Return the names of the blocks, in groups of one class, shapes, and attributes."""
     try:
         blocks = find_blocks(model, [])
     except Exception:  # a model without blocks
@@ -106,7 +98,7 @@ def _omitted(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     blocks = {name: model.get_submodule(name) for name in names}
     try:
         for name in names:
-            model.set_submodule(name, _Omitted())
+            model.set_submodule(name, Absent())
         yield
     finally:
         for name, block in blocks.items():

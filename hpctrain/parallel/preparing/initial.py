@@ -3,9 +3,10 @@
     rank 0 draws module 0 ──┐
     rank 1 draws module 1 ──┼── each is sent to all ranks, which keep their part ── modules 2, 3, …
 
-A model with a method `init_module(module)` is built without memory (on the meta device), then
-sharded, and then initialised module by module. The random generator is seeded anew with the name of
-each module, so no rank ever holds more than one module as a whole, and one that others send.
+A model with a method `init_module(module)`, as `hpctrain.models.Model` has it, is built without
+memory (on the meta device), then sharded, and then initialised module by module. The random
+generator is seeded anew with the name of each module, so no rank ever holds more than one module as
+a whole, and one that others send.
 
 One rank draws a module, on its CPU. What a GPU draws depends on its number of multiprocessors, and
 what a CPU draws on its vector instructions, so replicas that draw by themselves may differ.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -32,24 +33,12 @@ from hpctrain.distributed.tensors import local
 from hpctrain.errors import DistributedError
 from hpctrain.models.ties import tie, ties
 from hpctrain.parallel.preparing.blocks import path_of
-from hpctrain.parallel.preparing.parameters import undivided
+from hpctrain.parallel.preparing.whole_model import undivided
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]
 Values = Literal["by modules", "from rank 0", "built"]
 """Where initial values come from: `init_module`, rank 0, or the constructor on every rank."""
-
-
-@runtime_checkable
-class Initializes(Protocol):
-    """A model that can initialise its modules one by one."""
-
-    def init_module(self, module: nn.Module) -> None:
-        """Initialise the parameters and buffers that `module` itself holds, in place.
-
-        It draws from torch's global generator and reads no other module.
-        """
-        ...
 
 
 def skeleton(build: Build, seed: int) -> nn.Module | None:
@@ -75,7 +64,7 @@ def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Val
     `from_rank_0`: rank 0 can send the parts of a model that has no `init_module`.
     """
     model = skeleton(build, seed)
-    if model is not None and isinstance(model, Initializes):
+    if model is not None and hasattr(model, "init_module"):
         return model, "by modules"
     if model is not None and from_rank_0:
         return model, "from rank 0"
@@ -104,13 +93,6 @@ def fill(
     _to_device(model, device)
 
 
-def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert the floating-point parameters, in place; buffers, such as statistics, stay."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-
-
 def fill_modules(
     model: nn.Module,
     build: Build,
@@ -119,12 +101,10 @@ def fill_modules(
     storage: torch.device,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Give a model of the meta device memory and its initial parameters.
+    """Give a model of the meta device the initial parameters of the one that `build` returns.
 
-    The values are those of the model that `build` returns, whatever classes the modules of `model`
-    have by now. All ranks of the group call this together. That model has `init_module`, and
-    modules and parameters of the same names. `device` is that of the communication, `storage` that
-    of the parameters.
+    The modules of `model` may have other classes by now, but their names are the same. All ranks of
+    the group call this together.
     """
     allocate(model, storage)
     if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
@@ -176,11 +156,10 @@ def fill_modules(
     torch.manual_seed(seed)  # the ranks have drawn other modules
 
 
-def _draw(model: Initializes, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
-    """Return the initial values of the parameters and buffers that a module itself holds.
+def _draw(model: Any, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+    """Return the initial values of what a module itself holds, whole and on the CPU.
 
-    They are whole and on the CPU; numbers of a floating dtype have the default one. The module is
-    left as it was, on the meta device.
+    The module is left as it was, on the meta device.
     """
     before = dict(module._parameters), dict(module._buffers)
     torch.manual_seed(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
@@ -199,13 +178,11 @@ def _draw(model: Initializes, name: str, module: nn.Module, seed: int) -> dict[s
 
 
 def _own(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers that a module itself holds."""
     own = {**module._parameters, **module._buffers}
     return {key: value for key, value in own.items() if value is not None}
 
 
 def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which a parameter or a buffer is drawn."""
     drawn = isinstance(like, nn.Parameter) and like.is_floating_point()
     return torch.get_default_dtype() if drawn else like.dtype
 

@@ -49,8 +49,7 @@ class ModelSummary:
     """What a model consists of.
 
     `parameters` and `trained` are numbers of elements, each counted once; `bytes` is the size of
-    the parameters, `buffer_bytes` that of buffers such as the statistics of batch norms. `lines` is
-    the table of layers.
+    the parameters, `buffer_bytes` that of buffers. `lines` is the table of layers.
     """
 
     kind: str
@@ -199,7 +198,6 @@ def _end_of(name: str, width: int) -> str:
 
 
 def _rest(lines: Sequence[_Line]) -> _Line:
-    """Return one line for all of these."""
     every = sum(line.count for line in lines)
     sums = {
         name: sum(line.count * getattr(line, name) for line in lines)

@@ -22,8 +22,11 @@ from torch import nn
 from hpctrain.config.rules.parameter_rules import patterns
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.errors import ConfigError
+from hpctrain.models.lora import is_adapter
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.terminal import few
+
+_SHOWN = 6  # names of parameters in an error
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,7 @@ class Setting:
 
 
 def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> dict[str, Setting]:
-    """Return the setting of each parameter, by name; those that modules share have several names.
-
-    Raises:
-        ConfigError: A pattern matches no parameter, no parameter is left to be trained, or
-            layer_decay needs blocks that cannot be found.
-    """
+    """Return the setting of each parameter by name; shared ones have several names."""
     if not config.groups and config.layer_decay is None:
         return {}
     names: dict[int, list[str]] = {}
@@ -55,9 +53,7 @@ def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> di
         names.setdefault(id(parameter), []).append(name)
     every = [name for same in names.values() for name in same]
     for i, rule in enumerate(config.groups):
-        for pattern in patterns(rule):
-            if not any(fnmatchcase(name, pattern) for name in every):
-                raise ConfigError(_unmatched(f"optimizer.groups[{i}].match", pattern, every))
+        _check_patterns(f"optimizer.groups[{i}].match", patterns(rule), every)
     depths = {} if config.layer_decay is None else _decayed(model, config.layer_decay, blocks)
     found: dict[str, Setting] = {}
     trained = False
@@ -69,6 +65,12 @@ def settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> di
     if not trained:
         raise ConfigError("optimizer.groups freezes every parameter: there is nothing to train")
     return found
+
+
+def check_trained(model: nn.Module, also: Sequence[str]) -> None:
+    """Refuse a pattern of `train.lora.also` that fits no parameter but those of adapters."""
+    named = model.named_parameters(remove_duplicate=False)
+    _check_patterns("train.lora.also", also, [name for name, _ in named if not is_adapter(name)])
 
 
 def freeze(model: nn.Module, settings: Mapping[str, Setting]) -> None:
@@ -115,11 +117,13 @@ def _decayed(model: nn.Module, decay: float, classes: list[str]) -> dict[str, fl
     return factors
 
 
-def _unmatched(key: str, pattern: str, names: Sequence[str]) -> str:
-    modules = {f"{name[:i]}.*" for name in names for i, c in enumerate(name) if c == "."}
-    near = difflib.get_close_matches(pattern, [*names, *sorted(modules)], 3, cutoff=0.5)
-    known = f"did you mean {' or '.join(near)}?" if near else f"it has {few(names, _SHOWN)}"
-    return f"{key}={pattern}: the model has no parameter with such a name; {known}"
-
-
-_SHOWN = 6
+def _check_patterns(key: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a pattern that fits none of the names of parameters."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            modules = {f"{name[:i]}.*" for name in names for i, c in enumerate(name) if c == "."}
+            near = difflib.get_close_matches(pattern, [*names, *sorted(modules)], 3, cutoff=0.5)
+            known = f"did you mean {' or '.join(near)}?" if near else f"it has {few(names, _SHOWN)}"
+            raise ConfigError(
+                f"{key}={pattern}: the model has no parameter with such a name; {known}"
+            )

@@ -19,8 +19,7 @@ from hpctrain.parallel.reducing.scalars import Scalars
 class Balanced(Protocol):
     """A module that balances its experts; `hpctrain.models.experts.Experts` is one.
 
-    Attributes:
-        load_size: The number of elements of its loads.
+    `load_size` is the number of elements of its loads.
     """
 
     load_size: int
@@ -29,19 +28,13 @@ class Balanced(Protocol):
         """Forget the loads that were not taken."""
 
     def take_loads(self) -> torch.Tensor:
-        """Return this rank's loads since the last call.
+        """Return this rank's loads since the last call, float64 (load_size,).
 
-        Returns:
-            float64 (load_size,): how many tokens have chosen each expert, and last how many of
-            these choices were dropped.
+        They are how many tokens have chosen each expert, and last how many choices were dropped.
         """
 
     def move_balance(self, loads: torch.Tensor) -> None:
-        """Prefer experts with little load from now on.
-
-        Args:
-            loads: The sum over all ranks, without the last element.
-        """
+        """Prefer experts with little load from now on; `loads` are the sum over all ranks."""
 
 
 class Loads:

@@ -45,10 +45,7 @@ def compression(
 
 
 class Compression(ABC):
-    """A communication hook of DDP; `reduce` is called with each bucket in the same order.
-
-    `errors` is what has not been sent yet, by the name of the parameter: float32, flat.
-    """
+    """A communication hook of DDP; `reduce` is called with each bucket in the same order."""
 
     def __init__(
         self,
@@ -58,7 +55,8 @@ class Compression(ABC):
     ) -> None:
         self.config, self._step = config, step
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters}
-        self.errors: dict[str, torch.Tensor] = {}
+        # What the next step depends on, by kind and parameter; only PowerSGD has a Q.
+        self._held: dict[str, dict[str, torch.Tensor]] = {"error": {}, "q": {}}
 
     def reduce(self, bucket: dist.GradBucket) -> Future:
         """Replace the gradients of a bucket by their mean over the ranks, compressed."""
@@ -71,24 +69,25 @@ class Compression(ABC):
     @abstractmethod
     def _reduce(self, bucket: dist.GradBucket) -> Future: ...
 
+    @property
+    def errors(self) -> dict[str, torch.Tensor]:
+        """What has not been sent yet, by the name of the parameter: float32, flat."""
+        return self._held["error"]
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the tensors of this rank that the next step depends on."""
-        return {f"error.{name}": error for name, error in self.errors.items()}
+        return {f"{kind}.{n}": t for kind, held in self._held.items() for n, t in held.items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Continue with what `state_dict` returned."""
-        self.errors = self._part(state, "error.")
-
-    def _part(self, state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
         devices = {name: parameter.device for parameter, name in self._names.items()}
-        return {
-            name: value.to(devices[name])
-            for key, value in state.items()
-            if (name := key.removeprefix(prefix)) != key
-        }
+        for held in self._held.values():
+            held.clear()
+        for key, value in state.items():
+            kind, _, name = key.partition(".")
+            self._held[kind][name] = value.to(devices[name])
 
     def _named(self, bucket: dist.GradBucket) -> dict[str, torch.Tensor]:
-        """The parameters of a bucket, in its order, by name."""
         return {self._names[p]: p for p in bucket.parameters()}
 
     def _with_errors(self, bucket: dist.GradBucket) -> torch.Tensor:
@@ -101,7 +100,6 @@ class Compression(ABC):
         return gradients + torch.cat(errors)
 
     def _keep(self, bucket: dist.GradBucket, errors: torch.Tensor) -> None:
-        """Keep the errors of a bucket, flat, for the next step."""
         named = self._named(bucket)
         self.errors.update(zip(named, errors.split(_sizes(named.values())), strict=True))
 
@@ -209,27 +207,8 @@ class PowerSGD(Compression):
     Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression" (2019). Each step is one of a
     power iteration, which starts from the Q of the step before. A parameter is the matrix of its
     first dimension and all others; it is sent whole if that is less. The products need the mean of
-    P before Q, so the hook waits for its reductions. `q` are the matrices Q by the name of the
-    parameter: float32, the same on all ranks.
+    P before Q, so the hook waits for its reductions. Q is float32, and the same on all ranks.
     """
-
-    def __init__(
-        self,
-        config: CompressionConfig,
-        parameters: Iterable[tuple[str, nn.Parameter]],
-        step: Callable[[], int],
-    ) -> None:
-        super().__init__(config, parameters, step)
-        self.q: dict[str, torch.Tensor] = {}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the errors and Q."""
-        return super().state_dict() | {f"q.{name}": q for name, q in self.q.items()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Continue with what `state_dict` returned."""
-        super().load_state_dict(state)
-        self.q = self._part(state, "q.")
 
     def _reduce(self, bucket: dist.GradBucket) -> Future:
         total = self._with_errors(bucket)
@@ -248,7 +227,7 @@ class PowerSGD(Compression):
         left = [torch.linalg.qr(p).Q for p in left]
         right = [m.T @ p for m, p in zip(matrices.values(), left, strict=True)]
         _average(right)
-        self.q.update(zip(matrices, right, strict=True))
+        self._held["q"].update(zip(matrices, right, strict=True))
         means = dict(zip((name for name in flat if name not in matrices), exact, strict=True))
         for name, p, q in zip(matrices, left, right, strict=True):
             means[name] = (p @ q.T).flatten()
@@ -267,11 +246,12 @@ class PowerSGD(Compression):
 
     def _first(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
         """Return Q of the step before, or a random one that is the same on all ranks."""
-        if name not in self.q:
+        known = self._held["q"]
+        if name not in known:
             draw = torch.Generator().manual_seed(xxhash.xxh32_intdigest(name.encode()))
             q = torch.randn(matrix.shape[1], self.config.rank, generator=draw)
-            self.q[name] = q.to(matrix.device)
-        return self.q[name]
+            known[name] = q.to(matrix.device)
+        return known[name]
 
 
 def _bits(device: torch.device) -> torch.Tensor:
@@ -283,9 +263,7 @@ def _sizes(parameters: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _gather(
-    bucket: dist.GradBucket,
-    message: torch.Tensor,
-    mean: Callable[[torch.Tensor], torch.Tensor],
+    bucket: dist.GradBucket, message: torch.Tensor, mean: Callable[[torch.Tensor], torch.Tensor]
 ) -> Future:
     """Send a message to all ranks; fill the bucket by `mean` of theirs, of shape (ranks, ...)."""
     buffer = bucket.buffer()

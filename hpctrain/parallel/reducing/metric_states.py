@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import dtype_name
@@ -32,15 +33,12 @@ _States = list[dict[str, Any]]  # of a metric and of the metrics inside it, in t
 class Measured:
     """One evaluation by the `metrics` of a task, in which its `task` stands for the task itself.
 
-    Without metrics it does nothing. Raises a ConfigError if the metrics are none, or the task
-    cannot have them.
+    Without metrics it does nothing.
     """
 
     def __init__(self, task: Task, mesh: Mesh) -> None:
         self._measuring, self._mesh = measuring(task, mesh.device), mesh
         self.task: Task = self._measuring or task
-        if self._measuring is not None:
-            self._measuring.begin()
 
     def update(self) -> None:
         """Update the metrics after a batch was evaluated."""
@@ -59,9 +57,6 @@ def computed(metrics: Mapping[str, Any], device: torch.device) -> dict[str, floa
 
     All ranks of the default group call this. A metric that no rank has updated has no value. Each
     rank's metrics have its own states afterwards, as before.
-
-    Raises:
-        ConfigError: The value of a metric is not one number, or it keeps what is no tensor.
     """
     updated = [_is_updated(metric) for metric in metrics.values()]
     states = [_states(m) if u else [] for m, u in zip(metrics.values(), updated, strict=True)]
@@ -121,7 +116,15 @@ def _is_updated(metric: Any) -> bool:
 
 
 def _states(metric: Any) -> _States:
-    return [{name: getattr(part, name) for name in part._reductions} for part in _parts(metric)]
+    states = [{name: getattr(part, name) for name in part._reductions} for part in _parts(metric)]
+    for name, value in (item for part in states for item in part.items()):
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, torch.Tensor):
+                raise ConfigError(
+                    f"a metric of task.metrics keeps {described(each)} in its state {name!r}: "
+                    "ranks can merge tensors, and lists of tensors"
+                )
+    return states
 
 
 def _set(metric: Any, states: _States) -> None:
@@ -143,7 +146,6 @@ def _merge(metric: Any, found: list[_States]) -> None:
 
 
 def _reduced(reduction: Any, values: list[Any]) -> Any:
-    """Return one value of a state for those of several ranks."""
     if isinstance(values[0], list):
         joined = [each for value in values for each in value]
         return reduction(joined) if joined and reduction is not None else joined
@@ -153,81 +155,40 @@ def _reduced(reduction: Any, values: list[Any]) -> Any:
 
 def _gather(states: list[_States], to: int, device: torch.device) -> list[list[_States]]:
     """Return the states of all ranks, by rank, on the rank `to`, and an empty list on others."""
-    tensors: list[torch.Tensor] = []
-    described = [[_outline(part, tensors) for part in metric] for metric in states]
-    outlines = objects.all_gather(described)
-    content = torch.cat(
-        [
-            torch.empty(0, dtype=torch.uint8, device=device),
-            *(_bytes(tensor).to(device) for tensor in tensors),
-        ]
-    ).contiguous()
-    sizes = [_size(outline) for outline in outlines]
-    padded = torch.nn.functional.pad(content, (0, max(sizes) - len(content)))
     if dist.get_world_size() == 1:
         return [states]
+    outline, content = _as_bytes(states, device)
+    outlines = objects.all_gather(outline)
+    longest = max(sum(_sizes(items)) for _, items in outlines)
+    padded = torch.nn.functional.pad(content, (0, longest - len(content)))
     here = dist.get_rank() == to
-    found = [torch.empty_like(padded) for _ in sizes] if here else None
+    found = [torch.empty_like(padded) for _ in outlines] if here else None
     dist.gather(padded, found, dst=to)
     return [_restored(o, each) for o, each in zip(outlines, found or (), strict=here)]
 
 
-def _outline(part: Mapping[str, Any], tensors: list[torch.Tensor]) -> dict[str, Any]:
-    """Return the dtypes and shapes of states, and append their tensors."""
-    outline: dict[str, Any] = {}
-    for name, value in part.items():
-        items = value if isinstance(value, list) else [value]
-        if other := [each for each in items if not isinstance(each, torch.Tensor)]:
-            raise ConfigError(
-                f"a metric of task.metrics keeps {described(other[0])} in its state {name!r}: "
-                "ranks can merge tensors, and lists of tensors"
-            )
-        tensors += items
-        shapes = [[dtype_name(each.dtype), [*each.shape]] for each in items]
-        outline[name] = shapes if isinstance(value, list) else shapes[0]
-    return outline
+def _as_bytes(states: list[_States], device: torch.device) -> tuple[list[Any], torch.Tensor]:
+    """Return an outline of states (their structure, dtypes and shapes), and their bytes."""
+    tensors, structure = tree_flatten(states)
+    items = [[dtype_name(each.dtype), [*each.shape]] for each in tensors]
+    parts = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in tensors)
+    nothing = torch.empty(0, dtype=torch.uint8, device=device)
+    content = torch.cat([nothing, *(part.to(device) for part in parts)])
+    return [treespec_dumps(structure), items], content
 
 
-def _restored(outline: Any, content: torch.Tensor) -> list[_States]:
-    """Return the states that an outline describes, from the bytes of their tensors."""
-    at = 0
-
-    def taken(dtype: str, shape: list[int]) -> torch.Tensor:
-        nonlocal at
-        kind: torch.dtype = getattr(torch, dtype)
-        size = kind.itemsize * math.prod(shape)
-        # A view needs bytes that begin at a multiple of the item's size, which a copy has.
-        found = content[at : at + size].clone().view(kind).view(shape)
-        at += size
-        return found
-
-    return [
-        [
-            {
-                name: [taken(*item) for item in each] if _is_list(each) else taken(*each)
-                for name, each in part.items()
-            }
-            for part in metric
-        ]
-        for metric in outline
+def _restored(outline: list[Any], content: torch.Tensor) -> list[_States]:
+    """Return the states of a rank from what `_as_bytes` has made, possibly padded."""
+    structure, items = outline
+    parts = content[: sum(_sizes(items))].split(_sizes(items))
+    # A view needs bytes that begin at a multiple of the item's size, which a copy has.
+    tensors = [
+        part.clone().view(getattr(torch, dtype)).view(shape)
+        for part, (dtype, shape) in zip(parts, items, strict=True)
     ]
+    states: list[_States] = tree_unflatten(tensors, treespec_loads(structure))
+    return states
 
 
-def _is_list(each: list[Any]) -> bool:
-    return not each or isinstance(each[0], list)
-
-
-def _size(outline: Any) -> int:
-    """Return the number of bytes of the tensors that an outline describes."""
-    items = [
-        item
-        for metric in outline
-        for part in metric
-        for each in part.values()
-        for item in (each if _is_list(each) else [each])
-    ]
-    return sum(getattr(torch, dtype).itemsize * math.prod(shape) for dtype, shape in items)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+def _sizes(items: list[Any]) -> list[int]:
+    return [getattr(torch, dtype).itemsize * math.prod(shape) for dtype, shape in items]

@@ -65,10 +65,9 @@ class Unused:
         return joined(values, self._own)
 
     def settled(self, total: Scalars, parameters: Sequence[nn.Parameter]) -> Scalars:
-        """Remove the gradients of parameters that no rank has used.
+        """Remove the gradients of parameters that no rank has used; return the numbers of the step.
 
-        `total` is what `joined` has returned, added over all ranks. What that has appended is not
-        in the result.
+        `total` is what `joined` has returned, added over all ranks.
         """
         end = len(total) - len(parameters)
         if not all(self._own):  # otherwise the device need not be waited for

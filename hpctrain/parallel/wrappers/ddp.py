@@ -59,8 +59,7 @@ class DDPModel(ParallelModel):
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Scalars]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
-        Raises a ConfigError if a parameter that is trained had no gradient in the step before, or
-        more than one.
+        A ConfigError says so if a parameter that is trained has no gradient, or more than one.
         """
         try:
             return super().forward_backward(task, batch)

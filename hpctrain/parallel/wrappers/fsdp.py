@@ -34,7 +34,7 @@ from hpctrain.config.schema import FSDPConfig, ParallelConfig
 from hpctrain.models.ties import ties
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
-from hpctrain.parallel.preparing.parameters import undivided
+from hpctrain.parallel.preparing.whole_model import undivided
 from hpctrain.parallel.reducing.lockstep import Lockstep
 from hpctrain.parallel.reducing.scalars import Scalars
 from hpctrain.parallel.reducing.unused import Unused
@@ -129,10 +129,9 @@ def shard(
 ) -> None:
     """Divide each block, then the rest of the model, over `mesh.data_mesh`, in place.
 
-    If dp_shard is 1 they stay whole, and only their gradients are reduced. The model is on the meta
-    device or on that of the rank. The parameters of a block are gathered together. `experts` are
-    the modules that hold experts which expert parallel has divided, and the ranks that have the
-    same ones.
+    If dp_shard is 1 they stay whole, and only their gradients are reduced. The parameters of a
+    block are gathered together. `experts` are the modules that hold experts which expert parallel
+    has divided, and the ranks that have the same ones.
     """
     fsdp = config.fsdp
     offload: OffloadPolicy = OffloadPolicy()

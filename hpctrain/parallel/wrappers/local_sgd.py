@@ -63,11 +63,15 @@ class LocalSGDModel(DDPModel):
         if self.step < self._local.start_step:
             return super()._reduced(last)
         if not self._common:
-            self._common = [p.detach().clone() for p in self.parameters]
-            self._momentum = [torch.zeros_like(p) for p in self._common]
+            common = [p.detach().clone() for p in self.parameters]
+            self._begin(common, [torch.zeros_like(p) for p in common])
+        return self._ddp.no_sync()
+
+    def _begin(self, common: list[torch.Tensor], momentum: list[torch.Tensor]) -> None:
+        """Let the replicas differ from now on, also in an evaluation before the first step."""
+        self._common, self._momentum = common, momentum
         # DDP would give the buffers of rank 0 to all, such as the statistics of a batch norm.
         self._ddp.require_forward_param_sync = False
-        return self._ddp.no_sync()
 
     def after_step(self) -> None:
         """Count the step, and average the replicas if it is time."""
@@ -108,5 +112,8 @@ class LocalSGDModel(DDPModel):
         """Continue with what `state_dict` returned."""
         if state:
             indexed = list(enumerate(self.parameters))
-            self._common = [state[f"common.{i}"].to(p.device) for i, p in indexed]
-            self._momentum = [state[f"momentum.{i}"].to(p.device) for i, p in indexed]
+            kept = (
+                [state[f"{kind}.{i}"].to(p.device) for i, p in indexed]
+                for kind in ("common", "momentum")
+            )
+            self._begin(*kept)

@@ -24,7 +24,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import freeze, settings
-from hpctrain.parallel.preparing.parameters import check_layers
+from hpctrain.parallel.preparing.whole_model import check_layers
 from hpctrain.shards.types import Batch
 
 Shape = tuple[int, ...]

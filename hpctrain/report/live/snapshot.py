@@ -21,6 +21,7 @@ from typing import Any
 from msgspec import structs
 
 from hpctrain.config.frozen import load
+from hpctrain.distributed.ranks import host_of
 from hpctrain.run_record import Attempt, Progress
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import samples
@@ -162,8 +163,8 @@ def _compare(nodes: Sequence[Node]) -> None:
 
 def _slowest(progress: Progress, attempt: Attempt) -> str:
     """Return `rank 3 on n02`: the slowest rank at the last report."""
-    rank, hosts = progress.metrics.get("perf/slowest_rank", math.nan), attempt.hosts
+    rank = progress.metrics.get("perf/slowest_rank", math.nan)
     if not 0 <= rank < attempt.world_size:
         return ""
-    place = int(rank) * len(hosts) // attempt.world_size
-    return f"rank {int(rank)}" + (f" on {hosts[place]}" if place < len(hosts) else "")
+    host = host_of(int(rank), attempt.world_size, attempt.hosts)
+    return f"rank {int(rank)}" + (f" on {host}" if host else "")

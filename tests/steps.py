@@ -1,10 +1,14 @@
 """A training step on a small model, for tests of the parts of a step."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import distributed, nn
 
+from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import PrecisionConfig
+from hpctrain.config.schema import PrecisionConfig, SchedulerConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
@@ -12,7 +16,11 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Classification
+from hpctrain.tracking.tracker import NullTracker
+from hpctrain.training.display import Display
+from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
+from hpctrain.training.trainer import Every, Trainer
 
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
 
@@ -45,6 +53,25 @@ def alone(module: nn.Module, accumulate: int = 1) -> ParallelModel:
     cpu = torch.device("cpu")
     mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), cpu)
     return ParallelModel(module, mesh, Precision(PrecisionConfig(), cpu), accumulate)
+
+
+def trainer_of(
+    step: TrainStep, folder: Path, max_steps: int, every: Every, **options: Any
+) -> Trainer:
+    """Return a trainer of a step, which shows and tracks nothing; each rank has its own numbers."""
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    place = RankInfo("test", rank, rank, 0, ranks, ranks, 1, "localhost", 1)
+    given: dict[str, Any] = {
+        "schedule": Schedule(0.1, SchedulerConfig("constant"), max_steps),
+        "loader": None,
+        "checkpointer": Checkpointer(folder, 9, place, step.model, step.optimizer),
+        "tracker": NullTracker(),
+        "display": Display(),
+        "device": step.model.mesh.device,
+    }
+    return Trainer(
+        train_step=step, stop=step.stop, max_steps=max_steps, every=every, **(given | options)
+    )
 
 
 def weights(step: TrainStep) -> torch.Tensor:

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
+def train_here(config: Config, argv: list[str], began: float | None = None) -> tuple[RunDir, int]:
     """Train a composed config with the ranks that were started; return its exit code, too.
 
-    The arguments of the command are shown at the end of the training.
+    The arguments of the command are shown at the end. The attempt has `began` with this process, or
+    at a time of `time.monotonic`, if the process has done other things before.
     """
     _log_to_stderr()
     ranks = RankInfo.from_env()
@@ -41,7 +42,7 @@ def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
         freeze(config, run, argv)
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
-    return run, _train_to_the_end(config, run, ranks, argv, again)
+    return run, _train_to_the_end(config, run, ranks, argv, again, began)
 
 
 def train_frozen(path: Path) -> int:
@@ -82,7 +83,12 @@ def train_frozen(path: Path) -> int:
 
 
 def _train_to_the_end(
-    config: Config, run: RunDir, ranks: RankInfo, argv: list[str], again: bool = False
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    argv: list[str],
+    again: bool = False,
+    began: float | None = None,
 ) -> int:
     if not again and run.read().state == "finished":
         if ranks.is_main:
@@ -105,7 +111,7 @@ def _train_to_the_end(
     # The other ranks keep a log once rank 0 has certainly made the folder.
     where = run.logs, ranks.launcher, ranks.rank
     with kept(*where) if ranks.is_main else nullcontext(), told(run.path):
-        code = _train_attempt(config, run, ranks)
+        code = _train_attempt(config, run, ranks, began)
     if code == 0 and ranks.is_main:
         from hpctrain.job.summary import show
 
@@ -131,7 +137,7 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
         log.warning("%s", error)
 
 
-def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
+def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
     from hpctrain.distributed import flight_recorder
     from hpctrain.distributed.variables import export
     from hpctrain.job import compile_cache
@@ -157,7 +163,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
 
     gc.freeze()
     gc.enable()
-    return train(config, run, ranks)
+    return train(config, run, ranks, began)
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:

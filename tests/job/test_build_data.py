@@ -50,7 +50,7 @@ def build(config: Callable[..., Config]) -> Build:
         check(made, world_size)
         ranks = RankInfo("test", rank, rank, 0, world_size, world_size, 1, "localhost", 1)
         mesh = Mesh(Degrees(world_size), rank, torch.device("cpu"))
-        return DataBuilder(made, ranks, mesh, torch.device("cpu"), instantiate)
+        return DataBuilder(made, ranks, mesh, torch.device("cpu"))
 
     return call
 

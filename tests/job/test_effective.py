@@ -21,15 +21,18 @@ def test_what_follows_from_batch_and_epochs() -> None:
     )
     batch = BatchSizes.of(config, Degrees(dp_replicate=8))
     assert (batch.share, batch.micro) == (64, 32)
-    effective = Effective.of(config, steps_per_epoch=100, batch=batch)
-    assert str(effective) == (
+
+    def effective() -> Effective:
+        return Effective.of(config.train, config.optimizer, config.scheduler, 100, batch)
+
+    assert str(effective()) == (
         "peak lr 0.2, warm-up 500 of 9000 steps, 100 steps per epoch, global batch 512 = dp 8 x "
         "accumulate 2 x 32 samples"
     )
     config.train.max_steps = 300
-    assert Effective.of(config, 100, batch).max_steps == 300
+    assert effective().max_steps == 300
     config.train.max_epochs = None
-    assert Effective.of(config, 100, batch).max_steps == 300
+    assert effective().max_steps == 300
 
 
 def params(run: Path) -> dict[str, str]:

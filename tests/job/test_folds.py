@@ -22,7 +22,6 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
 from hpctrain.job.building.build_data import DataBuilder
-from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
@@ -77,7 +76,7 @@ def build(config: Callable[..., Config]) -> Callable[..., DataBuilder]:
         check(made, size)
         mesh = Mesh(Degrees(size), rank, torch.device("cpu"))
         ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-        return DataBuilder(made, ranks, mesh, torch.device("cpu"), instantiate)
+        return DataBuilder(made, ranks, mesh, torch.device("cpu"))
 
     return call
 

@@ -8,22 +8,17 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.schema import SchedulerConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import Display
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
-from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.trainer import Every
 from tests.data.test_loader import Numbers
 from tests.ranks import run_ranks
-from tests.steps import alone
+from tests.steps import alone, trainer_of
 from tests.training.test_late_numbers import Late, Squares
 
 STEPS, ROWS, RANKS = 12, 4, 2
@@ -86,21 +81,13 @@ def evaluations(folder: Path, late: bool, every: int, stop_at: int) -> list[int]
         dp_size=RANKS,
         shuffle=False,
     )
-    place = RankInfo("test", rank, rank, 0, RANKS, RANKS, 1, "localhost", 1)
     # The evaluation calls the task, too, and so takes one second of rank 0's clock.
-    one: Any = OneBatch()
-    trainer = Trainer(
-        train_step=TrainStep(model, task, optimizer, clip_norm=None, stop=stop, timer=timer),
-        schedule=Schedule(0.1, SchedulerConfig(kind="constant"), STEPS),
+    step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, timer=timer)
+    trainer = trainer_of(
+        *(step, folder / "checkpoints", STEPS, Every(log=100, evaluate=every, checkpoint=100)),
         loader=DevicePrefetcher(data, torch.device("cpu")),
-        evaluation=one,
-        checkpointer=Checkpointer(folder / "checkpoints", 9, place, model, optimizer),
+        evaluations={"val": OneBatch()},
         tracker=tracker,
-        display=Display(),
-        stop=stop,
-        device=torch.device("cpu"),
-        max_steps=STEPS,
-        every=Every(log=100, evaluate=every, checkpoint=100),
     )
     trainer.fit()
     return tracker.steps

@@ -15,26 +15,20 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import checkpoints
-from hpctrain.config.schema import SchedulerConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HealthError
 from hpctrain.faults.copied import Copied
 from hpctrain.faults.health import Health, RolledBack
 from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Sums
-from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import Display
-from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.trainer import Every
 from tests.data.test_loader import Numbers
 from tests.ranks import run_ranks
-from tests.steps import alone
+from tests.steps import alone, trainer_of
 
 STEPS, ROWS, RANKS = 8, 4, 2
 RARELY = Every(log=100, evaluate=100, checkpoint=100)
@@ -100,20 +94,8 @@ def fitted(
         dp_size=RANKS,
         shuffle=False,
     )
-    place = RankInfo("test", rank, rank, 0, RANKS, RANKS, 1, "localhost", 1)
-    trainer = Trainer(
-        train_step=step,
-        schedule=Schedule(0.1, SchedulerConfig(kind="constant"), STEPS),
-        loader=DevicePrefetcher(loader, torch.device("cpu")),
-        evaluation=None,
-        checkpointer=Checkpointer(folder / "checkpoints", 9, place, model, optimizer),
-        tracker=NullTracker(),
-        display=Display(),
-        stop=stop,
-        device=torch.device("cpu"),
-        max_steps=STEPS,
-        every=every,
-    )
+    feed, saved = DevicePrefetcher(loader, torch.device("cpu")), folder / "checkpoints"
+    trainer = trainer_of(step, saved, STEPS, every, loader=feed)
     try:
         end = str(trainer.fit().finished)
     except (HealthError, RolledBack) as error:

@@ -20,23 +20,23 @@ from hpctrain.parallel.preparing.initial import skeleton
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
-from hpctrain.training.measuring.utilisation import NoUtilisation, Utilisation, Work
+from hpctrain.training.measuring.utilisation import Utilisation, Work
 
 log = logging.getLogger(__name__)
 
 
 def build_utilisation(
     config: Config, model: ParallelModel, task: Task, devices: int, is_main: bool
-) -> NoUtilisation:
-    """Return what measures MFU and HFU; the null form where the device or the model is unknown."""
+) -> Utilisation | None:
+    """Return what measures MFU and HFU; None where the device or the model is unknown."""
     device = model.precision.device
     figures = _figures(config, device)
     peak = None if figures is None else figures.peak(config.precision.compute)
     if not is_main or peak is None:
-        return NoUtilisation()
+        return None
     if not all(parameter.requires_grad for parameter in model.module.parameters()):
         log.info("no MFU: parameters that are not trained need fewer operations than are counted")
-        return NoUtilisation()
+        return None
     return Utilisation(partial(_count, config, task), peak * devices)
 
 

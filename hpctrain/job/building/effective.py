@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
-from hpctrain.config.schema import Config
+from hpctrain.config.rules.batch_sizes import BatchSizes, Ramp
+from hpctrain.config.schema import OptimizerConfig, SchedulerConfig, TrainConfig
 from hpctrain.training.schedule import peak_lr, warmup_steps
 
 
@@ -32,7 +32,9 @@ class Effective:
     @classmethod
     def of(
         cls,
-        config: Config,
+        train: TrainConfig,
+        optimizer: OptimizerConfig,
+        scheduler: SchedulerConfig,
         steps_per_epoch: int,
         batch: BatchSizes,
         steps_in: Callable[[int], int] | None = None,
@@ -42,14 +44,14 @@ class Effective:
         `steps_in` returns the steps of the first epochs, with those of the ramp; None: there is
         none.
         """
-        train, ramp = config.train, ramp_of(config)
+        ramp = Ramp.of(train.global_batch_size, train.batch_size_ramp)
         limits: list[float] = [math.inf if train.max_steps is None else train.max_steps]
         if train.max_epochs is not None:
             steps_in = steps_in or steps_per_epoch.__mul__
             limits.append(steps_in(train.max_epochs))
         return cls(
-            lr=peak_lr(config.optimizer, batch.global_size),
-            warmup_steps=warmup_steps(config.scheduler, ramp, steps_per_epoch),
+            lr=peak_lr(optimizer, batch.global_size),
+            warmup_steps=warmup_steps(scheduler, ramp, steps_per_epoch),
             max_steps=int(min(limits)),
             steps_per_epoch=steps_per_epoch,
             global_batch_size=batch.global_size,

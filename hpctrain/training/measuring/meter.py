@@ -30,7 +30,7 @@ from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.blocked_clock import BlockedClock
 from hpctrain.training.measuring.slow_ranks import Interval, SlowRanks, WorkClock
 from hpctrain.training.measuring.step_times import StepTimes, percentile
-from hpctrain.training.measuring.utilisation import NoUtilisation
+from hpctrain.training.measuring.utilisation import Utilisation
 from hpctrain.units import GIB
 
 _RECORD_S = 1.0  # seconds; reports that follow each other sooner have one record `time` together
@@ -103,13 +103,12 @@ class Meter(NoMeter):
         tracker: Tracker,
         *,
         counts_tokens: bool = False,
-        utilisation: NoUtilisation | None = None,
+        utilisation: Utilisation | None = None,
     ) -> None:
         self._loader = loader
         self._account, self._slow_ranks = account, slow_ranks
         self._precision, self._tracker, self._counts_tokens = precision, tracker, counts_tokens
-        self._utilisation = utilisation or NoUtilisation()
-        self._watches = self._utilisation.watches
+        self._utilisation = utilisation
         self._on_gpu = precision.device.type == "cuda"
         # The time that a rank waits for others is known where a thread that waits sleeps. The host
         # of a GPU does not wait; the GPU does, and it does not tell.
@@ -133,7 +132,7 @@ class Meter(NoMeter):
         self._step = step
         self._times.step()
         self._given.append((consumed, self._loader.last))
-        if self._watches:
+        if self._utilisation is not None:
             self._utilisation.see(batch)
             if self._utilisation.due:
                 with self.spent("startup"):
@@ -184,7 +183,7 @@ class Meter(NoMeter):
             found[names.STEP_MS_P50] = 1000 * percentile(times, 50)
             found[names.STEP_MS_P95] = 1000 * percentile(times, 95)
             found[names.STEP_MS_MAX] = 1000 * times[-1]
-        if self._watches:
+        if self._utilisation is not None:
             found |= self._utilisation.metrics(speed)
         if slowest is not None:
             found[names.SLOWEST_RANK] = slowest

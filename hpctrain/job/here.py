@@ -92,7 +92,6 @@ def _train_to_the_end(
 ) -> int:
     if not again and run.read().state == "finished":
         if ranks.is_main:
-            from hpctrain.job.summary import show
             from hpctrain.runs.code import trained_code
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
@@ -103,7 +102,7 @@ def _train_to_the_end(
                     *(run.name, changed),
                 )
             _complete_upload(config.tracking, run)
-            show(config, run, argv)
+            _show(config, run, argv)
         return 0
     from hpctrain.runs.storage_failure import told
     from hpctrain.runs.terminal_log import kept
@@ -113,14 +112,18 @@ def _train_to_the_end(
     with kept(*where) if ranks.is_main else nullcontext(), told(run.path):
         code = _train_attempt(config, run, ranks, began)
     if code == 0 and ranks.is_main:
-        from hpctrain.job.summary import show
-
         if config.train.sample_prompt:
             from hpctrain.job.text_generation import print_sample
 
             print_sample(run.path, config.train.sample_prompt)
-        show(config, run, argv)
+        _show(config, run, argv)
     return code
+
+
+def _show(config: Config, run: RunDir, argv: list[str]) -> None:
+    from hpctrain.job.summary import show
+
+    show(run, argv, config.metric, config.optimizer.lr, config.tracking)
 
 
 def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:

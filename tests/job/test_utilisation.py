@@ -1,14 +1,17 @@
 """MFU and HFU: the operations of a sample, and what a run logs of them."""
 
 import logging
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.building.build_utilisation import build_utilisation
 from hpctrain.job.building.instantiate import instantiate
+from hpctrain.parallel.precision import Precision
 from hpctrain.shards.types import Batch
 from hpctrain.training.measuring.utilisation import Utilisation, Work
 from tests.steps import alone
@@ -26,8 +29,15 @@ def built(
     composer: Composer, *overrides: str, model: nn.Module | None = None, is_main: bool = True
 ) -> Utilisation | None:
     config = composer.typed([*PEAK, *overrides])
-    task = instantiate("task", config.task)
-    return build_utilisation(config, alone(model or nn.Linear(1, 1)), task, 4, is_main)
+    spread = alone(model or nn.Linear(1, 1))
+    spread.precision = Precision(config.precision, torch.device("cpu"))
+    build = partial(instantiate, "model", config.model)
+    rank = 0 if is_main else 1
+    ranks = RankInfo("test", rank, rank, 0, 4, 4, 1, "localhost", 1)
+    return build_utilisation(
+        *(build, spread, instantiate("task", config.task)),
+        *(config.train, config.parallel.blocks, config.hardware, ranks),
+    )
 
 
 def at_thousand(composer: Composer, batch: Batch, *overrides: str) -> dict[str, float]:

@@ -117,7 +117,8 @@ def build(
         tracker,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
         utilisation=build_utilisation(
-            config, model, parts.whole_task, ranks.world_size, ranks.is_main
+            *(parts.build, model, parts.whole_task, train),
+            *(config.parallel.blocks, config.hardware, ranks),
         ),
     )
     return Trainer(

@@ -27,7 +27,7 @@ from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import OneByOne, SampleRandom, asked_for
 from hpctrain.data.workers.samples import Watched as WatchedSamples
 from hpctrain.errors import ConfigError
-from hpctrain.job.building.instantiate import instantiate
+from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.shards.index import Statistics
 
 log = logging.getLogger(__name__)
@@ -123,12 +123,6 @@ def _of_samples(source: Source, before: list[Any], transform: Any) -> Verdict:
 
 
 def transforms_of(key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the transforms that the nodes at a key name."""
-    made = [instantiate(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
-    for i, transform in enumerate(made):
-        if not callable(transform):
-            raise ConfigError(
-                f"{key}[{i}]={nodes[i]}: it makes a {type(transform).__name__}; it must be "
-                "{_target_: ...} of something that can be called"
-            )
-    return made
+    """Return the transforms that the sections at a key name."""
+    needed = "{_target_: ...} of something that can be called"
+    return instantiate_all(key, nodes, Callable, needed)  # type: ignore[arg-type]

@@ -18,10 +18,10 @@ from hpctrain.config.schema import CheckpointConfig, DataConfig, EarlyStoppingCo
 from hpctrain.data.places.origin import load_index
 from hpctrain.distributed import objects
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.errors import HpctrainError
 from hpctrain.faults.health import Health
 from hpctrain.job.building.effective import Effective
-from hpctrain.job.building.instantiate import instantiate
+from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.record import convert
 from hpctrain.run_record import BestValue
@@ -98,13 +98,8 @@ def build_hooks(
     nodes: Sequence[dict[str, Any]], train: TrainConfig, run: RunDir, ranks: RankInfo
 ) -> Hooks:
     """Return the hooks of the user, and the profiler of `train.profile`."""
-    made = [instantiate(f"hooks[{i}]", node) for i, node in enumerate(nodes)]
-    for i, hook in enumerate(made):
-        if not isinstance(hook, Hook):
-            raise ConfigError(
-                f"hooks[{i}]={nodes[i]}: it makes a {type(hook).__name__}; it must be a "
-                "class that inherits from hpctrain.training.Hook"
-            )
+    needed = "a class that inherits from hpctrain.training.Hook"
+    made = instantiate_all("hooks", nodes, Hook, needed)
     steps, rank = train.profile, ranks.rank
     if steps is None or rank not in train.profile_ranks:
         return Hooks(made)

@@ -20,6 +20,7 @@ from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Task, bind, on_part
@@ -34,6 +35,7 @@ class Parts:
         self.mesh = Mesh(degrees, ranks.rank, device, config.parallel.weights)
         self.precision = Precision(config.precision, device)
         self.data = DataBuilder(config, ranks, self.mesh, device)
+        self.build: Build = partial(instantiate, "model", config.model)
 
     @cached_property
     def whole_task(self) -> Task:
@@ -51,10 +53,7 @@ class Parts:
         With `divided_loss`, tensor parallel may leave the logits divided.
         """
         return parallelize(
-            partial(instantiate, "model", self.config.model),
-            self.config,
-            self.mesh,
-            self.precision,
+            *(self.build, self.config, self.mesh, self.precision),
             loss_parallel=divided_loss and getattr(self.task, "loss_parallel", False),
             arguments=getattr(self.task, "arguments", ()),
         )

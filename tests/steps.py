@@ -1,5 +1,7 @@
 """A training step on a small model, for tests of the parts of a step."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,24 @@ def alone(module: nn.Module, accumulate: int = 1) -> ParallelModel:
     return ParallelModel(module, mesh, Precision(PrecisionConfig(), cpu), accumulate)
 
 
+class NoMeter:
+    """Stands for the meter of a training, and measures nothing."""
+
+    @contextmanager
+    def spent(self, part: str) -> Iterator[None]:
+        yield
+
+    def report(self, counts: Mapping[str, float] | None = None) -> dict[str, float]:
+        return {}
+
+    evaluated = state_dict = report
+
+    def begin(self, *_: Any) -> None:
+        pass
+
+    after_step = load_state_dict = close = begin
+
+
 def trainer_of(
     step: TrainStep, folder: Path, max_steps: int, every: Every, **options: Any
 ) -> Trainer:
@@ -68,6 +88,7 @@ def trainer_of(
         "tracker": NullTracker(),
         "display": Display(),
         "device": step.model.mesh.device,
+        "meter": NoMeter(),
     }
     return Trainer(
         train_step=step, stop=step.stop, max_steps=max_steps, every=every, **(given | options)

@@ -43,7 +43,7 @@ from hpctrain.training.display import Display
 from hpctrain.training.evaluation import evaluate
 from hpctrain.training.hooks import Hooks, RunState
 from hpctrain.training.improvement import Best, Improvement
-from hpctrain.training.measuring.meter import NoMeter
+from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.notes import Notes
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
@@ -87,7 +87,7 @@ class Trainer:
     device: torch.device
     max_steps: int
     every: Every
-    meter: NoMeter = field(default_factory=NoMeter)
+    meter: Meter
     # The feeds of the evaluation, by what the names of their metrics begin with, such as `val`.
     evaluations: Mapping[str, DevicePrefetcher] = field(default_factory=dict)
     asked: Sequence[RequestedMetric] = ()

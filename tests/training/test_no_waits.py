@@ -177,7 +177,7 @@ def test_an_evaluation_waits_only_for_its_means(
             pass
 
     unused = dict.fromkeys(
-        ("schedule", "loader", "checkpointer", "tracker", "display", "every"), None
+        ("schedule", "loader", "checkpointer", "tracker", "display", "every", "meter"), None
     )
     counts: Any = {"max_steps": 1}
     feed: Any = Batches([batch] * 3)

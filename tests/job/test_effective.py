@@ -9,7 +9,7 @@ import pytest
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig, SchedulerConfig, TrainConfig
-from hpctrain.job.building.effective import Effective
+from hpctrain.job.building.build_schedule import Effective
 from tests.conftest import Completed, run_json, runs
 
 

@@ -21,7 +21,7 @@ from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.job.text_generation import Generator, print_sample
 from hpctrain.models import Transformer
-from tests.conftest import Completed, journal_metrics, run_json, run_module
+from tests.conftest import Completed, journal_metrics, run_json, run_module, torchrun
 
 LINES = "def add_{0}(x):\n    # adds {0}, größer\n    return x + {0}\n\n"
 SMALL = (
@@ -64,7 +64,7 @@ def generator(trained: tuple[Path, Completed]) -> Generator:
 @pytest.mark.slow
 def test_it_learns_and_says_what_to_do_next(trained: tuple[Path, Completed]) -> None:
     run, done = trained
-    result = json.loads((run / "run.json").read_text())["result"]
+    result = run_json(run)["result"]
     assert result["train/loss"] < 0.5 * math.log(300)
     assert result["val/bits_per_byte"] < 1.5
     assert f"{result['val/bits_per_byte']:.4f}" in done.stdout
@@ -84,7 +84,7 @@ def test_bits_per_byte_are_exact(
     trained: tuple[Path, Completed], generator: Generator, corpus: Path
 ) -> None:
     """The metric is the code length of the held-out text, divided by its number of bytes."""
-    result = json.loads((trained[0] / "run.json").read_text())["result"]
+    result = run_json(trained[0])["result"]
     reader = Reader(corpus, "val")
     tokens = reader.read(np.arange(len(reader)), None)["tokens"].values.astype(np.int64)  # type: ignore[union-attr]
     nats = nbytes = count = 0.0
@@ -109,7 +109,7 @@ def test_documents_do_not_see_each_other(corpus: Path, tmp_path: Path) -> None:
     where = (f"data.path={corpus}", f"output_dir={tmp_path}")
     run_module("hpctrain", "experiment=stdlib_lm", *where, *SMALL, *options)
     (run,) = tmp_path.glob("stdlib_lm-*")
-    result = json.loads((run / "run.json").read_text())["result"]
+    result = run_json(run)["result"]
     generator, reader = Generator.of(run), Reader(corpus, "val")
     texts: Any = reader.read(np.arange(len(reader)))["tokens"]
     length = 64 * ((len(texts.values) - 1) // 64) + 1
@@ -230,8 +230,7 @@ def test_one_rank_goes_on_with_the_losses_of_a_pipeline(corpus: Path, tmp_path: 
     given = ("experiment=stdlib_lm", f"data.path={corpus}", *SMALL, "tracking.enabled=true")
     given += ("tracking.upload=false", "model.tied=false", "train.accumulate=4")
     pipeline = (*given, "output_dir=pipeline", "parallel.pp=2", "parallel.dp_replicate=1")
-    two = ("--standalone", "--nproc-per-node=2", "-m", "hpctrain")
-    run_module("torch.distributed.run", *two, *pipeline, cwd=tmp_path)
+    torchrun(2, *pipeline, cwd=tmp_path)
     (whole,) = (tmp_path / "pipeline").glob("stdlib_lm-*")
     half = tmp_path / "half" / whole.name
     shutil.copytree(whole, half)

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from hpctrain.errors import StorageError
 from hpctrain.runs.storage_failure import told
 from hpctrain.runs.terminal_log import kept
-from tests.conftest import NET, Completed, run_json, run_module, runs
+from tests.conftest import NET, Completed, only_run, run_json, run_module, runs
 
 SIZE = ("train.max_steps=60", "checkpoint.every_steps=4", "checkpoint.keep=100", "tracking=off")
 ACTING = NET.replace(
@@ -89,7 +89,7 @@ def test_what_is_no_exception_is_shown_by_logs(
     (tmp_path / "my_net.py").write_text(ACTING.replace("ACTION", action))
     done = train("model._target_=my_net.Net", *SIZE, code=1)
     assert done.stderr.splitlines()[-1] == "odd.Odd: a panic of a library"
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     assert run_json(run)["attempts"][-1]["error"] == "Odd: a panic of a library"
     shown = run_module("hpctrain", "logs", run.name, cwd=tmp_path).stdout
     assert "odd.Odd: a panic of a library" in shown

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, newest_healthy
-from tests.conftest import Completed, journal_metrics, run_json, run_module, runs, shared
+from tests.conftest import Completed, journal_metrics, only_run, run_json, run_module, runs, shared
 
 STEPS = 24  # an epoch has 22 steps, so every sample is trained on
 
@@ -65,7 +65,7 @@ def test_a_run_stops_names_the_samples_and_resumes(
     train_on: Train, broken: Path, tmp_path: Path
 ) -> None:
     done = train_on(code=8)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     record = run_json(run)
     (listed,) = (run / "nonfinite").iterdir()
     facts = json.loads(listed.read_text())
@@ -102,7 +102,7 @@ def test_a_run_stops_names_the_samples_and_resumes(
 
 def test_rollback_leaves_the_batch_out(train_on: Train, tmp_path: Path) -> None:
     done = train_on("train.nonfinite=rollback", "checkpoint.every_steps=4")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     record = run_json(run)
     assert record["state"] == "finished"
     assert len(record["attempts"]) == 1
@@ -127,7 +127,7 @@ def test_a_training_that_diverges_uses_up_the_budget(train: Train, tmp_path: Pat
     """The command of a user: the learning rate is absurd, and every later step is not finite."""
     often = ["train.max_epochs=3", "train.clip_norm=null", "tracking.enabled=false"]
     train("optimizer.lr=1e18", *often, code=8)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     error = run_json(run)["attempts"][-1]["error"]
     assert error.startswith("loss is not finite since step 2 (")
     assert "; all fields of the batch are finite; its samples: " in error
@@ -140,7 +140,7 @@ def test_a_run_that_is_finite_and_dead_says_so(train: Train, tmp_path: Path) -> 
     """The loss grows a thousandfold, then all units are dead; all numbers are finite."""
     dead = ["optimizer.lr=10", "train.max_steps=110", "checkpoint.every_steps=55"]
     done = train(*dead, "tracking.upload=false")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     record = run_json(run)
     assert record["state"] == "finished"
     texts = {note["topic"]: note["text"] for note in record["notes"]}
@@ -166,7 +166,7 @@ def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: P
     once = ["train.max_steps=1", "tracking.enabled=false"]
     done = train("+optimizer.options.eps=0", *once, code=8)
     assert "weight is not finite since step 1" in done.stderr
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     assert run_json(run)["state"] == "failed"
     (checkpoint,) = checkpoints(run / "checkpoints")
     assert not Manifest.read(checkpoint).healthy
@@ -180,6 +180,6 @@ def test_an_evaluation_that_is_not_finite_is_said(
     done = train_on("data.train_split=val", "data.val_split=train", "train.max_steps=2")
     assert "not finite: val/loss=nan" in done.stderr
     assert "val/loss is nan" in done.stdout
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     assert "val/loss is nan" in run_json(run)["attempts"][-1]["reason"]
     assert torch.isnan(torch.tensor(run_json(run)["result"]["val/loss"]))

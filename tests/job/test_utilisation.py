@@ -9,7 +9,7 @@ from torch import nn
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.job.building.build_utilisation import build_utilisation
+from hpctrain.job.building.flops import build_utilisation
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.precision import Precision
 from hpctrain.shards.types import Batch

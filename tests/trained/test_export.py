@@ -29,7 +29,7 @@ from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import Adapted
 from hpctrain.trained.exporting.exporter import Exported, Exporter
-from tests.conftest import Completed, run_module, runs
+from tests.conftest import Completed, only_run, run_module
 from tests.parallel.parity import MODELS, TASKS, Cell, Values, build
 from tests.ranks import run_ranks
 from tests.trained.exporting import (
@@ -133,7 +133,7 @@ def test_transformers_reads_our_models(node: dict[str, Any], tmp_path: Path) -> 
 
 def test_a_run_is_exported_as_it_was_trained(train: Train, tmp_path: Path) -> None:
     train("train.max_steps=2", "monitor.enabled=false", "tracking=off")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     given = (run.name, "out", "--dir", f"{tmp_path}/runs")
     said = run_module("hpctrain", "export", *given, "--shard-gb", "1e-4", cwd=tmp_path).stdout
     assert f"out: step-00000002 of {run.name}, 0.3 MB in 3 files, its own names" in said
@@ -235,7 +235,7 @@ def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_program_that_needs_no_code(train: Train, tmp_path: Path) -> None:
     train("train.max_steps=2", "monitor.enabled=false", "tracking=off")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     program = (run.name, "program", "--dir", f"{tmp_path}/runs", "--torch-export")
     run_module("hpctrain", "export", *program, cwd=tmp_path)
     loaded = torch.export.load(tmp_path / "program" / "model.pt2").module()

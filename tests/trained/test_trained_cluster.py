@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain import load_run
 from tests import cluster
-from tests.conftest import Completed, run_json, runs
+from tests.conftest import Completed, only_run, run_json, runs
 from tests.trained.test_evaluate import QUICK, logits, predictions
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
@@ -20,7 +20,7 @@ PYTHON = (sys.executable, "-m", "hpctrain")
 
 def test_the_ranks_of_a_job_use_a_trained_run(train: Train, digits: Path, tmp_path: Path) -> None:
     train(*QUICK)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     trained = load_run(run).result
     srun = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1")
     # The layout of the run (DDP) fits four ranks; ZeRO-3 over them is asked for.

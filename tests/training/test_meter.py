@@ -19,7 +19,7 @@ from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.slow_ranks import Compared, Interval
 from hpctrain.training.measuring.step_times import StepTimes, percentile
-from tests.conftest import runs
+from tests.conftest import only_run
 
 CPU = torch.device("cpu")
 BATCH = {"mask": torch.ones(8, dtype=torch.bool)}
@@ -251,7 +251,7 @@ def records(run: Path) -> Iterator[dict[str, Any]]:
 
 def test_a_run_logs_registered_metrics_and_where_its_time_went(train: Any, tmp_path: Path) -> None:
     train("train.max_steps=50", "checkpoint.every_steps=25", "tracking.upload=false")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     logged = {name for r in records(run) if r["kind"] == "metrics" for name in r["metrics"]}
     known = {metric.name for metric in registered()}
     ours = {name for name in logged if name.partition("/")[0] in ("perf", "best")}

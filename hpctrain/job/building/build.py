@@ -25,10 +25,9 @@ from hpctrain.faults.stop import Stop
 from hpctrain.job.building import observers
 from hpctrain.job.building.build_model import adapted_base, load_initial
 from hpctrain.job.building.build_optimizer import build_optimizer
-from hpctrain.job.building.build_schedule import build_schedule
-from hpctrain.job.building.build_utilisation import build_utilisation
-from hpctrain.job.building.effective import Effective
+from hpctrain.job.building.build_schedule import Effective, build_schedule
 from hpctrain.job.building.evaluation_jobs import EvaluationJobs
+from hpctrain.job.building.flops import build_utilisation
 from hpctrain.job.building.parts import Parts
 from hpctrain.job.building.trial.optimizer_trial import OptimizerTrial
 from hpctrain.parallel.micro_batches import CudaMemory, MicroBatches
@@ -38,11 +37,14 @@ from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.average import Average
+from hpctrain.training.display import choose_display
+from hpctrain.training.improvement import Improvement
 from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
 from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.silent_layers import SilentLayers
+from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
 
@@ -59,7 +61,7 @@ def build(
     account: Account,
 ) -> Trainer:
     """Build the trainer that `config` describes; every rank of the process group calls this."""
-    train = config.train
+    train, stopping = config.train, config.train.early_stopping
     _check_nodes(config.parallel, ranks)
     parts = Parts(config, ranks, device)
     mesh = parts.mesh
@@ -121,6 +123,9 @@ def build(
             *(config.parallel.blocks, config.hardware, ranks),
         ),
     )
+    display = choose_display(ranks.is_main, config.metric)
+    if ranks.is_main:
+        display = ProgressFile(display, run.path / "progress.json", config.metric)
     return Trainer(
         train_step=train_step,
         schedule=build_schedule(config.scheduler, effective),
@@ -128,14 +133,14 @@ def build(
         evaluations=evaluations,
         checkpointer=checkpointer,
         tracker=tracker,
-        display=observers.build_display(config.metric, run, ranks),
+        display=display,
         stop=stop,
         device=device,
         max_steps=effective.max_steps,
         every=_every(config, effective),
         meter=meter,
         asked=RequestedMetric.of(config),
-        patience=observers.build_patience(train.early_stopping),
+        patience=Improvement(stopping.metric, stopping.mode, stopping.min_delta, stopping.patience),
         best=observers.build_best(config.checkpoint, run, ranks, checkpointer),
         notes=notes,
         watch=watch,

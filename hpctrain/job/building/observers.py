@@ -1,4 +1,4 @@
-"""Builds what looks at a run while it trains: health, the watch, slow ranks, hooks, the display.
+"""Builds what looks at a run while it trains: health, the watch, slow ranks, notes, hooks.
 
 Rank 0 alone writes what they find into run.json (`recorder`).
 """
@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.schema import CheckpointConfig, DataConfig, EarlyStoppingConfig, TrainConfig
+from hpctrain.config.schema import CheckpointConfig, DataConfig, TrainConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.distributed import objects
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
 from hpctrain.faults.health import Health
-from hpctrain.job.building.effective import Effective
+from hpctrain.job.building.build_schedule import Effective
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.record import convert
@@ -28,13 +28,11 @@ from hpctrain.run_record import BestValue
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import Classification, LanguageModel, Regression, Task
 from hpctrain.tracking.tracker import Tracker
-from hpctrain.training.display import Display, choose_display
 from hpctrain.training.hooks import Hook, Hooks
-from hpctrain.training.improvement import Best, Improvement
+from hpctrain.training.improvement import Best
 from hpctrain.training.measuring.profiled_steps import ProfiledSteps
 from hpctrain.training.measuring.slow_ranks import SlowRanks
 from hpctrain.training.notes import Notes
-from hpctrain.training.progress_file import ProgressFile
 from hpctrain.training.watch import Guess, Watch
 
 
@@ -76,12 +74,6 @@ def build_slow_ranks(mesh: Mesh, run: RunDir, ranks: RankInfo, notes: Notes) -> 
     return SlowRanks(mesh, ranks.rank, ranks.host, record=record, say=say)
 
 
-def build_patience(stopping: EarlyStoppingConfig) -> Improvement:
-    """Return what ends the run early."""
-    patience = None if stopping.metric is None else stopping.patience
-    return Improvement(stopping.metric, stopping.mode, stopping.min_delta, patience)
-
-
 def build_best(
     config: CheckpointConfig, run: RunDir, ranks: RankInfo, checkpointer: Checkpointer
 ) -> Best:
@@ -104,14 +96,6 @@ def build_hooks(
     if steps is None or rank not in train.profile_ranks:
         return Hooks(made)
     return Hooks(made, ProfiledSteps(steps, run.path / "profile", rank))
-
-
-def build_display(metric: str, run: RunDir, ranks: RankInfo) -> Display:
-    """Return what shows the progress; rank 0 writes it into `progress.json`, too."""
-    display = choose_display(ranks.is_main, metric)
-    if not ranks.is_main:
-        return display
-    return ProgressFile(display, run.path / "progress.json", metric)
 
 
 def build_watch(

@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--train-bpe", "300", "--split", "train=0.8,val=0.2"),
     )
     return folder / "data"
+
+
+def code_length(generator: Generator, parts: Iterator[Any]) -> dict[str, float]:
+    """Return the metrics of parts of the held-out text, each of which is evaluated alone."""
+    nats = count = nbytes = 0.0
+    lengths = generator.tokenizer.byte_lengths()
+    for part in parts:
+        tokens = torch.from_numpy(part.astype(np.int64))
+        with torch.no_grad():
+            logits = generator.model(tokens[None, :-1])[0]
+        nats += F.cross_entropy(logits, tokens[1:], reduction="sum").item()
+        count += len(part) - 1
+        nbytes += lengths[tokens[1:].numpy()].sum()
+    return {"val/loss": nats / count, "val/bits_per_byte": nats / math.log(2) / nbytes}
 
 
 @pytest.fixture(scope="module")
@@ -86,20 +100,10 @@ def test_bits_per_byte_are_exact(
     """The metric is the code length of the held-out text, divided by its number of bytes."""
     result = run_json(trained[0])["result"]
     reader = Reader(corpus, "val")
-    tokens = reader.read(np.arange(len(reader)), None)["tokens"].values.astype(np.int64)  # type: ignore[union-attr]
-    nats = nbytes = count = 0.0
-    lengths = generator.tokenizer.byte_lengths()
-    with torch.no_grad():
-        for start in range(0, len(tokens) - 64, 64):
-            window = torch.from_numpy(tokens[start : start + 65])
-            losses = F.cross_entropy(
-                generator.model(window[None, :-1])[0], window[1:], reduction="none"
-            )
-            nats += losses.double().sum().item()
-            nbytes += lengths[window[1:].numpy()].sum()
-            count += 64
-    assert result["val/loss"] == pytest.approx(nats / count, rel=1e-5)
-    assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
+    tokens = reader.read(np.arange(len(reader)), None)["tokens"].values  # type: ignore[union-attr]
+    windows = (tokens[start : start + 65] for start in range(0, len(tokens) - 64, 64))
+    expected = code_length(generator, windows)
+    assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow  # test_transformer.py looks at the attention
@@ -113,19 +117,13 @@ def test_documents_do_not_see_each_other(corpus: Path, tmp_path: Path) -> None:
     generator, reader = Generator.of(run), Reader(corpus, "val")
     texts: Any = reader.read(np.arange(len(reader)))["tokens"]
     length = 64 * ((len(texts.values) - 1) // 64) + 1
-    nats = count = nbytes = 0.0
-    lengths = generator.tokenizer.byte_lengths()
-    for first in range(0, length - 1, 64):
-        for begin, end in pairwise(texts.offsets.tolist()):
-            part = texts.values[max(begin, first) : min(end, first + 65)].astype(np.int64)
-            if len(part) > 1:
-                with torch.no_grad():
-                    logits = generator.model(torch.from_numpy(part[None, :-1]))[0]
-                nats += F.cross_entropy(logits, torch.from_numpy(part[1:]), reduction="sum").item()
-                count += len(part) - 1
-                nbytes += lengths[part[1:]].sum()
-    assert result["val/loss"] == pytest.approx(nats / count, rel=1e-5)
-    assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
+    parts = (
+        texts.values[max(begin, first) : min(end, first + 65)]
+        for first in range(0, length - 1, 64)
+        for begin, end in pairwise(texts.offsets.tolist())
+    )
+    expected = code_length(generator, (part for part in parts if len(part) > 1))
+    assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 def test_generated_text(trained: tuple[Path, Completed], generator: Generator) -> None:

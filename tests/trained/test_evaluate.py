@@ -55,6 +55,10 @@ def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
         return loaded.model()(validation(loaded, digits)[0]).numpy()  # type: ignore[no-any-return]
 
 
+def check_predictions(folder: Path, expected: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_allclose(predictions(folder), expected, rtol=1e-4, atol=1e-5)
+
+
 def loss_of(model: nn.Module, loaded: LoadedRun, digits: Path) -> float:
     """Return the loss of a whole model on this process, over the validation split."""
     images, labels = validation(loaded, digits)
@@ -102,7 +106,7 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     assert not (out / "index.json").exists()
     loaded.predict(None, out, shard_samples=128)
     assert len(written) == len({*written}) + 1
-    np.testing.assert_allclose(predictions(out), logits(run, digits), rtol=1e-4, atol=1e-5)
+    check_predictions(out, logits(run, digits))
     run_module("data_prep", "verify", str(out))
     # Its folder is for these predictions only.
     loaded.predict(None, out, shard_samples=128)
@@ -141,9 +145,7 @@ def test_predictions_take_the_batches_of_the_split_and_show_how_far_they_are(
     rate = r"[\d.,]+ samples/s, \d+ s left"
     assert re.fullmatch(rf"predicted 100/382 samples, {rate}", lines[0])
     assert lines[-1].startswith("predicted 382/382 samples")
-    np.testing.assert_allclose(
-        predictions(tmp_path / "out"), logits(run, digits), rtol=1e-4, atol=1e-5
-    )
+    check_predictions(tmp_path / "out", logits(run, digits))
     load_run(run).evaluate("val")
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(rf"evaluated 100/382 samples, {rate}", lines[0])
@@ -167,20 +169,17 @@ def test_several_ranks_evaluate_and_predict_as_one(
     for name, value in means.items():
         assert value == pytest.approx(run_json(run)["result"][f"val/{name}"], rel=1e-5)
     on_two("predict", run.name, str(digits), "out", "--shard-samples", "100")
-    found = predictions(tmp_path / "out")
-    np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
+    check_predictions(tmp_path / "out", logits(run, digits))
     # A small split is shared by the ranks.
     on_two("predict", run.name, str(digits), "small")
-    found = predictions(tmp_path / "small")
-    np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
+    check_predictions(tmp_path / "small", logits(run, digits))
     assert len(list((tmp_path / "small").glob("*.h5"))) == 2
     # What one rank has begun, two finish.
     interrupted(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):
         load_run(run).predict(str(digits), tmp_path / "begun", shard_samples=128)
     on_two("predict", run.name, str(digits), "begun")
-    found = predictions(tmp_path / "begun")
-    np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
+    check_predictions(tmp_path / "begun", logits(run, digits))
 
 
 @pytest.mark.parametrize(

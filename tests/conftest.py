@@ -291,11 +291,16 @@ def only_run(folder: Path) -> Path:
     return run
 
 
+def journal(run: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's journal."""
+    lines = (run / "journal" / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def journal_metrics(run: Path) -> dict[tuple[str, int], float]:
     """Return the last value of every tracked metric by (name, step), except times (`perf/`)."""
     metrics = {}
-    for line in (run / "journal" / "events.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in journal(run):
         if record["kind"] == "metrics":
             for name, value in record["metrics"].items():
                 if not name.startswith("perf/"):

@@ -14,7 +14,7 @@ from hpctrain.job.environment import changes
 from hpctrain.job.run_page import plots, tags
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
-from tests.conftest import Completed, only_run, run_json
+from tests.conftest import Completed, journal, only_run, run_json
 
 Train = Callable[..., Completed]
 HOOK = """\
@@ -120,5 +120,4 @@ def test_the_rank_that_failed_first_is_the_cause(train: Train, tmp_path: Path) -
     run = only_run(tmp_path)
     cause = "RuntimeError: this rank has failed first"
     assert run_json(run)["attempts"][-1]["error"] == cause
-    journal = (run / "journal" / "events.jsonl").read_text().splitlines()
-    assert json.loads(journal[-1])["reason"] == cause
+    assert journal(run)[-1]["reason"] == cause

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Completed, only_run, run_json, run_module
+from tests.conftest import Completed, journal, only_run, run_json, run_module
 
 TASK = """
 import os, time
@@ -37,8 +37,7 @@ def test_a_rank_that_sleeps_is_named_everywhere(
     assert note["text"].startswith("rank 0")
     assert note["text"].endswith(f"it is blocked at {tmp_path}/mine.py:8 in sums")
     assert note["text"] in " ".join(done.stderr.split())
-    lines = (run / "journal" / "events.jsonl").read_text().splitlines()
-    bodies = [json.loads(line) for line in lines]
+    bodies = journal(run)
     assert note["text"] in [body.get("text") for body in bodies]
     named = [body.get("metrics", {}).get("perf/slowest_rank") for body in bodies]
     assert {*named} - {None} == {0.0}

@@ -25,9 +25,7 @@ Train = Callable[..., Completed]
 Reference = Callable[..., Path]
 # Tests that stop it let its steps sleep until then.
 LONG = (
-    "train.max_epochs=10",
-    "checkpoint.every_steps=25",
-    "train.log_every=5",
+    *("train.max_epochs=10", "checkpoint.every_steps=25", "train.log_every=5"),
     "model.dropout=0.1",
 )
 
@@ -109,9 +107,7 @@ def test_two_ranks_give_the_loss_of_one(
     tolerance: float | None,
 ) -> None:
     short = (
-        "train.max_steps=25",
-        "train.log_every=1",
-        "train.eval_every=10",
+        *("train.max_steps=25", "train.log_every=1", "train.eval_every=10"),
         "tracking.upload=false",
     )
     same = tuple(text for text in variant if "accumulate" not in text)

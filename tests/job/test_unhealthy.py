@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,16 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, newest_healthy
-from tests.conftest import Completed, journal_metrics, only_run, run_json, run_module, runs, shared
+from tests.conftest import (
+    Completed,
+    journal,
+    journal_metrics,
+    only_run,
+    run_json,
+    run_module,
+    runs,
+    shared,
+)
 
 STEPS = 24  # an epoch has 22 steps, so every sample is trained on
 
@@ -49,16 +59,10 @@ def nan_sample(data: Path) -> list[str | int]:
 
 
 @pytest.fixture
-def train_on(broken: Path, tmp_path: Path) -> Train:
+def train_on(train: Train, broken: Path) -> Train:
     """A function that trains on these digits, in tmp_path/runs."""
-
-    def call(*arguments: str, code: int = 0) -> Completed:
-        where = [f"data.path={broken}", f"output_dir={tmp_path}/runs", "tracking.upload=false"]
-        often = [f"train.max_steps={STEPS}", "checkpoint.every_steps=1", "train.log_every=1"]
-        given = ["experiment=digits", *where, *often, *arguments]
-        return run_module("hpctrain", *given, code=code, cwd=tmp_path)
-
-    return call
+    often = (f"train.max_steps={STEPS}", "checkpoint.every_steps=1", "train.log_every=1")
+    return partial(train, f"data.path={broken}", "tracking.upload=false", *often)
 
 
 def test_a_run_stops_names_the_samples_and_resumes(
@@ -147,8 +151,7 @@ def test_a_run_that_is_finite_and_dead_says_so(train: Train, tmp_path: Path) -> 
     assert texts.keys() == {"layers", "chance"}  # the loss has come down since
     assert texts["layers"].startswith("no gradient reaches 2 of 3 layers (1, 3): it is exactly")
     assert "no better than always saying the most frequent class (0.1" in texts["chance"]
-    lines = (run / "journal" / "events.jsonl").read_text().splitlines()
-    events = [body for body in map(json.loads, lines) if body["kind"] == "note"]
+    events = [body for body in journal(run) if body["kind"] == "note"]
     said = [body["text"] for body in events if body["topic"] == "diverged"]
     assert said[0].startswith("train/loss has diverged: it is ")
     assert said[-1] == ""

@@ -67,6 +67,14 @@ class Squares:
         return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
 
 
+def numbers(steps: int) -> DevicePrefetcher:
+    """Return this rank's share of so many batches of ROWS numbers, in order."""
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    sizes = {"global_batch_size": ROWS, "dp_rank": rank, "dp_size": ranks}
+    loader = Loader(Numbers(steps * ROWS), shuffle=False, **sizes)
+    return DevicePrefetcher(loader, torch.device("cpu"))
+
+
 def fitted(
     folder: Path,
     late: bool,
@@ -77,7 +85,6 @@ def fitted(
 ) -> dict[str, Any]:
     """Train on a rank; return how it ended, and in which order numbers were queued and read."""
     torch.manual_seed(0)
-    rank = distributed.get_rank()
     left_out: list[tuple[int, int]] = []
     events: list[str] = []
     stop, health = Stop(), Health(policy, run=folder, record=left_out.extend)
@@ -87,15 +94,7 @@ def fitted(
     optimizer = torch.optim.SGD(model.parameters, lr=0.1)
     task = Squares(stop, signalled, spoilt)
     step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, health=health)
-    loader = Loader(
-        *(Numbers(STEPS * ROWS),),
-        global_batch_size=ROWS,
-        dp_rank=rank,
-        dp_size=RANKS,
-        shuffle=False,
-    )
-    feed, saved = DevicePrefetcher(loader, torch.device("cpu")), folder / "checkpoints"
-    trainer = trainer_of(step, saved, STEPS, every, loader=feed)
+    trainer = trainer_of(step, folder / "checkpoints", STEPS, every, loader=numbers(STEPS))
     try:
         end = str(trainer.fit().finished)
     except (HealthError, RolledBack) as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -82,13 +83,12 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
     from hpctrain.config.composing.compose_call import composed
-    from hpctrain.job.beginning import call_begins
     from hpctrain.job.here import train_here
     from hpctrain.launch.jobs import outcome
 
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("hpctrain.train must be called in the main thread, which gets signals")
-    call_begins()
+    began = time.monotonic()
     with composed(overrides, config_dir) as call:
         if len(call.runs) != 1:
             raise ConfigError(
@@ -96,7 +96,7 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
             )
         config = call.composer.typed(call.runs[0])
     with _private_files():
-        run, code = train_here(config, [])
+        run, code = train_here(config, [], began)
     if code == 130:
         raise KeyboardInterrupt(f"{run.name} has saved; the same call goes on from there")
     return outcome(run, config.metric)

@@ -42,7 +42,7 @@ os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 # If the test process itself is a rank of a launcher, the tests must not see it.
 for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MLFLOW_TRACKING_URI"):
     os.environ.pop(name, None)
-# GNU's readline sets these in the workers of pytest-xdist. Then tables would be cut to 80 characters.
+# GNU's readline sets these in the workers of pytest-xdist, and tables would be cut to 80 characters.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 forkserver.begin()
@@ -98,13 +98,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(digits: Path, tmp_path: Path) -> Callable[..., Completed]:
     """A function that runs `hpctrain experiment=digits ARGUMENTS` with runs in tmp_path/runs.
 
-    The exit code must be `code`. With `new`, the command is never a fork.
+    It takes what `hpctrain_on` and `run_module` take.
     """
 
-    def call(*arguments: str, code: int = 0, new: bool = False, **env: str) -> Completed:
+    def call(*arguments: str, ranks: int = 1, **options: Any) -> Completed:
         where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-        given = ["experiment=digits", *where, *arguments]
-        return run_module("hpctrain", *given, code=code, cwd=tmp_path, new=new, **env)
+        given = ("experiment=digits", *where, *arguments)
+        return hpctrain_on(ranks, *given, cwd=tmp_path, **options)
 
     return call
 
@@ -241,6 +241,19 @@ def run_module(
     return done
 
 
+def torchrun(ranks: int, *arguments: str, **options: Any) -> Completed:
+    """Run `python -m hpctrain ARGUMENTS` on ranks of torchrun, as `run_module` runs modules."""
+    several = ("--standalone", f"--nproc-per-node={ranks}", "-m", "hpctrain")
+    return run_module("torch.distributed.run", *several, *arguments, **options)
+
+
+def hpctrain_on(ranks: int, *arguments: str, **options: Any) -> Completed:
+    """Do what `torchrun` does, but one rank is a process without it."""
+    if ranks == 1:
+        return run_module("hpctrain", *arguments, **options)
+    return torchrun(ranks, *arguments, **options)
+
+
 def linked_python(folder: Path) -> Path:
     """Make an environment in `folder` with the packages of this one; return its Python, a link."""
     python = folder / "bin" / "python"
@@ -275,11 +288,22 @@ def runs(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("*/run.json"))
 
 
+def only_run(folder: Path) -> Path:
+    """Return the one run directory in `folder / "runs"`."""
+    (run,) = runs(folder / "runs")
+    return run
+
+
+def journal(run: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's journal."""
+    lines = (run / "journal" / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def journal_metrics(run: Path) -> dict[tuple[str, int], float]:
     """Return the last value of every tracked metric by (name, step), except times (`perf/`)."""
     metrics = {}
-    for line in (run / "journal" / "events.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in journal(run):
         if record["kind"] == "metrics":
             for name, value in record["metrics"].items():
                 if not name.startswith("perf/"):

@@ -1,15 +1,18 @@
 """A training step on a small model, and this rank and its config, for tests of parts of a step."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, PrecisionConfig
+from hpctrain.config.schema import Config, PrecisionConfig, SchedulerConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
@@ -17,7 +20,11 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.tasks import Classification
+from hpctrain.tracking.tracker import NullTracker
+from hpctrain.training.display import Display
+from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
+from hpctrain.training.trainer import Every, Trainer
 
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
 
@@ -78,6 +85,42 @@ def alone(module: nn.Module, accumulate: int = 1) -> ParallelModel:
     cpu = torch.device("cpu")
     mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), cpu)
     return ParallelModel(module, mesh, Precision(PrecisionConfig(), cpu), accumulate)
+
+
+class NoMeter:
+    """Stands for the meter of a training, and measures nothing."""
+
+    @contextmanager
+    def spent(self, part: str) -> Iterator[None]:
+        yield
+
+    def report(self, counts: Mapping[str, float] | None = None) -> dict[str, float]:
+        return {}
+
+    evaluated = state_dict = report
+
+    def begin(self, *_: Any) -> None:
+        pass
+
+    after_step = load_state_dict = close = begin
+
+
+def trainer_of(
+    step: TrainStep, folder: Path, max_steps: int, every: Every, **options: Any
+) -> Trainer:
+    """Return a trainer of a step, which shows and tracks nothing; each rank has its own numbers."""
+    given: dict[str, Any] = {
+        "schedule": Schedule(0.1, SchedulerConfig("constant"), max_steps),
+        "loader": None,
+        "checkpointer": Checkpointer(folder, 9, here(), step.model, step.optimizer),
+        "tracker": NullTracker(),
+        "display": Display(),
+        "device": step.model.mesh.device,
+        "meter": NoMeter(),
+    }
+    return Trainer(
+        train_step=step, stop=step.stop, max_steps=max_steps, every=every, **(given | options)
+    )
 
 
 def weights(step: TrainStep) -> torch.Tensor:

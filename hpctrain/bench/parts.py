@@ -87,7 +87,7 @@ class Bench:
                     self.rank_s = self._alone(trainer, batches)
             finally:
                 batches.close()
-                for feed in filter(None, (trainer.loader, trainer.evaluation)):
+                for feed in (trainer.loader, *trainer.evaluations.values()):
                     feed.close()
         return found
 

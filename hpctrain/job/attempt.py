@@ -11,18 +11,17 @@ import math
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
+from hpctrain.config.chosen import chosen
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import (
-    ConfigError,
     HpctrainError,
     MisfitError,
     NodeError,
@@ -30,7 +29,7 @@ from hpctrain.errors import (
     StorageError,
 )
 from hpctrain.job import run_page
-from hpctrain.job.building.instantiate import instantiate
+from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.job.environment import changes, environment
 from hpctrain.runs import missing_checkpoints
 from hpctrain.runs.code import provenance, trained_code
@@ -110,7 +109,8 @@ class Attempt(NoAttempt):
                 tags["hpctrain.environment_changed"] = ", ".join(changed)
             if code:
                 tags["hpctrain.code_changed"] = code
-            self.tracker.start(run_page.params(self._config, self._run.read()), tags)
+            known = self._run.read()
+            self.tracker.start(chosen(self._config, [*known.overrides, *known.swept]), tags)
             self._record_data()
             self._say_what_changed(changed, code)
             self._stack = stack.pop_all()
@@ -198,7 +198,8 @@ class Attempt(NoAttempt):
         if not tracking.enabled:
             return NullTracker()
         self._arm_alerts()
-        others = _other_trackers(tracking.also)
+        needed = "a class that inherits from hpctrain.trackers.OtherTracker"
+        others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
         sweep, uid = known.sweep or {}, known.uid
         name = titled(self._run.name, known.swept)
@@ -237,7 +238,7 @@ class Attempt(NoAttempt):
         if not self._config.tracking.enabled:
             return
         with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
-            for facts in run_page.data_sets(self._config):
+            for facts in run_page.data_sets(self._config.data):
                 self.tracker.log_dataset(facts)
                 for plot in run_page.plots(facts["source"]):
                     copy = self._run.path / "artifacts" / "data" / facts["name"] / plot.name
@@ -263,15 +264,3 @@ class Attempt(NoAttempt):
                 "Python or its packages have changed since this run was asked for: %s",
                 few(changed, 6),
             )
-
-
-def _other_trackers(nodes: Sequence[Mapping[str, Any]]) -> list[OtherTracker]:
-    """Return the trackers."""
-    made = [instantiate(f"tracking.also[{i}]", node) for i, node in enumerate(nodes)]
-    for i, tracker in enumerate(made):
-        if not isinstance(tracker, OtherTracker):
-            raise ConfigError(
-                f"tracking.also[{i}]={nodes[i]}: it makes a {type(tracker).__name__}; it must be a "
-                "class that inherits from hpctrain.trackers.OtherTracker"
-            )
-    return made

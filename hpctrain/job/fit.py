@@ -13,6 +13,7 @@ import logging
 import sys
 from contextlib import nullcontext, suppress
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -29,11 +30,9 @@ from hpctrain.faults.late_ranks import LateRanks
 from hpctrain.faults.stop import Stop, stop_with_launcher
 from hpctrain.forks import ending_here
 from hpctrain.job.attempt import Attempt, NoAttempt
-from hpctrain.job.beginning import attempt_began
 from hpctrain.job.building.build import build
+from hpctrain.job.explain_error import explained
 from hpctrain.job.preflight import preflight
-from hpctrain.job.shapes import shape_problem
-from hpctrain.job.unread import unread_problem
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
 from hpctrain.runs.code import modules, trained_code
@@ -44,8 +43,8 @@ from hpctrain.runs.terminal_log import kept
 from hpctrain.slurm.requeue import requeue_from_rank
 from hpctrain.tracking.journal import journal_path, last_record
 from hpctrain.tracking.tracker import Tracker
-from hpctrain.training.deterministic import deterministic, refusal
-from hpctrain.training.measuring.account import Account
+from hpctrain.training.deterministic import deterministic
+from hpctrain.training.measuring.account import Account, process_began
 from hpctrain.training.trainer import Outcome, Trainer
 
 log = logging.getLogger(__name__)
@@ -53,12 +52,12 @@ _EXIT_INTERRUPTED = 130
 _EXIT_TERMINATED = 143
 
 
-def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
+def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = None) -> int:
     """Train the run from its last checkpoint; rank 0 holds the lock of its directory.
 
     The exit code is 0, or 130 or 143 when the run was stopped on request and saved. A node that has
     failed the checks of `launch.preflight` is a NodeError. Errors are recorded in the run
-    directory.
+    directory. The attempt has `began` with this process, or at a time of `time.monotonic`.
     """
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
@@ -81,7 +80,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
         preflight(config, run, ranks, device)
         gpus = job_gpus(device)
         with monitored(config.monitor, run.path, ranks, gpus):
-            outcome = _fit(config, run, ranks, device, attempt.tracker, stop)
+            account = _account(run, ranks, began)
+            outcome = _fit(config, run, ranks, device, attempt.tracker, stop, account)
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
         if outcome.finished:
@@ -92,7 +92,13 @@ def train(config: Config, run: RunDir, ranks: RankInfo) -> int:
 
 
 def _fit(
-    config: Config, run: RunDir, ranks: RankInfo, device: torch.device, tracker: Tracker, stop: Stop
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    device: torch.device,
+    tracker: Tracker,
+    stop: Stop,
+    account: Account,
 ) -> Outcome:
     """Train the run. The model is gone when this returns, so it ends before the process group.
 
@@ -108,7 +114,6 @@ def _fit(
         deterministic(config.train.deterministic, device),
         ending_here(),
     ):
-        account = _account(run, ranks)
         while True:
             account.enter("startup")
             trainer = build(config, run, ranks, device, tracker, stop, account)
@@ -122,10 +127,11 @@ def _fit(
             del trainer
 
 
-def _account(run: RunDir, ranks: RankInfo) -> Account:
+def _account(run: RunDir, ranks: RankInfo, began: float | None) -> Account:
     """Return the account of this attempt; rank 0 knows the time of those before."""
     before = last_record(journal_path(run.path), "device_s") if ranks.is_main else None
-    return Account(attempt_began(), ranks.world_size, before["device_s"] if before else 0.0)
+    began = process_began() if began is None else began
+    return Account(began, ranks.world_size, before["device_s"] if before else 0.0)
 
 
 def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:
@@ -148,13 +154,20 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
             f"{error}{changed}. Put the model back as it was; or {trained_code.CHOICE}"
         ) from error
     except (RuntimeError, LookupError, ValueError, AttributeError, TypeError) as error:
-        if problem := unread_problem(error, config):
-            raise ConfigError(problem) from error
-        if problem := refusal(error):
-            raise ConfigError(problem) from error
-        if problem := shape_problem(error, config, trainer.train_step.model.module):
+        if problem := explained(error, _nodes(config), trainer.train_step.model.module):
             raise ConfigError(problem) from error
         raise
+
+
+def _nodes(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the sections that name a class of the user, by their keys."""
+    lists = {
+        "data.batch_transforms": config.data.batch_transforms,
+        "data.val_batch_transforms": config.data.val_batch_transforms or [],
+        "hooks": config.hooks,
+    }
+    several = {f"{key}[{i}]": node for key, nodes in lists.items() for i, node in enumerate(nodes)}
+    return {"task": config.task, "model": config.model, **several}
 
 
 def _lower_micro_batch(run: RunDir, ranks: RankInfo, sizes: MicroBatches | None) -> None:

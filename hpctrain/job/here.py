@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
+def train_here(config: Config, argv: list[str], began: float | None = None) -> tuple[RunDir, int]:
     """Train a composed config with the ranks that were started; return its exit code, too.
 
-    The arguments of the command are shown at the end of the training.
+    The arguments of the command are shown at the end. The attempt has `began` with this process, or
+    at a time of `time.monotonic`, if the process has done other things before.
     """
     _log_to_stderr()
     ranks = RankInfo.from_env()
@@ -41,7 +42,7 @@ def train_here(config: Config, argv: list[str]) -> tuple[RunDir, int]:
         freeze(config, run, argv)
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
-    return run, _train_to_the_end(config, run, ranks, argv, again)
+    return run, _train_to_the_end(config, run, ranks, argv, again, began)
 
 
 def train_frozen(path: Path) -> int:
@@ -82,11 +83,15 @@ def train_frozen(path: Path) -> int:
 
 
 def _train_to_the_end(
-    config: Config, run: RunDir, ranks: RankInfo, argv: list[str], again: bool = False
+    config: Config,
+    run: RunDir,
+    ranks: RankInfo,
+    argv: list[str],
+    again: bool = False,
+    began: float | None = None,
 ) -> int:
     if not again and run.read().state == "finished":
         if ranks.is_main:
-            from hpctrain.job.summary import show
             from hpctrain.runs.code import trained_code
 
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
@@ -97,7 +102,7 @@ def _train_to_the_end(
                     *(run.name, changed),
                 )
             _complete_upload(config.tracking, run)
-            show(config, run, argv)
+            _show(config, run, argv)
         return 0
     from hpctrain.runs.storage_failure import told
     from hpctrain.runs.terminal_log import kept
@@ -105,16 +110,20 @@ def _train_to_the_end(
     # The other ranks keep a log once rank 0 has certainly made the folder.
     where = run.logs, ranks.launcher, ranks.rank
     with kept(*where) if ranks.is_main else nullcontext(), told(run.path):
-        code = _train_attempt(config, run, ranks)
+        code = _train_attempt(config, run, ranks, began)
     if code == 0 and ranks.is_main:
-        from hpctrain.job.summary import show
-
         if config.train.sample_prompt:
             from hpctrain.job.text_generation import print_sample
 
             print_sample(run.path, config.train.sample_prompt)
-        show(config, run, argv)
+        _show(config, run, argv)
     return code
+
+
+def _show(config: Config, run: RunDir, argv: list[str]) -> None:
+    from hpctrain.job.summary import show
+
+    show(run, argv, config.metric, config.optimizer.lr, config.tracking)
 
 
 def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
@@ -131,7 +140,7 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
         log.warning("%s", error)
 
 
-def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
+def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
     from hpctrain.distributed import flight_recorder
     from hpctrain.distributed.variables import export
     from hpctrain.job import compile_cache
@@ -158,7 +167,7 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo) -> int:
 
     gc.freeze()
     gc.enable()
-    return train(config, run, ranks)
+    return train(config, run, ranks, began)
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:

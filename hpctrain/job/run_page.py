@@ -1,4 +1,4 @@
-"""What a run says of itself on its page in MLflow: tags, a description, params and data sets."""
+"""What a run says of itself on its page in MLflow: tags, a description, plots and data sets."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import __version__
-from hpctrain.config.chosen import chosen, override_key
-from hpctrain.config.schema import Config
+from hpctrain.config.chosen import override_key
+from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.index import Index
-
-
-def params(config: Config, record: RunRecord) -> dict[str, Any]:
-    """Return the params: values that somebody has chosen."""
-    return chosen(config, [*record.overrides, *record.swept])
 
 
 def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, str]:
@@ -46,20 +41,14 @@ def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, st
     }
 
 
-def data_sets(config: Config) -> list[dict[str, Any]]:
+def data_sets(data: DataConfig) -> list[dict[str, Any]]:
     """Return the facts of each data set, as `Tracker.log_dataset` takes them."""
-    data = config.data
-    parts = data.mixture or [{"path": data.path, "split": data.train_split}]
-    found = {}
-    for part in parts:
-        path = str(part.get("path", data.path))
-        found[path] = _facts(load_index(path), path, "training")
-    if data.path not in found and data.evaluated is not None:
-        found[data.path] = _facts(load_index(data.path), data.path, "evaluation")
-    for path, _ in data.other_sets.values():
-        if path not in found:
-            found[path] = _facts(load_index(path), path, "evaluation")
-    return list(found.values())
+    parts = data.mixture or [{}]
+    used = {str(part.get("path", data.path)): "training" for part in parts}
+    evaluated = [data.path] if data.evaluated is not None else []
+    for path in (*evaluated, *(path for path, _ in data.other_sets.values())):
+        used.setdefault(path, "evaluation")
+    return [_facts(load_index(path), path, context) for path, context in used.items()]
 
 
 def plots(path: str) -> list[Path]:

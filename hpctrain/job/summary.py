@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.config.chosen import override_key
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import TrackingConfig
 from hpctrain.console import Console, Table
 from hpctrain.errors import TrackingError
 from hpctrain.runs.chosen_checkpoint import best_of
@@ -22,18 +22,20 @@ from hpctrain.tracking.page.links import known_pages
 _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 
 
-def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
+def show(
+    run: RunDir, arguments: Sequence[str], metric: str, lr: float, tracking: TrackingConfig
+) -> None:
     """Print the result of a finished run and the commands to look further.
 
-    `arguments` are the overrides on the command line; inside a job there are none.
+    `arguments` are the overrides on the command line; inside a job there are none. The main metric
+    comes first, and a sweep around the learning rate is proposed.
     """
     record = run.read()
     result = record.result or {}
     table = Table("", "")
     table.add_row("run", run.name)
     table.add_row("steps", f"{result.get('step', 0):,}")
-    # The main metric comes first.
-    for name in dict.fromkeys((config.metric, *_SHOWN)):
+    for name in dict.fromkeys((metric, *_SHOWN)):
         if name in result:
             table.add_row(name, _number(result[name]))
     if best := best_of(run.path, record):
@@ -50,8 +52,8 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
     for text in record.noted():
         console.print(text, style="yellow", highlight=False, markup=False)
     console.print("look further:", highlight=False)
-    if config.tracking.enabled:
-        uri = mask(str(config.tracking.uri))
+    if tracking.enabled:
+        uri = mask(str(tracking.uri))
         if uri.startswith("sqlite:///"):
             print(f"  {_tool('mlflow')} ui --backend-store-uri {uri}")
         pages = pages_of(run.path)
@@ -66,7 +68,7 @@ def show(config: Config, run: RunDir, arguments: Sequence[str]) -> None:
         kept = [text for text in arguments if override_key(text) != "optimizer.lr"]
         command = f"{_tool('python')} -m hpctrain -m {shlex.join(map(reference, kept))}"
         # Both values differ from that of this run, which would be "finished before".
-        rates = f"{config.optimizer.lr / 3:.1g},{config.optimizer.lr * 3:.1g}"
+        rates = f"{lr / 3:.1g},{lr * 3:.1g}"
         where = "on SLURM" if shutil.which("sbatch") else "here, one run after the other"
         print(f"  {command} optimizer.lr={rates}   # a sweep {where}")
 

@@ -140,12 +140,17 @@ class LoadedRun:
             DataError: The data set is missing or damaged.
             StorageError: The checkpoint is missing or damaged.
         """
-        from hpctrain.trained.evaluator import evaluate
+        from hpctrain.trained.restored import restored
 
         self.find_code()
         config = self._config_for(overrides, data, split, ema=ema)
         checkpoint = chosen_checkpoint(self._run, step, best=best)
-        return evaluate(config, checkpoint, self.meeting_folder())
+        if config.data.evaluated is None:
+            raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")
+        with restored(config, checkpoint, self.meeting_folder()) as trained:
+            feed = trained.parts.data.evaluation()
+            assert feed is not None
+            return trained.evaluate(feed)
 
     def record_evaluation(
         self, step: int | None = None, *, best: bool = False, overrides: Sequence[str] = ()
@@ -171,7 +176,7 @@ class LoadedRun:
         """
         from hpctrain.checkpoint.weight_files import WeightFiles
         from hpctrain.distributed.ranks import RankInfo
-        from hpctrain.trained.evaluator import evaluate_all
+        from hpctrain.trained.restored import restored
 
         if step is not None and (known := recorded.read(self.path, step)) is not None:
             return known.metrics
@@ -180,7 +185,13 @@ class LoadedRun:
         resources = [f"{key}={value}" for key, value in own]
         config = self._config_for([*resources, *overrides], None, None)
         checkpoint = chosen_checkpoint(self._run, step, best=best)
-        values = evaluate_all(config, checkpoint, self.meeting_folder())
+        if config.data.evaluated is None and not config.data.other_sets:
+            raise ConfigError("data.val_split=null: the run has no evaluation")
+        values: dict[str, float] = {}
+        with restored(config, checkpoint, self.meeting_folder()) as trained:
+            for prefix, feed in trained.parts.data.evaluations():
+                means = trained.evaluate(feed)
+                values |= {f"{prefix}/{name}": value for name, value in means.items()}
         if not RankInfo.from_env().is_main:
             return values
         digest = WeightFiles(checkpoint, None).digest()
@@ -229,7 +240,8 @@ class LoadedRun:
         """
         from hpctrain.checkpoint.weight_files import WeightFiles
         from hpctrain.data.places.origin import load_index
-        from hpctrain.trained.predictor import predict
+        from hpctrain.trained.predictor import predict, refuse_divided_outputs
+        from hpctrain.trained.restored import restored
 
         self.find_code()
         config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)
@@ -244,7 +256,10 @@ class LoadedRun:
             "ema": config.train.ema is not None and config.train.ema_evaluation,
         }
         folder = Path(os.path.abspath(out))
-        predict(config, checkpoint, self.meeting_folder(), folder, facts, shard_samples)
+        meeting = self.meeting_folder()
+        refuse_divided_outputs(config.parallel)
+        with restored(config, checkpoint, meeting, divided_loss=False) as trained:
+            predict(trained, folder, facts, shard_samples)
         return folder
 
     def _config_for(

@@ -18,17 +18,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.job.building.build_data import DataBuilder
-from hpctrain.job.building.build_model import build_task
-from hpctrain.job.building.instantiate import instantiate
+from hpctrain.job.building.parts import Parts
 from hpctrain.models.dry_run import dry_run
-from hpctrain.parallel.mesh import Mesh
 from hpctrain.secrets import mask
 from hpctrain.shards.types import Array
 from hpctrain.tasks.task import SplitTask
@@ -55,23 +50,18 @@ def _inputs(loaded: LoadedRun) -> list[Array]:
     """Return the positional arguments of the model for a few samples of the run's data."""
     config, alone = loaded.config, RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
     # One process on the CPU, and no copy of the shards on this node.
-    config.parallel, config.data.stage, config.data.workers = (
-        ParallelConfig(device="cpu"),
-        "none",
-        0,
-    )
+    config.parallel = ParallelConfig(device="cpu")
+    config.data.stage, config.data.workers = "none", 0
     config.train.accumulate, config.train.micro_batch_size = 1, None
     config.train.global_batch_size, config.train.batch_size_ramp = _SAMPLES, []
-    task = build_task(config)
-    if not isinstance(task, SplitTask):
-        raise ConfigError(
-            f"tracking.log_model=true: task._target_={config.task.get('_target_')} is no "
-            "hpctrain.tasks.SplitTask, so nothing tells what the model's inputs are"
-        )
     with process_group(alone, config.parallel) as device:
-        mesh = Mesh(Degrees.of(config.parallel, 1), 0, device)
-        data = DataBuilder(config, alone, mesh, device, instantiate)
-        feed: DevicePrefetcher = data.evaluation() or data.training()
+        parts = Parts(config, alone, device)
+        if not isinstance(task := parts.task, SplitTask):
+            raise ConfigError(
+                f"tracking.log_model=true: task._target_={config.task.get('_target_')} is no "
+                "hpctrain.tasks.SplitTask, so nothing tells what the model's inputs are"
+            )
+        feed = parts.data.evaluation() or parts.data.training()
         try:
             batch = next(iter(feed))
             return [_array(value[:_SAMPLES]) for value in task.inputs(batch)]
@@ -86,30 +76,21 @@ def _save(model: nn.Module, inputs: list[Array], out: Path) -> None:
 
     with dry_run(model), torch.no_grad():
         outputs = model(*map(torch.from_numpy, inputs))
-    signature = ModelSignature(
-        Schema(
-            [
-                TensorSpec(x.dtype, (-1, *x.shape[1:]), _name(inputs, i))
-                for i, x in enumerate(inputs)
-            ]
-        ),
-        Schema([TensorSpec(_array(outputs).dtype, (-1, *outputs.shape[1:]))])
-        if torch.is_tensor(outputs)
-        else None,
-    )
+    names = [None] if len(inputs) == 1 else [f"input_{i}" for i in range(len(inputs))]
+    pairs = zip(inputs, names, strict=True)
+    given = [TensorSpec(x.dtype, (-1, *x.shape[1:]), name) for x, name in pairs]
+    returned = None
+    if torch.is_tensor(outputs):
+        returned = Schema([TensorSpec(_array(outputs).dtype, (-1, *outputs.shape[1:]))])
     example = inputs[0] if len(inputs) == 1 else tuple(inputs)
     mlflow.pytorch.save_model(
         model,
         str(out),
-        signature=signature,
+        signature=ModelSignature(Schema(given), returned),
         input_example=example,
         serialization_format="pt2",
         pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
     )
-
-
-def _name(inputs: list[Array], number: int) -> str | None:
-    return None if len(inputs) == 1 else f"input_{number}"
 
 
 def _array(value: torch.Tensor) -> Array:

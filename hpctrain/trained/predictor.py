@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.disk import sync, write_atomically
 from hpctrain.distributed import objects
@@ -37,37 +37,34 @@ from hpctrain.shards.index import FILE, Index, Shard
 from hpctrain.shards.shard import shard_name, write_shard
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Sums
-from hpctrain.trained.restored import Restored, restored
+from hpctrain.trained.restored import Restored
 
 _NOTE = "prediction.json"
 
 
-def predict(
-    config: Config,
-    checkpoint: Path,
-    folder: Path,
-    out: Path,
-    facts: dict[str, Any],
-    shard_samples: int = 65536,
-) -> Index:
+def refuse_divided_outputs(parallel: ParallelConfig) -> None:
+    """Raise a ConfigError for a layout in which no rank has whole outputs of the model."""
+    if parallel.pp > 1 or parallel.cp > 1:
+        raise ConfigError(
+            f"predict with parallel.pp={parallel.pp} and parallel.cp={parallel.cp}: "
+            "no rank has whole outputs; leave them out, and the ranks are data parallel (a "
+            "checkpoint of any layout fits)"
+        )
+
+
+def predict(trained: Restored, out: Path, facts: dict[str, Any], shard_samples: int) -> Index:
     """Write the predictions for the evaluation split; all ranks that were started call it together.
 
     `out` is a new folder, or that of the same predictions: one with other `facts`, which the
     predictions follow from, is a StorageError. A shard has about `shard_samples` samples at most.
     """
-    if config.parallel.pp > 1 or config.parallel.cp > 1:
+    if not isinstance(trained.parts.task, SplitTask):
+        target = trained.parts.config.task.get("_target_")
         raise ConfigError(
-            f"predict with parallel.pp={config.parallel.pp} and parallel.cp={config.parallel.cp}: "
-            "no rank has whole outputs; leave them out, and the ranks are data parallel (a "
-            "checkpoint of any layout fits)"
+            f"task._target_={target}: predictions need a task that is a "
+            "hpctrain.tasks.SplitTask, whose `inputs` are those of the model"
         )
-    with restored(config, checkpoint, folder, divided_loss=False) as trained:
-        if not isinstance(trained.task, SplitTask):
-            raise ConfigError(
-                f"task._target_={config.task.get('_target_')}: predictions need a task that is a "
-                "hpctrain.tasks.SplitTask, whose `inputs` are those of the model"
-            )
-        return _Prediction(trained, out, facts, shard_samples).run()
+    return _Prediction(trained, trained.parts.task, out, facts, shard_samples).run()
 
 
 class _Outputs:
@@ -110,16 +107,22 @@ class _Note(Record, frozen=True):
 
 class _Prediction:
     def __init__(
-        self, trained: Restored, out: Path, facts: dict[str, Any], shard_samples: int
+        self,
+        trained: Restored,
+        task: SplitTask,
+        out: Path,
+        facts: dict[str, Any],
+        shard_samples: int,
     ) -> None:
+        parts = trained.parts
         self._trained, self._out, self._facts = trained, out, referenced(facts)
-        self._mesh, self._task = trained.model.mesh, trained.task
-        self._rows = 2 * BatchSizes.of(trained.config, self._mesh.degrees).share
-        self._feed: DevicePrefetcher = trained.data.in_order(self._rows)
-        self._count = trained.data.samples
+        self._mesh, self._task, self._ranks = parts.mesh, task, parts.ranks
+        self._rows = 2 * BatchSizes.of(parts.config, self._mesh.degrees).share
+        self._feed: DevicePrefetcher = parts.data.in_order(self._rows)
+        self._count = self._feed.loader.count
         share = -(-self._count // (self._mesh.dp_size * self._rows))
         self._size = max(1, min(shard_samples // self._rows, share)) * self._rows
-        self._split = str(trained.config.data.evaluated)
+        self._split = str(parts.config.data.evaluated)
 
     def run(self) -> Index:
         self._begin()
@@ -137,7 +140,7 @@ class _Prediction:
         with long_work("writing predictions"):
             pass
         index = None
-        if self._trained.ranks.is_main:
+        if self._ranks.is_main:
             index = self._finish(numbers)
         dist.barrier()
         return index or Index.load(self._out)
@@ -145,7 +148,7 @@ class _Prediction:
     def _begin(self) -> None:
         """Check that the folder is empty, or has a part of the same predictions."""
         problem = ""
-        if self._trained.ranks.is_main:
+        if self._ranks.is_main:
             try:
                 note = self._out / _NOTE
                 if note.exists():
@@ -180,7 +183,7 @@ class _Prediction:
         passes = -(-max(map(self._samples, turn)) // self._rows)
         parts: dict[str, list[np.ndarray[Any, Any]]] = {}
         for i, batch in enumerate(self._taken(number * self._size, passes)):
-            outputs = _Outputs(self._task)  # type: ignore[arg-type]
+            outputs = _Outputs(self._task)
             self._trained.model.evaluate(outputs, batch)
             first = i * self._rows
             for name, value in outputs.kept.items():

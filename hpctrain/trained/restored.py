@@ -1,4 +1,4 @@
-"""Builds the model of a run on the ranks that were started, with the weights of a checkpoint.
+"""The model of a run on the ranks that were started, with the weights of a checkpoint.
 
 config of the run ── other ranks, other data ── parallelize ── weights of the checkpoint
 """
@@ -10,43 +10,52 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from hpctrain.checkpoint.starting_point import restore, restore_average
-from hpctrain.checkpoint.stored_weights import open_weights
-from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.fitting_layout import fit_batch
 from hpctrain.config.schema import Config
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed.group import process_group
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
-from hpctrain.job.building.build_data import DataBuilder
-from hpctrain.job.building.build_model import build_model, build_task, check_base, load_base
-from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
+from hpctrain.job.building.build_model import load_trained
+from hpctrain.job.building.parts import Parts
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.progress_bar import Progress
-from hpctrain.tasks import Task, on_part
+from hpctrain.training.evaluation import evaluate
 
 _FIRST_S = 2.0  # until the line that estimates the time
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A trained model on its ranks, in eval mode, and what it is used with; `data` builds feeds."""
+    """A trained model on its ranks, in eval mode, and what it is used with."""
 
+    parts: Parts
     model: ParallelModel
-    task: Task
-    data: DataBuilder
-    config: Config
-    ranks: RankInfo
-    device: torch.device
+
+    def evaluate(self, feed: DevicePrefetcher) -> dict[str, float]:
+        """Return the mean of each metric over a feed, and close it; all ranks call this together.
+
+        Each sample counts once, as in the evaluations of the training.
+        """
+        count = feed.loader.count
+        try:
+            with self.progress(count, "evaluated ") as shown:
+
+                def is_over() -> bool:
+                    shown.advance(min(feed.batch_size, count - shown.samples), 0)
+                    return False
+
+                means = evaluate(self.model, self.parts.task, feed, is_over)
+        finally:
+            feed.close()
+        assert means is not None
+        return means
 
     def progress(self, samples: int, label: str) -> Progress:
         """Return the progress over so many samples of all ranks, which rank 0 shows on stderr."""
-        return Progress(samples, 0, label=label, quiet=not self.ranks.is_main, first_s=_FIRST_S)
+        quiet = not self.parts.ranks.is_main
+        return Progress(samples, 0, label=label, quiet=quiet, first_s=_FIRST_S)
 
 
 @contextmanager
@@ -69,23 +78,9 @@ def restored(
         ) from error
     fit_batch(config, degrees)
     with process_group(ranks, config.parallel, config.launch, folder) as device:
-        mesh = Mesh(degrees, ranks.rank, device)
-        task = on_part(build_task(config), mesh.sequence_part)
-        precision = Precision(config.precision, device)
-        model = build_model(config, mesh, precision, task, divided_loss=divided_loss)
-        _load(config, checkpoint, model)
+        parts = Parts(config, ranks, device)
+        model = parts.model(divided_loss=divided_loss)
+        load_trained(config, checkpoint, model)
         model.module.eval()
-        data = DataBuilder(config, ranks, mesh, device, instantiate)
-        yield Restored(model, task, data, config, ranks, device)
+        yield Restored(parts, model)
         del model
-
-
-def _load(config: Config, checkpoint: Path, model: ParallelModel) -> None:
-    stages = model.mesh.pp_group if model.mesh.degrees.pp > 1 else None
-    adapters = bool(config.train.lora.patterns)
-    if adapters:
-        check_base(config, checkpoint)
-        load_base(config, model.module, stages)
-    restore(model.module, open_weights(WeightFiles(checkpoint, None)), trained_only=adapters)
-    if config.train.ema is not None and config.train.ema_evaluation:
-        restore_average(model.module, open_weights(WeightFiles(checkpoint, None), "ema"))

@@ -9,7 +9,6 @@ The variables that CUDA reads at its start are those of `hpctrain.config.network
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,8 +16,6 @@ import torch
 
 from hpctrain.config.network_variables import CUBLAS_WORKSPACES
 from hpctrain.errors import ConfigError
-
-_REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 @contextmanager
@@ -47,17 +44,3 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     finally:
         torch.set_deterministic_debug_mode(before[0])
         cudnn.deterministic, cudnn.benchmark = before[1:]
-
-
-def refusal(error: BaseException) -> str:
-    """Return which operation has no deterministic algorithm, if that is the error; otherwise ""."""
-    cause = error
-    while cause.__cause__ is not None:  # a pipeline adds the number of the stage
-        cause = cause.__cause__
-    found = _REFUSED.search(str(cause))
-    if found is None or not torch.are_deterministic_algorithms_enabled():
-        return ""
-    return (
-        f"train.deterministic=true: torch has no deterministic algorithm for {found[1]}; replace "
-        "the operation in the model or the task, or use train.deterministic=false"
-    )

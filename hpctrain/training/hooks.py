@@ -19,7 +19,7 @@ from torch import nn
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
 from hpctrain.tracking.tracker import Tracker
-from hpctrain.training.measuring.profiled_steps import NoProfile
+from hpctrain.training.measuring.profiled_steps import ProfiledSteps
 
 
 @dataclass(frozen=True)
@@ -80,40 +80,35 @@ class Hook:
 
 
 class Hooks:
-    """The hooks of a run, in their order.
+    """Calls the hooks of a run, in their order.
 
     `profile` is no hook, because it has no state in the checkpoint.
     """
 
-    def __init__(self, hooks: Iterable[Hook] = (), profile: NoProfile | None = None) -> None:
-        self._hooks, self._profile = list(hooks), profile or NoProfile()
+    def __init__(self, hooks: Iterable[Hook] = (), profile: ProfiledSteps | None = None) -> None:
+        self._hooks, self._profile = list(hooks), profile
 
-    def after_step(self, state: RunState) -> None:
-        """Call `after_step` of each hook."""
-        self._profile.after_step(state.step)
+    def after_step(self, state: RunState) -> None:  # noqa: D102
+        if self._profile is not None:
+            self._profile.after_step(state.step)
         for hook in self._hooks:
             hook.after_step(state)
 
-    def before_evaluation(self, state: RunState) -> None:
-        """Call `before_evaluation` of each hook."""
+    def before_evaluation(self, state: RunState) -> None:  # noqa: D102
         for hook in self._hooks:
             hook.before_evaluation(state)
 
-    def after_evaluation(self, state: RunState) -> None:
-        """Call `after_evaluation` of each hook."""
+    def after_evaluation(self, state: RunState) -> None:  # noqa: D102
         for hook in self._hooks:
             hook.after_evaluation(state)
 
-    def after_save(self, state: RunState, folder: Path) -> None:
-        """Call `after_save` of each hook."""
+    def after_save(self, state: RunState, folder: Path) -> None:  # noqa: D102
         for hook in self._hooks:
             hook.after_save(state, folder)
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Return the states of the hooks, in their order."""
+    def state_dict(self) -> list[dict[str, Any]]:  # noqa: D102
         return [hook.state_dict() for hook in self._hooks]
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Go on from the states that `state_dict` returned."""
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:  # noqa: D102
         for hook, state in zip(self._hooks, states, strict=True):
             hook.load_state_dict(state)

@@ -15,15 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class Notes:
-    """The notes of a run, one for each topic.
+    """The notes of a run, one for each topic; `step` is the global step that the run is at.
 
-    Args:
-        tracker: That of this rank.
-        known: Those of the attempts before: what `record` was called with.
-        record: Called with all notes when they have changed; None on ranks that say nothing.
-
-    Attributes:
-        step: The global step that the run is at.
+    `known` are those of the attempts before. `record` is called with all notes when they have
+    changed; it is None on ranks that say nothing.
     """
 
     def __init__(
@@ -45,10 +40,8 @@ class Notes:
     def say(self, topic: str, text: str, about: str = "") -> None:
         """Say something about a topic, unless the same was said; "" takes back what was said.
 
-        Args:
-            topic: One word, such as `flat`.
-            text: A whole sentence, which may have other numbers each time.
-            about: What it is about, such as a rank: something else is said again.
+        The text may have other numbers each time. It is said again if it is `about` something else,
+        such as another rank.
         """
         known = self._notes.get(topic)
         if self._record is None or (known and known.about == about if text else not known):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
 from hpctrain.run_record import Progress
 from hpctrain.training.display import Display
+from hpctrain.training.improvement import Improvement
 
 log = logging.getLogger(__name__)
 EVERY_S = 5.0
@@ -37,7 +37,8 @@ class ProgressFile(Display):
     def __init__(self, display: Display, file: Path, metric: str) -> None:
         self._display, self._file, self._metric = display, file, metric
         self._metrics: dict[str, float] = {}
-        self._best: dict[str, float] | None = None
+        self._followed = Improvement(metric if better(metric) else None)
+        self._best: dict[str, float] | None = None  # a new dict each time: the thread may read it
         self._samples: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpctrain-progress", daemon=True)
@@ -48,7 +49,7 @@ class ProgressFile(Display):
         self._max, self._doing = max_steps, ""
         self._stepped = self._first_stepped = time.time()
         self._longest_s = 0.0
-        self._best = self._best_until(step)
+        self._go_on_with_best(step)
         self._display.start(step, max_steps)
         self._thread.start()
 
@@ -66,9 +67,8 @@ class ProgressFile(Display):
     def report(self, step: int, metrics: dict[str, float]) -> None:
         """Show the metrics of the last report, and write them from now on."""
         self._metrics = self._metrics | metrics  # a new dict: the thread may be reading the old
-        value = metrics.get(self._metric, math.nan)
-        if math.isfinite(value) and self._is_best(value):
-            self._best = {"value": value, "step": step}
+        if self._followed.judge(metrics, step):
+            self._best = {"value": metrics[self._metric], "step": step}
         self._display.report(step, metrics)
 
     @contextmanager
@@ -87,20 +87,13 @@ class ProgressFile(Display):
         self._thread.join()
         self._display.close()
 
-    def _is_best(self, value: float) -> bool:
-        direction = better(self._metric)
-        if direction is None or self._best is None:
-            return direction is not None
-        best = self._best["value"]
-        return value < best if direction == "lower" else value > best
-
-    def _best_until(self, step: int) -> dict[str, float] | None:
-        """Return the best value of the attempts before, unless its step is made again."""
+    def _go_on_with_best(self, step: int) -> None:
+        """Keep the best value of the attempts before, unless its step is made again."""
         with suppress(DamageError):
             before = Progress.of(self._file.parent)
             if before.best and before.metric == self._metric and before.best.step <= step:
-                return {"value": before.best.value, "step": before.best.step}
-        return None
+                self._followed.value = before.best.value
+                self._best = {"value": before.best.value, "step": before.best.step}
 
     def _run(self) -> None:
         over = False

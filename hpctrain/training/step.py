@@ -33,7 +33,7 @@ from hpctrain.shards.types import Batch
 from hpctrain.tasks import Task
 from hpctrain.training.average import Average
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
-from hpctrain.training.measuring.histograms import NoHistograms
+from hpctrain.training.measuring.histograms import Histograms
 from hpctrain.training.measuring.silent_layers import SilentLayers
 from hpctrain.training.schedule import rate_ratios, set_rates
 
@@ -88,14 +88,12 @@ def _list(values: Scalars) -> list[float]:
 class TrainStep:
     """Forward, backward and update on one rank's share of a global batch.
 
-    `clip_norm` is the largest L2 norm of the global gradient; None does not clip. `health` judges
-    each step; None stops at the first one that is not healthy. `base_lr` is the learning rate that
-    the optimizer was made with: groups of parameters with another one keep the ratio to it; None
-    lets all have the same. `parts` are the micro-batches for each number of rows that a batch of
-    this rank may have; empty if all steps have the same number. The flags of the stop request are
-    reduced together with the sums, and so is that of `timer`, by which rank 0's clock asks for
-    evaluations. What is None is left out. `grad_norm` is the norm of the global gradient before
-    clipping.
+    `clip_norm` is the largest L2 norm of the global gradient; None does not clip. `base_lr` is the
+    learning rate that the optimizer was made with: groups of parameters with another one keep the
+    ratio to it; None lets all have the same. `parts` are the micro-batches for each number of rows
+    that a batch of this rank may have; empty if all steps have the same number. The flags of the
+    stop request are reduced together with the sums, and so is that of `timer`. `grad_norm` is the
+    norm of the global gradient before clipping.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class TrainStep:
         base_lr: float | None = None,
         average: Average | None = None,
         timer: EvaluationTimer | None = None,
-        histograms: NoHistograms | None = None,
+        histograms: Histograms | None = None,
         silent: SilentLayers | None = None,
         parts: Mapping[int, int] | None = None,
     ) -> None:
@@ -122,7 +120,7 @@ class TrainStep:
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         self.average = average or Average(model)
         self.timer = timer or EvaluationTimer()
-        self.histograms = histograms or NoHistograms()
+        self.histograms = histograms or Histograms()
         self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,18 +35,18 @@ from hpctrain.faults.late_data import told_if_late
 from hpctrain.faults.stop import Interrupted, Stop
 from hpctrain.forks import ending_here
 from hpctrain.models.dry_run import same_modes
-from hpctrain.parallel.reducing.metric_states import Measured
 from hpctrain.parallel.reducing.scalars import on_device, over_ranks
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import derived
 from hpctrain.tracking.tracker import Tracker
 from hpctrain.training.display import Display
+from hpctrain.training.evaluation import evaluate
 from hpctrain.training.hooks import Hooks, RunState
 from hpctrain.training.improvement import Best, Improvement
-from hpctrain.training.measuring.meter import NoMeter
+from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.notes import Notes
 from hpctrain.training.schedule import Schedule
-from hpctrain.training.step import Totals, TrainStep
+from hpctrain.training.step import TrainStep
 from hpctrain.training.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -53,32 +54,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Every:
-    """Steps from one log line, evaluation or checkpoint to the next.
-
-    Without `evaluate`, each end of an epoch is evaluated. `at_end` says whether the last step of
-    the run saves a checkpoint.
-    """
+    """Steps from one log line, evaluation or checkpoint to the next."""
 
     log: int
-    evaluate: int | None
+    evaluate: int | None  # None: at each end of an epoch
     checkpoint: int
-    at_end: bool = True
+    at_end: bool = True  # whether the last step of the run saves a checkpoint
 
 
 @dataclass
 class Outcome:
-    """How `Trainer.fit` ended.
+    """How `Trainer.fit` ended."""
 
-    `finished` is False when the run was stopped and saved; `reason` tells why it has finished
-    before `max_steps`, "" if it has not. `step` was reached from `first_step`, 0 or that of the
-    checkpoint. `metrics` are the last values.
-    """
-
-    finished: bool
+    finished: bool  # False when the run was stopped and saved
     step: int
-    first_step: int
-    metrics: dict[str, float]
-    reason: str = ""
+    first_step: int  # 0, or that of the checkpoint
+    metrics: dict[str, float]  # the last values
+    reason: str = ""  # why it has finished before `max_steps`
 
 
 @dataclass
@@ -88,7 +80,6 @@ class Trainer:
     train_step: TrainStep
     schedule: Schedule
     loader: DevicePrefetcher
-    evaluation: DevicePrefetcher | None
     checkpointer: Checkpointer
     tracker: Tracker
     display: Display
@@ -96,8 +87,9 @@ class Trainer:
     device: torch.device
     max_steps: int
     every: Every
-    meter: NoMeter = field(default_factory=NoMeter)
-    other_evaluations: Mapping[str, DevicePrefetcher] = field(default_factory=dict)
+    meter: Meter
+    # The feeds of the evaluation, by what the names of their metrics begin with, such as `val`.
+    evaluations: Mapping[str, DevicePrefetcher] = field(default_factory=dict)
     asked: Sequence[RequestedMetric] = ()
     hooks: Hooks = field(default_factory=Hooks)
     patience: Improvement = field(default_factory=Improvement)
@@ -138,12 +130,7 @@ class Trainer:
                 if done:
                     self.train_step.finish()
                 if logs:
-                    means = self._training_means()  # it waits for a GPU, whose steps are measured
-                    with self.meter.spent("other"):
-                        self._log(self.meter.report(self.train_step.totals.counts) | means)
-                        silent = self.train_step.silent
-                        layers = silent.read(self.train_step.model)
-                        self.watch.report(self.step, layers, silent.layers)
+                    self._report()
                 due = self._ends_interval(epoch) or self.train_step.timer.is_due() or done
                 epoch = self.loader.epoch
                 if due or any(asked.is_doubtful(self.metrics) for asked in self.asked):
@@ -176,7 +163,7 @@ class Trainer:
             self.meter.close()
             self.display.close()
             self.loader.close()
-            for feed in self._evaluations.values():
+            for feed in self.evaluations.values():
                 feed.close()
 
     def _batches(self) -> Iterator[Batch]:
@@ -197,6 +184,15 @@ class Trainer:
                 continue
             yield batch
             del batch
+
+    def _report(self) -> None:
+        """Log the steps since the last report."""
+        means = self._training_means()  # it waits for a GPU, whose steps are measured
+        with self.meter.spent("other"):
+            self._log(self.meter.report(self.train_step.totals.counts) | means)
+            silent = self.train_step.silent
+            layers = silent.read(self.train_step.model)
+            self.watch.report(self.step, layers, silent.layers)
 
     def _training_means(self) -> dict[str, float]:
         means = derived(self.train_step.task, self.train_step.totals.means())
@@ -232,10 +228,12 @@ class Trainer:
         if not self.evaluation_due:
             return True
         self.train_step.health.judge(late=False)
-        if self._evaluations:
+        if self.evaluations:
             doing = self.display.doing("an evaluation")
             modes = same_modes(self.train_step.model.module)
-            with self.meter.spent("evaluation"), doing, self._untouched_random_state(), modes:
+            # The random state is restored, as an evaluation may be made twice.
+            random = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+            with self.meter.spent("evaluation"), doing, random, modes:
                 self.hooks.before_evaluation(self._state())
                 with self.checkpointer.modes.evaluating(), self.train_step.average.applied():
                     values = self._evaluate_all()
@@ -252,44 +250,29 @@ class Trainer:
         self.evaluation_due = False
         return True
 
-    @property
-    def _evaluations(self) -> dict[str, DevicePrefetcher]:
-        """The feeds of the evaluation, by what the names of their metrics begin with."""
-        main = {} if self.evaluation is None else {"val": self.evaluation}
-        return main | {f"val/{name}": feed for name, feed in self.other_evaluations.items()}
-
     def _evaluate_all(self) -> dict[str, float] | None:
-        """Return the metrics of all splits; None as `_evaluate`."""
-        values: dict[str, float] = {}
-        for prefix, feed in self._evaluations.items():
-            means = self._evaluate(feed)
+        """Return the metrics of all splits; None when the ranks agree to stop."""
+        model, values = self.train_step.model, dict[str, float]()
+        for prefix, feed in self.evaluations.items():
+            model.share_buffers()
+            model.module.eval()
+            feed.load_state_dict({"consumed": 0})
+            means = evaluate(model, self.train_step.task, feed, self._stops)
             if means is None:
                 return None
             values |= {f"{prefix}/{name}": value for name, value in means.items()}
         return values
 
-    def _evaluate(self, evaluation: DevicePrefetcher) -> dict[str, float] | None:
-        """Return the means over the split, each sample once; None when the ranks agree to stop."""
-        model, task = self.train_step.model, self.train_step.task
-        measured = Measured(task, model.mesh)
-        model.share_buffers()
-        model.module.eval()
-        totals = Totals()
-        evaluation.load_state_dict({"consumed": 0})
-        what = "the first batch of the evaluation"
-        for batch in first_in_long_work(what, told_if_late(what, evaluation, stacks)):
-            totals.add(*model.evaluate(measured.task, batch))
-            measured.update()
-            if self.stop.agreed:  # by the flags of the batch before, so a GPU still has work to do
-                return None
-            flags = on_device(self.stop.flags(), self.device)
-            self.stop.offer(over_ranks(flags, model.mesh))
-        totals.reduce(model.mesh)
-        return derived(task, totals.means()) | measured.values()
+    def _stops(self) -> bool:
+        """Return whether the ranks have agreed to stop, and send this rank's flags.
 
-    def _untouched_random_state(self) -> AbstractContextManager[None]:
-        """Return a context that restores the random state, as an evaluation may be made twice."""
-        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        The flags are read one batch later, so a GPU still has work to do.
+        """
+        if self.stop.agreed:
+            return True
+        flags = on_device(self.stop.flags(), self.device)
+        self.stop.offer(over_ranks(flags, self.train_step.model.mesh))
+        return False
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
@@ -317,25 +300,35 @@ class Trainer:
             {
                 "step": self.step,
                 "evaluation_due": self.evaluation_due,
-                "data": self.loader.state_dict(),
                 "tracker": self.tracker.position(),
                 "metrics": self.metrics,
                 "totals": self.train_step.totals.state_dict(),
-                "precision": self.train_step.model.precision.state_dict(),
-                "health": self.train_step.health.state_dict(),
-                "hooks": self.hooks.state_dict(),
-                "schedule": self.schedule.state_dict(),
                 "ema": bool(self.train_step.average.tensors),
-                "patience": self.patience.state_dict(),
-                "best": self.best.state_dict(),
-                "watch": self.watch.state_dict(),
-                "meter": self.meter.state_dict(),
-                "timer": self.train_step.timer.state_dict(),
-            },
+            }
+            | {name: part.state_dict() for name, part in self._stateful.items()},
             best=self.best.step,
         )
         self.train_step.health.judge_state(self.checkpointer.wrong)
         self.best.mark(self.step)
+
+    @property
+    def _stateful(self) -> dict[str, Any]:
+        """What a checkpoint has besides the model and the optimizer, by name.
+
+        The loader comes first, since the meter asks it for its place.
+        """
+        return {
+            "data": self.loader,
+            "precision": self.train_step.model.precision,
+            "health": self.train_step.health,
+            "timer": self.train_step.timer,
+            "hooks": self.hooks,
+            "schedule": self.schedule,
+            "patience": self.patience,
+            "best": self.best,
+            "watch": self.watch,
+            "meter": self.meter,
+        }
 
     def _state(self, batch: Batch | None = None) -> RunState:
         """Return what a hook sees at this step."""
@@ -355,19 +348,11 @@ class Trainer:
             self.step = self.train_step.model.step = progress["step"]
             self.metrics = progress["metrics"]
             self.evaluation_due = progress["evaluation_due"]
-            self.loader.load_state_dict(progress["data"])
             self.train_step.totals.load_state_dict(progress["totals"], self.device)
-            self.train_step.model.precision.load_state_dict(progress["precision"])
-            self.train_step.health.load_state_dict(progress["health"])
-            self.hooks.load_state_dict(progress["hooks"])
-            self.schedule.load_state_dict(progress["schedule"])
             if not progress["ema"]:
                 self.train_step.average.restart()
-            self.patience.load_state_dict(progress["patience"])
-            self.best.load_state_dict(progress["best"])
-            self.watch.load_state_dict(progress.get("watch", {}))
-            self.meter.load_state_dict(progress.get("meter", {}))
-            self.train_step.timer.load_state_dict(progress.get("timer", {}))
+            for name, part in self._stateful.items():
+                part.load_state_dict(progress.get(name, {}))  # older checkpoints lack some
             if dist.get_rank() == 0:
                 log.info("going on from the checkpoint of step %d", self.step)
         else:

@@ -32,21 +32,13 @@ _BEATEN = 0.98  # of the loss of the guess
 
 
 class Guess(NamedTuple):
-    """What an evaluation of a model that knows nothing of its input would have.
+    """What an evaluation of a model that knows nothing of its input would have."""
 
-    Attributes:
-        metric: `val/accuracy`, of which higher values are better; or one of which lower are.
-        value: Its value.
-        margin: A model that is better by less may have been lucky.
-        what: What guesses so, in words.
-        loss: The `val/loss` of the guess; a model whose loss is lower has learnt something.
-    """
-
-    metric: str
+    metric: str  # `val/accuracy`, of which higher values are better; or one of which lower are
     value: float
-    margin: float
-    what: str
-    loss: float = -math.inf
+    margin: float  # a model that is better by less may have been lucky
+    what: str  # what guesses so, in words
+    loss: float = -math.inf  # a model whose `val/loss` is lower has learnt something
 
     def beats(self, values: Mapping[str, float]) -> bool:
         """Return whether the guess is as good as these metrics of an evaluation."""
@@ -56,16 +48,11 @@ class Guess(NamedTuple):
 
 
 class Watch:
-    """Watches one run.
+    """Watches one run, and says in `notes` what it finds; the policy is the key `train.watch`.
 
-    Args:
-        notes: What is found is said there.
-        policy: The key `train.watch`.
-        max_steps: The global step at which the run ends.
-        after: Nothing but spikes and a divergence is judged before this step.
-        guess: What an evaluation is compared with; None compares it with nothing.
-        moves: Whether the loss has to fall: one that begins with trained weights may not.
-        evaluates: Whether an evaluation follows the last step.
+    Nothing but spikes and a divergence is judged before the step `after`. An evaluation is compared
+    with `guess`. `moves`: the loss has to fall, which one that begins with trained weights may not.
+    `evaluates`: an evaluation follows the last step, `max_steps`.
     """
 
     def __init__(
@@ -120,14 +107,9 @@ class Watch:
     def report(self, step: int, silent: Sequence[str] | None, layers: int) -> None:
         """Judge the steps until now; all ranks call this together.
 
-        Args:
-            step: The global step.
-            silent: The layers whose gradient was zero in all steps that were looked at since the
-                last time; None if too few were.
-            layers: The number of layers.
-
-        Raises:
-            HealthError: Something is wrong, and `train.watch` is stop.
+        `silent` are those of the `layers` whose gradient was zero in all steps that were looked at
+        since the last time; None if too few were. What is wrong is a HealthError if `train.watch`
+        is stop.
         """
         if self._policy == "off" or not self._recent:
             return

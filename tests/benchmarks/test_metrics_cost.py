@@ -28,8 +28,9 @@ from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 from hpctrain.training.measuring.account import Account
-from hpctrain.training.measuring.meter import Meter, NoMeter
+from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.slow_ranks import SlowRanks
+from tests.steps import NoMeter
 
 EVERY = TrainConfig().log_every
 TURNS, STEPS = 7, EVERY
@@ -63,7 +64,9 @@ def ours(folder: Path) -> tuple[Step, list[dict[str, float]]]:
     return measured(feed, meter, tracker)
 
 
-def measured(feed: Feed, meter: NoMeter, tracker: Tracker) -> tuple[Step, list[dict[str, float]]]:
+def measured(
+    feed: Feed, meter: Meter | NoMeter, tracker: Tracker
+) -> tuple[Step, list[dict[str, float]]]:
     """Return a step with these, and a list that gets the metrics of the reports."""
     reports: list[dict[str, float]] = []
 

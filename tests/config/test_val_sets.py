@@ -39,7 +39,7 @@ def test_each_set_has_metrics_and_is_part_of_the_run(
     found = names(config) or ()
     assert {"val/loss", "val/other/loss", "val/other/accuracy"} <= {*found}
     assert config.data.other_sets == {"other": (str(other), "test")}
-    contexts = [(facts["name"], facts["context"]) for facts in data_sets(config)]
+    contexts = [(facts["name"], facts["context"]) for facts in data_sets(config.data)]
     assert contexts == [("digits", "training"), ("other", "evaluation")]
     # The name of the run follows from the samples, not from where they are.
     digest = data_digest(config)

@@ -45,6 +45,7 @@ def data_prep(capsys, monkeypatch):
         return err
 
     run.refused = refused
+
     def refuses(code, words, *args):
         found, _, err = run(*args)
         assert found == code, err

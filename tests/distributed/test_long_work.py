@@ -58,7 +58,7 @@ def test_sbcast_may_take_longer_than_a_collective(digits: Path, tmp_path: Path) 
                       "data.stage_dir={staged}", "output_dir={tmp_path}/runs", "tracking=off"])
     with group() as device:
         mesh = Mesh(Degrees(2), ranks.rank, device)
-        feed = DataBuilder(config, ranks, mesh, device, instantiate).training()
+        feed = DataBuilder(config, ranks, mesh, device).training()
         print(len(next(iter(feed))["label"]))
         feed.close()
     """

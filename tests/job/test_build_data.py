@@ -16,20 +16,14 @@ import torch
 from PIL import Image
 
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.sources.reader import Reader
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError, HpctrainError
-from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.mesh import Mesh
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
 from tests.conftest import Completed
-
-Build = Callable[..., DataBuilder]
+from tests.job.feeds import Build, builder, epoch, values
 
 
 @pytest.fixture
@@ -43,33 +37,11 @@ def config(composer: Composer, digits: Path, tmp_path: Path) -> Callable[..., Co
 
 @pytest.fixture
 def build(config: Callable[..., Config]) -> Build:
-    """A function that makes the `DataBuilder` of one rank from a checked config."""
-
-    def call(*overrides: str, rank: int = 0, world_size: int = 1) -> DataBuilder:
-        made = config(*overrides)
-        check(made, world_size)
-        ranks = RankInfo("test", rank, rank, 0, world_size, world_size, 1, "localhost", 1)
-        mesh = Mesh(Degrees(world_size), rank, torch.device("cpu"))
-        return DataBuilder(made, ranks, mesh, torch.device("cpu"), instantiate)
-
-    return call
-
-
-def epoch(feed: DevicePrefetcher | None) -> list[dict[str, torch.Tensor]]:
-    assert feed is not None
-    batches = []
-    try:
-        for batch in feed:
-            batches.append({name: value.clone() for name, value in batch.items()})
-            if feed.epoch:
-                break
-    finally:
-        feed.close()
-    return batches
+    return builder(config)
 
 
 def labels(batches: list[dict[str, torch.Tensor]]) -> list[int]:
-    return [label for batch in batches for label in batch["label"][batch["mask"]].tolist()]
+    return values(batches, "label")
 
 
 def same(one: list[dict[str, torch.Tensor]], other: list[dict[str, torch.Tensor]]) -> bool:
@@ -101,7 +73,7 @@ CROP = (
 )
 def test_ranks_share_the_global_batches_of_one(build: Build, overrides: tuple[str, ...]) -> None:
     whole = epoch(build(*overrides).training())
-    parts = [epoch(build(*overrides, rank=rank, world_size=2).training()) for rank in range(2)]
+    parts = [epoch(build(*overrides, rank=rank, size=2).training()) for rank in range(2)]
     assert len(whole) == len(parts[0]) == len(parts[1]) > 3
     for batch, *shares in zip(whole, *parts, strict=True):
         for name, value in batch.items():

@@ -14,7 +14,7 @@ import pytest
 from hpctrain.runs.sweep_overrides import label
 from tests import cluster
 from tests.cluster import Paced
-from tests.conftest import Completed, journal_metrics, run_json, runs
+from tests.conftest import Completed, journal_metrics, only_run, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -136,7 +136,7 @@ def test_preempted_requeued_resumed(
     common = ("train.max_epochs=16", "checkpoint.every_steps=20", "train.log_every=10", paced.task)
     here = ("launch.tasks_per_node=2", "site.partition=preemptible", "tracking.drain_s=60")
     train("-m", *common, *here)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     (job,) = cluster.job_ids(tmp_path / "runs")
     cluster.wait_for_step(run, 40)
     preempted = cluster.tool("preempt", job)
@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_fails_the_job(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     where = ["launch.nodes=2", "checkpoint.every_steps=2", "tracking=off"]
     train("-m", "task._target_=poisoned.Poisoned", "train.max_steps=8", *where)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     (job,) = cluster.job_ids(tmp_path / "runs")
     assert cluster.wait_for_end([job]) == {job: "FAILED"}, "it is not requeued"
     record = run_json(run)
@@ -226,7 +226,7 @@ def test_a_killed_rank_and_one_that_hangs_let_their_job_come_back(
     )
     (tmp_path / "kill").touch()
     train("-m", *common, "launch.nodes=2")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     (job,) = cluster.job_ids(tmp_path / "runs")
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 180, "the kill")
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
@@ -267,7 +267,7 @@ def test_a_job_takes_the_nodes_that_are_free(
     others = cluster.sbatch("sleep 600", "--nodes=3", "--exclusive")
     cluster.wait_for(lambda: cluster.job_state(others) == "RUNNING", 60, "the other job")
     train("-m", *common, paced.task, "launch.nodes=1-2", "site.partition=preemptible")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     (job,) = cluster.job_ids(tmp_path / "runs")
     cluster.wait_for_step(run, 10)
     cluster.slurm("scancel", others)
@@ -299,7 +299,7 @@ def test_time_limit_warning_requeues_and_scancel_does_not(
     train: Train, tmp_path: Path, paced: Paced
 ) -> None:
     train("-m", "train.max_epochs=2000", "tracking=off", "checkpoint.every_steps=20", paced.task)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     (job,) = cluster.job_ids(tmp_path / "runs")
     cluster.wait_for_step(run, 20)
     # Slurm sends this signal launch.warn_s seconds before the time limit.

@@ -1,6 +1,5 @@
 """The values that follow from config, data and ranks are computed, printed and tracked."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pytest
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig, SchedulerConfig, TrainConfig
-from hpctrain.job.building.effective import Effective
-from tests.conftest import Completed, run_json, runs
+from hpctrain.job.building.build_schedule import Effective
+from tests.conftest import Completed, journal, run_json, runs
 
 
 def test_what_follows_from_batch_and_epochs() -> None:
@@ -21,22 +20,25 @@ def test_what_follows_from_batch_and_epochs() -> None:
     )
     batch = BatchSizes.of(config, Degrees(dp_replicate=8))
     assert (batch.share, batch.micro) == (64, 32)
-    effective = Effective.of(config, steps_per_epoch=100, batch=batch)
-    assert str(effective) == (
+
+    def effective() -> Effective:
+        return Effective.of(config.train, config.optimizer, config.scheduler, 100, batch)
+
+    assert str(effective()) == (
         "peak lr 0.2, warm-up 500 of 9000 steps, 100 steps per epoch, global batch 512 = dp 8 x "
         "accumulate 2 x 32 samples"
     )
     config.train.max_steps = 300
-    assert Effective.of(config, 100, batch).max_steps == 300
+    assert effective().max_steps == 300
     config.train.max_epochs = None
-    assert Effective.of(config, 100, batch).max_steps == 300
+    assert effective().max_steps == 300
 
 
 def params(run: Path) -> dict[str, str]:
     """Return all params in the journal of a run."""
     found: dict[str, str] = {}
-    for line in (run / "journal" / "events.jsonl").read_text().splitlines():
-        found |= json.loads(line).get("params", {})
+    for record in journal(run):
+        found |= record.get("params", {})
     return found
 
 
@@ -87,12 +89,9 @@ def test_an_own_optimizer_with_groups_trains_each_with_its_rate(
     train: Callable[..., Completed], tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
+    own = ("optimizer._target_=own.groups", "+optimizer.options.of_biases=3e-4")
     done = train(
-        *(
-            "optimizer._target_=own.groups",
-            "optimizer.lr=0.003",
-            "+optimizer.options.of_biases=3e-4",
-        ),
+        *(*own, "optimizer.lr=0.003"),
         *("optimizer.lr_scaling=linear", "optimizer.base_batch_size=32", "scheduler=constant"),
         *("scheduler.warmup_steps=2", "train.max_steps=3", "tracking=off"),
     )

@@ -103,12 +103,9 @@ def test_here_with_a_variable_of_ones_own(
 
 
 @pytest.mark.slow
-def test_torchrun(digits: Path, tmp_path: Path, watched: Watched) -> None:
-    where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
+def test_torchrun(train: Callable[..., Completed], watched: Watched) -> None:
     # gloo connects through this interface.
-    given = [*where, *SHORT, *SETTINGS, "network.interface=lo"]
-    run_module("torch.distributed.run", *torchrun, *given, new=True, cwd=tmp_path, **watched.env)
+    train(*SHORT, *SETTINGS, "network.interface=lo", ranks=2, new=True, **watched.env)
     sockets = {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo"}
     assert watched.ranks() == {"0": EXPECTED | sockets, "1": EXPECTED | sockets}
 

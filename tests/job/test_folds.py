@@ -11,25 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from hpctrain import load_run
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.sources.reader import Reader
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
-from hpctrain.job.building.build_data import DataBuilder
-from hpctrain.job.building.instantiate import instantiate
-from hpctrain.parallel.mesh import Mesh
 from hpctrain.runs.freeze import check
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.index import Index
 from tests import forkserver
 from tests.cluster import Paced
 from tests.conftest import run_json, run_module, runs
+from tests.job.feeds import Build, builder, epoch, values
 from tests.job.test_train import wait_for_step
 
 FOLDS = 3
@@ -44,20 +39,9 @@ def patients(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = random.integers(5, 60, 40)
     patient = random.choice(40, 1000, p=weights / weights.sum()).astype(np.int32)
     folder = tmp_path_factory.mktemp("patients") / "data"
-    write_shards(
-        folder,
-        [
-            (
-                "train",
-                {
-                    "image": rows["image"],
-                    "label": rows["label"],
-                    "patient": patient,
-                    "sample": np.arange(1000),
-                },
-            )
-        ],
-    )
+    given = {name: rows[name] for name in ("image", "label")}
+    given |= {"patient": patient, "sample": np.arange(1000)}
+    write_shards(folder, [("train", given)])
     return folder
 
 
@@ -71,32 +55,18 @@ def config(composer: Composer, patients: Path, tmp_path: Path) -> Callable[..., 
 
 
 @pytest.fixture
-def build(config: Callable[..., Config]) -> Callable[..., DataBuilder]:
-    def call(*overrides: str, rank: int = 0, size: int = 1) -> DataBuilder:
-        made = config(*overrides)
-        check(made, size)
-        mesh = Mesh(Degrees(size), rank, torch.device("cpu"))
-        ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-        return DataBuilder(made, ranks, mesh, torch.device("cpu"), instantiate)
-
-    return call
+def build(config: Callable[..., Config]) -> Build:
+    return builder(config)
 
 
-def read(feed: DevicePrefetcher | None, field: str = "sample") -> list[int]:
-    """Return a field of all samples of an epoch."""
-    assert feed is not None
-    found: list[int] = []
-    for batch in feed:
-        found += batch[field][batch["mask"]].tolist()
-        if feed.epoch:
-            break
-    feed.close()
-    return found
+def read(feed: DevicePrefetcher | None) -> list[int]:
+    """Return the numbers of all samples of an epoch."""
+    return values(epoch(feed), "sample")
 
 
 @pytest.mark.parametrize("group", [(), ("data.group=patient",)])
 def test_each_sample_is_evaluated_once_and_trained_on_in_all_other_folds(
-    build: Callable[..., DataBuilder], patients: Path, group: tuple[str, ...]
+    build: Build, patients: Path, group: tuple[str, ...]
 ) -> None:
     of = Reader(patients, "train").read(np.arange(1000))["patient"]
     held, leaks = [], 0
@@ -121,7 +91,7 @@ def test_each_sample_is_evaluated_once_and_trained_on_in_all_other_folds(
 
 
 def test_the_data_set_may_know_its_group(
-    build: Callable[..., DataBuilder], patients: Path, tmp_path: Path, config: Callable[..., Config]
+    build: Build, patients: Path, tmp_path: Path, config: Callable[..., Config]
 ) -> None:
     index = Index.load(patients)
     for path in patients.glob("*.h5"):
@@ -135,7 +105,7 @@ def test_the_data_set_may_know_its_group(
         assert (len(names) == 1) == same
 
 
-def test_a_part_of_the_patients(build: Callable[..., DataBuilder], patients: Path) -> None:
+def test_a_part_of_the_patients(build: Build, patients: Path) -> None:
     of = np.asarray(Reader(patients, "train").read(np.arange(1000))["patient"])
     first = [*dict.fromkeys(of.tolist())][:6]
     part = ("data.subset=:6", "data.group=patient", "data.val_split=null")
@@ -175,15 +145,9 @@ def test_what_cannot_be_is_said_before_anything_is_queued(
 
 
 def given(patients: Path, folder: Path, *overrides: str) -> list[str]:
-    where = [f"data.path={patients}", f"output_dir={folder}/runs", "data.group=patient"]
-    return [
-        "experiment=digits",
-        *where,
-        *FIELDS,
-        "tracking=off",
-        "monitor.enabled=false",
-        *overrides,
-    ]
+    where = ["experiment=digits", f"data.path={patients}", f"output_dir={folder}/runs"]
+    off = ["tracking=off", "monitor.enabled=false"]
+    return [*where, "data.group=patient", *FIELDS, *off, *overrides]
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.tensor_reader import Reader
-from tests.conftest import ROOT, journal_metrics, run_module, runs
+from tests.conftest import ROOT, hpctrain_on, journal_metrics, only_run
 
-OWN = ROOT / "tests" / "train"  # optimizers.py
+OWN = ROOT / "tests" / "training"  # optimizers.py
 SHORT = (
     *("train.max_steps=12", "train.max_epochs=null", "train.eval_every=3", "train.log_every=1"),
     *(
@@ -25,18 +25,16 @@ SHORT = (
 def finished(folder: Path, digits: Path, target: str, keys: tuple[str, ...], kills: bool) -> Path:
     """Train to the end, in three attempts if the run is killed twice; return the run directory."""
     folder.mkdir()
-    ranks = ("torch.distributed.run", "--nproc-per-node", "2", "-m") if keys else ()
     command = (
-        *(*ranks, "hpctrain", "experiment=digits", f"data.path={digits}", "output_dir=runs"),
-        *(f"optimizer._target_={target}", *SHORT, *[key for key in keys if key != "parallel=ddp"]),
+        *("experiment=digits", f"data.path={digits}", "output_dir=runs", *SHORT),
+        *(f"optimizer._target_={target}", *[key for key in keys if key != "parallel=ddp"]),
     )
     codes = [1 if keys else -9] * 2 + [0] if kills else [0]
     for step in () if kills else (6, 10):
         (folder / f"killed-{step}").touch()
     for code in codes:
-        run_module(*command, code=code, cwd=folder, PYTHONPATH=str(OWN))
-    (run,) = runs(folder / "runs")
-    return run
+        hpctrain_on(2 if keys else 1, *command, code=code, cwd=folder, PYTHONPATH=str(OWN))
+    return only_run(folder)
 
 
 def tensors(run: Path) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """A run that is out of memory goes on with smaller micro-batches. The error is simulated."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Completed, run_module
+from tests.conftest import Completed, only_run, run_json
 
 Train = Callable[..., Completed]
 TASK = """\
@@ -22,17 +21,11 @@ class Limited(Classification):
 COMMON = ("task._target_=limited.Limited", "train.max_steps=20", "tracking.upload=false")
 
 
-def content(tmp_path: Path) -> dict[str, object]:
-    (file,) = (tmp_path / "runs").glob("digits-*/run.json")
-    found: dict[str, object] = json.loads(file.read_text())
-    return found
-
-
 def test_one_process_lowers_it_and_goes_on(train: Train, tmp_path: Path) -> None:
     (tmp_path / "limited.py").write_text(TASK)
     done = train(*COMMON, PYTHONPATH=str(tmp_path))
     assert "out of memory with micro-batches of 32 rows: now 16 rows, 4 per step" in done.stderr
-    assert content(tmp_path)["micro_batch_rows"] == 16
+    assert run_json(only_run(tmp_path))["micro_batch_rows"] == 16
 
 
 @pytest.mark.slow
@@ -52,26 +45,22 @@ def test_a_sharded_run_goes_on_when_it_is_started_again(
         done = train(*COMMON, size, "parallel=offload", PYTHONPATH=str(tmp_path), code=code)
         if code:
             assert "the run goes on from its last checkpoint with" in done.stderr
-    assert content(tmp_path)["micro_batch_rows"] == 16
-    assert content(tmp_path)["state"] == "finished"
+    assert run_json(only_run(tmp_path))["micro_batch_rows"] == 16
+    assert run_json(only_run(tmp_path))["state"] == "finished"
 
 
 def test_an_error_on_one_of_two_ranks_ends_both_and_the_next_attempt_has_smaller_ones(
-    digits: Path, tmp_path: Path
+    train: Train, tmp_path: Path
 ) -> None:
     on_rank_1 = TASK.replace("if model", "if os.environ['RANK'] == '1' and model")
     # NCCL's destroy waits for the other ranks, which wait for this one. gloo's is replaced.
     waits = "            torch.distributed.destroy_process_group = lambda: time.sleep(1000)\n"
     on_rank_1 = on_rank_1.replace("            raise", f"{waits}            raise")
     (tmp_path / "limited.py").write_text(f"import os, time\n{on_rank_1}")
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
     for code, state in ((1, "failed"), (0, "finished")):
-        done = run_module(
-            *(*torchrun, "experiment=digits", *where, *COMMON), code=code, PYTHONPATH=str(tmp_path)
-        )
-        assert content(tmp_path)["state"] == state
-        assert content(tmp_path)["micro_batch_rows"] == 16
+        done = train(*COMMON, ranks=2, code=code, PYTHONPATH=str(tmp_path))
+        assert run_json(only_run(tmp_path))["state"] == state
+        assert run_json(only_run(tmp_path))["micro_batch_rows"] == 16
         if code:
             assert "out of memory with micro-batches of 32 rows; the run goes on" in done.stderr
         else:

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,8 +14,7 @@ from hpctrain.job.environment import changes
 from hpctrain.job.run_page import plots, tags
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
-from tests import forkserver
-from tests.conftest import Completed, run_json, runs
+from tests.conftest import Completed, journal, only_run, run_json
 
 Train = Callable[..., Completed]
 HOOK = """\
@@ -92,7 +90,7 @@ def test_the_page_of_a_training(train: Train, tmp_path: Path) -> None:
         "tracking.drain_s=200",
         PYTHONPATH=str(tmp_path),
     )
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     with closing(sqlite3.connect(tmp_path / "runs" / "mlflow.db")) as store:
         ((place,),) = store.execute("SELECT artifact_uri FROM runs")
     root = Path(place.removeprefix("file://"))
@@ -115,19 +113,11 @@ def test_the_page_of_a_training(train: Train, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_rank_that_failed_first_is_the_cause(
-    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rank_that_failed_first_is_the_cause(train: Train, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking.upload=false"]
-    training = ["experiment=digits", "task._target_=failing.Failing", *where]
-    command = [sys.executable, *launch, "-m", "hpctrain", *training]
-    done = forkserver.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 1, done.stderr
-    (run,) = runs(tmp_path / "runs")
+    given, mine = ("task._target_=failing.Failing", "tracking.upload=false"), str(tmp_path)
+    train(*given, ranks=2, code=1, PYTHONPATH=mine)
+    run = only_run(tmp_path)
     cause = "RuntimeError: this rank has failed first"
     assert run_json(run)["attempts"][-1]["error"] == cause
-    journal = (run / "journal" / "events.jsonl").read_text().splitlines()
-    assert json.loads(journal[-1])["reason"] == cause
+    assert journal(run)[-1]["reason"] == cause

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_json, run_module, runs
+from tests.conftest import Completed, journal, only_run, run_json, run_module
 
 TASK = """
 import os, time
@@ -25,21 +26,18 @@ SHARDED = ["parallel.dp_shard=2", "parallel.zero=3"]
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [[], SHARDED], ids=["ddp", "zero3"])
 def test_a_rank_that_sleeps_is_named_everywhere(
-    layout: list[str], digits: Path, tmp_path: Path
+    layout: list[str], train: Callable[..., Completed], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(TASK)
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs", "tracking.upload=false"]
     often = ["train.max_steps=120", "train.log_every=10", "task._target_=mine.Slow", *layout]
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
-    given = ["experiment=digits", *where, *often]
-    done = run_module(*launch, *given, new=True, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    (run,) = runs(tmp_path / "runs")
+    mine = {"PYTHONPATH": str(tmp_path)}
+    done = train(*often, "tracking.upload=false", ranks=2, new=True, **mine)
+    run = only_run(tmp_path)
     (note,) = run_json(run)["notes"]
     assert note["text"].startswith("rank 0")
     assert note["text"].endswith(f"it is blocked at {tmp_path}/mine.py:8 in sums")
     assert note["text"] in " ".join(done.stderr.split())
-    lines = (run / "journal" / "events.jsonl").read_text().splitlines()
-    bodies = [json.loads(line) for line in lines]
+    bodies = journal(run)
     assert note["text"] in [body.get("text") for body in bodies]
     named = [body.get("metrics", {}).get("perf/slowest_rank") for body in bodies]
     assert {*named} - {None} == {0.0}

@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.job.text_generation import Generator, print_sample
 from hpctrain.models import Transformer
-from tests.conftest import Completed, journal_metrics, run_json, run_module
+from tests.conftest import Completed, journal_metrics, run_json, run_module, torchrun
 
 LINES = "def add_{0}(x):\n    # adds {0}, größer\n    return x + {0}\n\n"
 SMALL = (
@@ -45,6 +45,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
+def code_length(generator: Generator, parts: Iterator[Any]) -> dict[str, float]:
+    """Return the metrics of parts of the held-out text, each of which is evaluated alone."""
+    nats = count = nbytes = 0.0
+    lengths = generator.tokenizer.byte_lengths()
+    for part in parts:
+        tokens = torch.from_numpy(part.astype(np.int64))
+        with torch.no_grad():
+            logits = generator.model(tokens[None, :-1])[0]
+        nats += F.cross_entropy(logits, tokens[1:], reduction="sum").item()
+        count += len(part) - 1
+        nbytes += lengths[tokens[1:].numpy()].sum()
+    return {"val/loss": nats / count, "val/bits_per_byte": nats / math.log(2) / nbytes}
+
+
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Completed]:
     folder = tmp_path_factory.mktemp("trained")
@@ -64,7 +78,7 @@ def generator(trained: tuple[Path, Completed]) -> Generator:
 @pytest.mark.slow
 def test_it_learns_and_says_what_to_do_next(trained: tuple[Path, Completed]) -> None:
     run, done = trained
-    result = json.loads((run / "run.json").read_text())["result"]
+    result = run_json(run)["result"]
     assert result["train/loss"] < 0.5 * math.log(300)
     assert result["val/bits_per_byte"] < 1.5
     assert f"{result['val/bits_per_byte']:.4f}" in done.stdout
@@ -84,22 +98,12 @@ def test_bits_per_byte_are_exact(
     trained: tuple[Path, Completed], generator: Generator, corpus: Path
 ) -> None:
     """The metric is the code length of the held-out text, divided by its number of bytes."""
-    result = json.loads((trained[0] / "run.json").read_text())["result"]
+    result = run_json(trained[0])["result"]
     reader = Reader(corpus, "val")
-    tokens = reader.read(np.arange(len(reader)), None)["tokens"].values.astype(np.int64)  # type: ignore[union-attr]
-    nats = nbytes = count = 0.0
-    lengths = generator.tokenizer.byte_lengths()
-    with torch.no_grad():
-        for start in range(0, len(tokens) - 64, 64):
-            window = torch.from_numpy(tokens[start : start + 65])
-            losses = F.cross_entropy(
-                generator.model(window[None, :-1])[0], window[1:], reduction="none"
-            )
-            nats += losses.double().sum().item()
-            nbytes += lengths[window[1:].numpy()].sum()
-            count += 64
-    assert result["val/loss"] == pytest.approx(nats / count, rel=1e-5)
-    assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
+    tokens = reader.read(np.arange(len(reader)), None)["tokens"].values  # type: ignore[union-attr]
+    windows = (tokens[start : start + 65] for start in range(0, len(tokens) - 64, 64))
+    expected = code_length(generator, windows)
+    assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow  # test_transformer.py looks at the attention
@@ -109,23 +113,17 @@ def test_documents_do_not_see_each_other(corpus: Path, tmp_path: Path) -> None:
     where = (f"data.path={corpus}", f"output_dir={tmp_path}")
     run_module("hpctrain", "experiment=stdlib_lm", *where, *SMALL, *options)
     (run,) = tmp_path.glob("stdlib_lm-*")
-    result = json.loads((run / "run.json").read_text())["result"]
+    result = run_json(run)["result"]
     generator, reader = Generator.of(run), Reader(corpus, "val")
     texts: Any = reader.read(np.arange(len(reader)))["tokens"]
     length = 64 * ((len(texts.values) - 1) // 64) + 1
-    nats = count = nbytes = 0.0
-    lengths = generator.tokenizer.byte_lengths()
-    for first in range(0, length - 1, 64):
-        for begin, end in pairwise(texts.offsets.tolist()):
-            part = texts.values[max(begin, first) : min(end, first + 65)].astype(np.int64)
-            if len(part) > 1:
-                with torch.no_grad():
-                    logits = generator.model(torch.from_numpy(part[None, :-1]))[0]
-                nats += F.cross_entropy(logits, torch.from_numpy(part[1:]), reduction="sum").item()
-                count += len(part) - 1
-                nbytes += lengths[part[1:]].sum()
-    assert result["val/loss"] == pytest.approx(nats / count, rel=1e-5)
-    assert result["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / nbytes, rel=1e-5)
+    parts = (
+        texts.values[max(begin, first) : min(end, first + 65)]
+        for first in range(0, length - 1, 64)
+        for begin, end in pairwise(texts.offsets.tolist())
+    )
+    expected = code_length(generator, (part for part in parts if len(part) > 1))
+    assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 def test_generated_text(trained: tuple[Path, Completed], generator: Generator) -> None:
@@ -230,8 +228,7 @@ def test_one_rank_goes_on_with_the_losses_of_a_pipeline(corpus: Path, tmp_path: 
     given = ("experiment=stdlib_lm", f"data.path={corpus}", *SMALL, "tracking.enabled=true")
     given += ("tracking.upload=false", "model.tied=false", "train.accumulate=4")
     pipeline = (*given, "output_dir=pipeline", "parallel.pp=2", "parallel.dp_replicate=1")
-    two = ("--standalone", "--nproc-per-node=2", "-m", "hpctrain")
-    run_module("torch.distributed.run", *two, *pipeline, cwd=tmp_path)
+    torchrun(2, *pipeline, cwd=tmp_path)
     (whole,) = (tmp_path / "pipeline").glob("stdlib_lm-*")
     half = tmp_path / "half" / whole.name
     shutil.copytree(whole, half)

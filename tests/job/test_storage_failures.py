@@ -11,8 +11,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from hpctrain.errors import StorageError
 from hpctrain.runs.storage_failure import told
 from hpctrain.runs.terminal_log import kept
-from tests.conftest import NET, Completed, run_json, run_module, runs
+from tests.conftest import NET, Completed, only_run, run_json, run_module, runs
 
+Train = Callable[..., Completed]
 SIZE = ("train.max_steps=60", "checkpoint.every_steps=4", "checkpoint.keep=100", "tracking=off")
 ACTING = NET.replace(
     "        return super()",
@@ -56,9 +57,7 @@ def ends_in_one_sentence(done: Completed) -> str:
         *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 16, 24, 32, 48, 64, 256)),
     ],
 )
-def test_a_full_disk(
-    train: Callable[..., Completed], small: Callable[[int], Path], size: int
-) -> None:
+def test_a_full_disk(train: Train, small: Callable[[int], Path], size: int) -> None:
     folder = small(size)
     last = ends_in_one_sentence(train(*SIZE, f"output_dir={folder}/runs", code=6))
     assert "No space left on device" in last
@@ -68,9 +67,7 @@ def test_a_full_disk(
         assert "Traceback" not in log.read_text()
 
 
-def test_a_run_directory_that_is_deleted_while_it_trains(
-    train: Callable[..., Completed], tmp_path: Path
-) -> None:
+def test_a_run_directory_that_is_deleted_while_it_trains(train: Train, tmp_path: Path) -> None:
     action = "import shutil, glob; shutil.rmtree(glob.glob('runs/digits-*')[0])"
     (tmp_path / "my_net.py").write_text(ACTING.replace("ACTION", action))
     done = train("model._target_=my_net.Net", *SIZE, code=6)
@@ -81,15 +78,13 @@ def test_a_run_directory_that_is_deleted_while_it_trains(
 
 
 @pytest.mark.slow  # the log itself is looked at below
-def test_what_is_no_exception_is_shown_by_logs(
-    train: Callable[..., Completed], tmp_path: Path
-) -> None:
+def test_what_is_no_exception_is_shown_by_logs(train: Train, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text("class Odd(BaseException): pass\n")
     action = "import odd; raise odd.Odd('a panic of a library')"
     (tmp_path / "my_net.py").write_text(ACTING.replace("ACTION", action))
     done = train("model._target_=my_net.Net", *SIZE, code=1)
     assert done.stderr.splitlines()[-1] == "odd.Odd: a panic of a library"
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     assert run_json(run)["attempts"][-1]["error"] == "Odd: a panic of a library"
     shown = run_module("hpctrain", "logs", run.name, cwd=tmp_path).stdout
     assert "odd.Odd: a panic of a library" in shown

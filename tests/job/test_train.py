@@ -19,22 +19,15 @@ from hpctrain.config.frozen import load
 from hpctrain.config.rules.metrics import names as metric_names
 from tests import forkserver
 from tests.cluster import Paced
-from tests.conftest import NET, Completed, journal_metrics, run_json, run_module, runs
+from tests.conftest import NET, Completed, journal_metrics, only_run, run_json
 
 Train = Callable[..., Completed]
 Reference = Callable[..., Path]
 # Tests that stop it let its steps sleep until then.
 LONG = (
-    "train.max_epochs=10",
-    "checkpoint.every_steps=25",
-    "train.log_every=5",
+    *("train.max_epochs=10", "checkpoint.every_steps=25", "train.log_every=5"),
     "model.dropout=0.1",
 )
-
-
-def only_run(folder: Path) -> Path:
-    (run,) = runs(folder / "runs")
-    return run
 
 
 # A task that counts the models which are still there when the process group ends.
@@ -107,26 +100,20 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, tmp_path: Path) -
     ],
 )
 def test_two_ranks_give_the_loss_of_one(
+    train: Train,
     reference: Reference,
-    digits: Path,
     tmp_path: Path,
     variant: tuple[str, ...],
     tolerance: float | None,
 ) -> None:
     short = (
-        "train.max_steps=25",
-        "train.log_every=1",
-        "train.eval_every=10",
+        *("train.max_steps=25", "train.log_every=1", "train.eval_every=10"),
         "tracking.upload=false",
     )
     same = tuple(text for text in variant if "accumulate" not in text)
     alone = reference(*short, *same)
-    two_ranks = tmp_path / "two"
-    two_ranks.mkdir()
-    where = ["experiment=digits", f"data.path={digits}", f"output_dir={two_ranks}/runs"]
-    torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
-    run_module("torch.distributed.run", *torchrun, *where, *short, *variant)
-    one, two = journal_metrics(alone), journal_metrics(only_run(two_ranks))
+    train(*short, *variant, ranks=2)
+    one, two = journal_metrics(alone), journal_metrics(only_run(tmp_path))
     assert two.keys() == one.keys()
     known = metric_names(load(alone / "config.yaml")) or ()
     assert {name for name, _ in one} <= {*known}
@@ -236,7 +223,7 @@ def test_evaluations_that_were_stopped_are_made_again_bit_by_bit(
 
 @pytest.mark.slow
 def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
-    train: Train, reference: Reference, digits: Path, tmp_path: Path
+    train: Train, reference: Reference, tmp_path: Path
 ) -> None:
     common = ("train.max_steps=90", "train.log_every=1", "tracking.upload=false")
     undisturbed = reference(*common)
@@ -249,10 +236,7 @@ def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
     record = run_json(run) | {"state": "interrupted"}
     (run / "run.json").write_text(json.dumps(record))
     # Two ranks make the other steps, and each has a part of the model.
-    where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    torchrun = ["--standalone", "--nproc-per-node=2", "-m", "hpctrain"]
-    sharded = ["experiment=digits", "parallel=zero3"]
-    run_module("torch.distributed.run", *torchrun, *sharded, *where, *common)
+    train("parallel=zero3", *common, ranks=2)
     again, once = journal_metrics(run), journal_metrics(undisturbed)
     assert run_json(run)["attempts"][-1]["world_size"] == 2
     for step in range(51, 91):
@@ -391,7 +375,7 @@ def test_a_metric_that_a_users_task_lacks_ends_the_run_at_its_first_log_line(
     assert said in done.stderr
     assert "step 3/9" in done.stderr
     assert "step 6/9" not in done.stderr
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     assert run_json(run)["attempts"][-1]["error"].startswith("ConfigError: metric=val/rmsee")
 
 
@@ -399,7 +383,7 @@ def test_a_metric_that_a_users_task_lacks_ends_the_run_at_its_first_log_line(
 def test_a_missing_gpu_is_told_before_the_tracker_starts(train: Train, tmp_path: Path) -> None:
     done = train("parallel.device=cuda", code=2, CUDA_VISIBLE_DEVICES="")
     assert "parallel.device=cuda, but torch sees no GPU here" in done.stderr
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     assert run_json(run)["state"] == "failed"
     assert "sees no GPU" in run_json(run)["attempts"][-1]["error"]
     # So there is nothing to upload, for which the error would wait.
@@ -448,7 +432,7 @@ def test_a_constructor_that_raises_is_shown_with_its_file(train: Train, tmp_path
     frames = [line for line in done.stderr.splitlines() if line.lstrip().startswith("File ")]
     assert [line.rpartition(" in ")[2] for line in frames] == ["build", "check"]
     assert all(f'"{tmp_path}/mine.py"' in line for line in frames)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     assert "mine.py" in run_json(run)["attempts"][-1]["error"]
 
 

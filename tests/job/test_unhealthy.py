@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,16 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.manifest import Manifest, checkpoints, newest_healthy
-from tests.conftest import Completed, journal_metrics, run_json, run_module, runs, shared
+from tests.conftest import (
+    Completed,
+    journal,
+    journal_metrics,
+    only_run,
+    run_json,
+    run_module,
+    runs,
+    shared,
+)
 
 STEPS = 24  # an epoch has 22 steps, so every sample is trained on
 
@@ -49,23 +59,17 @@ def nan_sample(data: Path) -> list[str | int]:
 
 
 @pytest.fixture
-def train_on(broken: Path, tmp_path: Path) -> Train:
+def train_on(train: Train, broken: Path) -> Train:
     """A function that trains on these digits, in tmp_path/runs."""
-
-    def call(*arguments: str, code: int = 0) -> Completed:
-        where = [f"data.path={broken}", f"output_dir={tmp_path}/runs", "tracking.upload=false"]
-        often = [f"train.max_steps={STEPS}", "checkpoint.every_steps=1", "train.log_every=1"]
-        given = ["experiment=digits", *where, *often, *arguments]
-        return run_module("hpctrain", *given, code=code, cwd=tmp_path)
-
-    return call
+    often = (f"train.max_steps={STEPS}", "checkpoint.every_steps=1", "train.log_every=1")
+    return partial(train, f"data.path={broken}", "tracking.upload=false", *often)
 
 
 def test_a_run_stops_names_the_samples_and_resumes(
     train_on: Train, broken: Path, tmp_path: Path
 ) -> None:
     done = train_on(code=8)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     record = run_json(run)
     (listed,) = (run / "nonfinite").iterdir()
     facts = json.loads(listed.read_text())
@@ -102,7 +106,7 @@ def test_a_run_stops_names_the_samples_and_resumes(
 
 def test_rollback_leaves_the_batch_out(train_on: Train, tmp_path: Path) -> None:
     done = train_on("train.nonfinite=rollback", "checkpoint.every_steps=4")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     record = run_json(run)
     assert record["state"] == "finished"
     assert len(record["attempts"]) == 1
@@ -127,7 +131,7 @@ def test_a_training_that_diverges_uses_up_the_budget(train: Train, tmp_path: Pat
     """The command of a user: the learning rate is absurd, and every later step is not finite."""
     often = ["train.max_epochs=3", "train.clip_norm=null", "tracking.enabled=false"]
     train("optimizer.lr=1e18", *often, code=8)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     error = run_json(run)["attempts"][-1]["error"]
     assert error.startswith("loss is not finite since step 2 (")
     assert "; all fields of the batch are finite; its samples: " in error
@@ -140,15 +144,14 @@ def test_a_run_that_is_finite_and_dead_says_so(train: Train, tmp_path: Path) -> 
     """The loss grows a thousandfold, then all units are dead; all numbers are finite."""
     dead = ["optimizer.lr=10", "train.max_steps=110", "checkpoint.every_steps=55"]
     done = train(*dead, "tracking.upload=false")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     record = run_json(run)
     assert record["state"] == "finished"
     texts = {note["topic"]: note["text"] for note in record["notes"]}
     assert texts.keys() == {"layers", "chance"}  # the loss has come down since
     assert texts["layers"].startswith("no gradient reaches 2 of 3 layers (1, 3): it is exactly")
     assert "no better than always saying the most frequent class (0.1" in texts["chance"]
-    lines = (run / "journal" / "events.jsonl").read_text().splitlines()
-    events = [body for body in map(json.loads, lines) if body["kind"] == "note"]
+    events = [body for body in journal(run) if body["kind"] == "note"]
     said = [body["text"] for body in events if body["topic"] == "diverged"]
     assert said[0].startswith("train/loss has diverged: it is ")
     assert said[-1] == ""
@@ -166,7 +169,7 @@ def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: P
     once = ["train.max_steps=1", "tracking.enabled=false"]
     done = train("+optimizer.options.eps=0", *once, code=8)
     assert "weight is not finite since step 1" in done.stderr
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     assert run_json(run)["state"] == "failed"
     (checkpoint,) = checkpoints(run / "checkpoints")
     assert not Manifest.read(checkpoint).healthy
@@ -180,6 +183,6 @@ def test_an_evaluation_that_is_not_finite_is_said(
     done = train_on("data.train_split=val", "data.val_split=train", "train.max_steps=2")
     assert "not finite: val/loss=nan" in done.stderr
     assert "val/loss is nan" in done.stdout
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     assert "val/loss is nan" in run_json(run)["attempts"][-1]["reason"]
     assert torch.isnan(torch.tensor(run_json(run)["result"]["val/loss"]))

@@ -1,16 +1,19 @@
 """MFU and HFU: the operations of a sample, and what a run logs of them."""
 
 import logging
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.job.building.build_utilisation import build_utilisation
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.job.building.flops import build_utilisation
 from hpctrain.job.building.instantiate import instantiate
+from hpctrain.parallel.precision import Precision
 from hpctrain.shards.types import Batch
-from hpctrain.training.measuring.utilisation import NoUtilisation, Utilisation, Work
+from hpctrain.training.measuring.utilisation import Utilisation, Work
 from tests.steps import alone
 
 DIGITS = {
@@ -24,15 +27,23 @@ PEAK = ("hardware=cpu", "hardware.peak_tflops={fp32: 2.0}")
 
 def built(
     composer: Composer, *overrides: str, model: nn.Module | None = None, is_main: bool = True
-) -> NoUtilisation:
+) -> Utilisation | None:
     config = composer.typed([*PEAK, *overrides])
-    task = instantiate("task", config.task)
-    return build_utilisation(config, alone(model or nn.Linear(1, 1)), task, 4, is_main)
+    spread = alone(model or nn.Linear(1, 1))
+    spread.precision = Precision(config.precision, torch.device("cpu"))
+    build = partial(instantiate, "model", config.model)
+    rank = 0 if is_main else 1
+    ranks = RankInfo("test", rank, rank, 0, 4, 4, 1, "localhost", 1)
+    return build_utilisation(
+        *(build, spread, instantiate("task", config.task)),
+        *(config.train, config.parallel.blocks, config.hardware, ranks),
+    )
 
 
 def at_thousand(composer: Composer, batch: Batch, *overrides: str) -> dict[str, float]:
     """Return the metrics at 1,000 samples per second on four devices of 2 TFLOP/s."""
     made = built(composer, *overrides)
+    assert made is not None
     before = torch.get_rng_state()
     made.begin(batch)
     assert torch.equal(torch.get_rng_state(), before)
@@ -77,15 +88,16 @@ def test_what_is_computed_again_is_in_hfu_only(
 @pytest.mark.usefixtures("group_of_one")
 def test_what_is_not_known_has_no_mfu(composer: Composer, caplog: pytest.LogCaptureFixture) -> None:
     digits = "experiment=digits"
-    assert not isinstance(built(composer, digits, is_main=False), Utilisation)
-    assert not isinstance(built(composer, digits, "precision.compute=bf16"), Utilisation)
+    assert built(composer, digits, is_main=False) is None
+    assert built(composer, digits, "precision.compute=bf16") is None
     # Figures of a GPU are those of a plan where a CPU trains.
-    assert not isinstance(built(composer, digits, "hardware=h100_sxm"), Utilisation)
+    assert built(composer, digits, "hardware=h100_sxm") is None
     with caplog.at_level(logging.INFO):
         part = nn.Linear(1, 1).requires_grad_(False)
-        assert not isinstance(built(composer, digits, model=part), Utilisation)
+        assert built(composer, digits, model=part) is None
         assert "parameters that are not trained" in caplog.text
         bad = built(composer, digits, "model._target_=torch.nn.Identity")
+        assert bad is not None
         bad.begin(DIGITS)
         assert bad.metrics(1.0) == {}
         assert "no MFU: the FLOPs of this model cannot be counted" in caplog.text

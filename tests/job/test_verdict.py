@@ -30,7 +30,7 @@ def begin(tmp_path: Path) -> Begin:
         if not (tmp_path / "run.json").exists():
             run.update(state="queued", attempts=[])
         for step in steps:
-            (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+            save(run, step)
         run.begin_attempt(
             job_id=JOB, restart_count=restarts, first_step=run.last_checkpoint(), **facts
         )
@@ -43,6 +43,12 @@ def save(run: RunDir, step: int) -> None:
     (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
 
 
+def fail(run: RunDir, error: Exception, restarts: int = 0) -> None:
+    """Let a rank of the run fail."""
+    with pytest.raises(type(error)), failure.recorded(run.path, JOB, restarts):
+        raise error
+
+
 def last(run: RunDir) -> dict[str, Any]:
     attempt: dict[str, Any] = run_json(run.path)["attempts"][-1]
     return attempt
@@ -51,8 +57,7 @@ def last(run: RunDir) -> dict[str, Any]:
 def test_a_run_that_is_not_healthy_is_not_requeued(begin: Begin) -> None:
     run = begin(20)
     text = "loss is not finite since step 50 (first on rank 1, node2)"
-    with pytest.raises(HealthError), failure.recorded(run.path, JOB, 0):
-        raise HealthError(text)
+    fail(run, HealthError(text))
     assert verdict(run, HealthError.exit_code, JOB, 0) == ""
     assert (run_json(run.path)["state"], last(run)["error"]) == ("failed", text)
 
@@ -78,23 +83,18 @@ def test_a_job_in_which_a_rank_hangs_comes_back_as_long_as_it_makes_progress(
     begin: Begin,
 ) -> None:
     said = "after step 9: rank 1 (n1) did not arrive at all_reduce number 29"
-
-    def hangs(run: RunDir, restarts: int) -> None:
-        with pytest.raises(LateRankError), failure.recorded(run.path, JOB, restarts):
-            raise LateRankError(said)
-
     run = begin()
-    hangs(run, 0)
+    fail(run, LateRankError(said))
     run.end_attempt("failed", error=f"LateRankError: {said}")  # by rank 0
     # Slurm has ended the rank that hung.
     assert verdict(run, TERMINATED, JOB, 0) == "requeue"
     assert (run_json(run.path)["state"], last(run)["reason"]) == ("interrupted", said)
     begin(restarts=1)  # rank 0 hangs, and is ended before it can write
-    hangs(run, 1)
+    fail(run, LateRankError(said), 1)
     save(run, 20)
     assert verdict(run, KILLED, JOB, 1) == "requeue"
     begin(restarts=2)
-    hangs(run, 2)
+    fail(run, LateRankError(said), 2)
     assert verdict(run, TERMINATED, JOB, 2) == ""
     assert run_json(run.path)["state"] == "failed"
     assert last(run)["error"].startswith(f"{said}, and no checkpoint was saved since")
@@ -146,8 +146,7 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
     ):
         raise ZeroDivisionError("of mine")
     # Meanwhile another rank sees that this one is gone.
-    with pytest.raises(ValueError, match="closed"), failure.recorded(run.path, JOB, 0):
-        raise ValueError("Connection closed by peer")
+    fail(run, ValueError("Connection closed by peer"))
     assert failure.read(run.path, JOB, 0) == "ZeroDivisionError: of mine"
     assert verdict(run, TERMINATED, JOB, 0) == ""
     assert (run_json(run.path)["state"], len(run_json(run.path)["attempts"])) == ("failed", 1)
@@ -189,8 +188,7 @@ def test_an_error_that_follows_from_another_rank_is_no_cause(
 def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.update(state="queued", attempts=[])
-    with pytest.raises(ValueError, match="mine"), failure.recorded(run.path, JOB, 0):
-        raise ValueError("mine")
+    fail(run, ValueError("mine"))
     assert verdict(run, 2, JOB, 0) == ""
     assert (last(run)["state"], last(run)["error"]) == ("failed", "ValueError: mine")
     # `logs` finds the message, which the rank has printed since then.
@@ -199,18 +197,14 @@ def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
 
 def test_a_job_that_is_out_of_memory_comes_back_with_smaller_micro_batches(begin: Begin) -> None:
     run = begin(20)
-    with pytest.raises(MemoryError), failure.recorded(run.path, JOB, 0):
-        raise MemoryError("CUDA out of memory")
+    fail(run, MemoryError("CUDA out of memory"))
     run.update(micro_batch_rows=8, lowered_in=[JOB, 0])
     assert verdict(run, 1, JOB, 0) == "requeue"
-    assert (last(run)["state"], last(run)["reason"]) == (
-        "interrupted",
-        "out of memory: now 8 rows",
-    )
+    state, reason = "interrupted", "out of memory: now 8 rows"
+    assert (last(run)["state"], last(run)["reason"]) == (state, reason)
     # There is no smaller one.
     begin(restarts=1)
-    with pytest.raises(MemoryError), failure.recorded(run.path, JOB, 1):
-        raise MemoryError("CUDA out of memory")
+    fail(run, MemoryError("CUDA out of memory"), 1)
     assert verdict(run, 1, JOB, 1) == ""
 
 

@@ -13,17 +13,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.schema import SchedulerConfig
 from hpctrain.shards.types import Batch
-from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import Display
 from hpctrain.training.improvement import Improvement
-from hpctrain.training.schedule import Schedule
 from hpctrain.training.trainer import Every, Trainer
 from tests.parallel.parity import Cell, Training, batch, build, reference, whole
 from tests.ranks import run_ranks
-from tests.steps import here
+from tests.steps import trainer_of
 
 STEPS = 20
 
@@ -187,20 +182,12 @@ def _trainer(folder: Path, evaluates: bool = False, stops: bool = False) -> Trai
     keys = {"every": 4, "start_step": 3, "outer_lr": 0.7, "outer_momentum": 0.9}
     named = tuple((f"train.local_sgd.{name}", value) for name, value in keys.items())
     training = build(Cell("conv, batch norm", distributed.get_world_size(), named))
-    model, optimizer = training.model, training.step.optimizer
-    return Trainer(
-        train_step=training.step,
-        schedule=Schedule(0.1, SchedulerConfig(kind="constant"), 10),
-        loader=Batches(training),  # type: ignore[arg-type]
-        evaluation=Evaluation(training, stops) if evaluates else None,  # type: ignore[arg-type]
+    return trainer_of(
+        *(training.step, folder, 10),
+        Every(log=5, evaluate=4 if evaluates else 100, checkpoint=2),
+        loader=Batches(training),
+        evaluations={"val": Evaluation(training, stops)} if evaluates else {},
         patience=Improvement("val/loss", "min", 1e9, 1) if evaluates else Improvement(),
-        checkpointer=Checkpointer(folder, 9, here(), model, optimizer),
-        tracker=NullTracker(),
-        display=Display(),
-        stop=training.step.stop,
-        device=torch.device("cpu"),
-        max_steps=10,
-        every=Every(log=5, evaluate=4 if evaluates else 100, checkpoint=2),
     )
 
 

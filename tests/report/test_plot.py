@@ -14,7 +14,7 @@ from hpctrain.report.plot_command import main
 from hpctrain.report.views.curves import smoothed, thinned
 from hpctrain.tracking import JournalTracker, samples
 from hpctrain.trained.commands.export import main as export
-from hpctrain.trained.exporting.table_file import write_table
+from hpctrain.trained.commands.export import write_table
 
 
 @pytest.fixture

@@ -80,24 +80,14 @@ HF_GPT2: dict[str, Any] = {
 
 
 class Family(NamedTuple):
-    """A class of models: its config, whether it is tied, and the names of some parts.
+    """A class of models: two nodes of it, and the names of some parts."""
 
-    Attributes:
-        tied: The node of a model whose head has the weight of its embedding.
-        untied: The node of a model with two weights.
-        query: A pattern of linear layers.
-        bias: A pattern of biases of these layers; "" if they have none.
-        embed: The name of the embedding.
-        norm: The name of the last norm.
-        head: The name of the head.
-    """
-
-    tied: dict[str, Any]
+    tied: dict[str, Any]  # its head has the weight of its embedding
     untied: dict[str, Any]
-    query: str
-    bias: str
+    query: str  # a pattern of linear layers
+    bias: str  # a pattern of biases of these layers; "" if they have none
     embed: str
-    norm: str
+    norm: str  # the last one
     head: str
 
 
@@ -152,29 +142,38 @@ def logits(model: nn.Module) -> torch.Tensor:
     return found.full_tensor() if isinstance(found, DTensor) else found
 
 
-def train(
-    node: dict[str, Any], keys: tuple[tuple[str, Any], ...], folder: Path, base: Path, digest: str
+def save(
+    node: dict[str, Any],
+    keys: tuple[tuple[str, Any], ...],
+    folder: Path,
+    digest: str = "",
+    base: Path | None = None,
 ) -> torch.Tensor | None:
-    """Save a checkpoint after a step from the base; return what the trained model computes."""
+    """Save a checkpoint after one step; with the digest of a base, one of adapters.
+
+    With a base the model starts from it, and what the trained one computes is returned.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
     MODELS["it"], TASKS["it"] = partial(instantiate, "model", node), TASKS["gpt"]
     rank, size = distributed.get_rank(), distributed.get_world_size()
     cell = Cell("it", size, keys)
     training = build(cell)
     model = training.model
     stages = model.mesh.pp_group if model.mesh.degrees.pp > 1 else None
-    start_from(model.module, open_weights(find_weights(base)), (), (), stages)
-    torch.manual_seed(3)
+    if base is not None:
+        start_from(model.module, open_weights(find_weights(base)), (), (), stages)
+        torch.manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.module.named_parameters():
             if name.endswith("lora_B"):
                 nn.init.normal_(parameter, std=0.1)
-            elif parameter.requires_grad:
+            elif base is not None and parameter.requires_grad:
                 parameter.mul_(1.1)
     training.run(cell, 1)
     ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
     saver = Checkpointer(folder, 2, ranks, model, training.step.optimizer, base=digest)
     saver.save(1, {"step": 1})
-    return None if stages is not None else logits(model.module)
+    return None if base is None or stages is not None else logits(model.module)
 
 
 def check(
@@ -182,16 +181,8 @@ def check(
 ) -> float:
     """Train a cell of the matrix, export it in each way, and compare what is read back.
 
-    Args:
-        name: The family.
-        what: What is trained.
-        layout: The ranks.
-        folder: An empty one.
-        tied: Whether the head has the weight of the embedding.
-        stored: The name of the shared weight in the base; "" is the usual one.
-
-    Returns:
-        The largest difference of a logit.
+    `stored` is the name of the shared weight in the base; "" is the usual one. Returns the largest
+    difference of a logit.
     """
     pytest.importorskip("transformers")
     family = FAMILIES[name]
@@ -220,7 +211,7 @@ def check(
     if match:
         lora = {"match": tuple(match), "rank": 4, "also": tuple(also)}
         keys += tuple((f"train.lora.{key}", value) for key, value in lora.items())
-    made = run_ranks(train, size, node, keys, folder, folder / "base.safetensors", digest)
+    made = run_ranks(save, size, node, keys, folder, digest, folder / "base.safetensors")
     checkpoint = folder / "step-00000001"
     ours = logits(trained_model(config, checkpoint))
     for theirs in made:
@@ -235,15 +226,8 @@ def read_back(
 ) -> float:
     """Export a checkpoint in each way, and compare what transformers and peft read back.
 
-    Args:
-        config: The config of the run.
-        checkpoint: Its checkpoint.
-        ours: The logits of the trained model.
-        start: The model before the training; it is changed.
-        folder: For the files.
-
-    Returns:
-        The largest difference of a logit.
+    `ours` are the logits of the trained model, and `start` is the one before the training, which is
+    changed. Returns the largest difference of a logit.
     """
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
@@ -275,11 +259,7 @@ class Block(nn.Module):
 
 
 class Odd(nn.Module):
-    """A model with what peft has no words for, or no short ones.
-
-    Args:
-        tied: Whether two of its layers have one weight.
-    """
+    """A model with what peft has no words for, or no short ones; `tied`: two layers are one."""
 
     def __init__(self, *, tied: bool = False) -> None:
         super().__init__()

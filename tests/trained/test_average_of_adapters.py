@@ -1,12 +1,10 @@
 """The moving average of adapters: it is right in checkpoints, evaluations and exported weights."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,9 +17,8 @@ from hpctrain.models import MLP
 from hpctrain.models.lora import is_adapter
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.trained.commands.export import main as export
-from tests import forkserver
-from tests.conftest import Completed, run_module, runs
-from tests.trained.test_evaluate import loss_of, predictions
+from tests.conftest import Completed, only_run, run_module, runs, torchrun
+from tests.trained.test_evaluate import check_predictions, loss_of, predictions
 
 Train = Callable[..., Completed]
 DECAY = 0.6
@@ -42,7 +39,7 @@ def stored(checkpoint: Path, part: str = "model") -> dict[str, torch.Tensor]:
     return found
 
 
-def adapted_run(train: Train, tmp_path: Path, *keys: str) -> Path:
+def adapted_run(train: Train, tmp_path: Path, *keys: str, ranks: int = 1) -> Path:
     """Return a run of adapters with an average, which has the checkpoints of all four steps."""
     torch.manual_seed(1)
     (tmp_path / "base").mkdir()
@@ -51,9 +48,9 @@ def adapted_run(train: Train, tmp_path: Path, *keys: str) -> Path:
     train(
         *(*QUICK, lora, f"checkpoint.init_from={tmp_path}/base", f"train.ema={DECAY}"),
         *("checkpoint.every_steps=1", "checkpoint.keep=4", *keys),
+        ranks=ranks,
     )
-    (run,) = runs(tmp_path / "runs")
-    return run
+    return only_run(tmp_path)
 
 
 @pytest.mark.slow
@@ -101,40 +98,15 @@ def test_the_average_of_adapters(train: Train, digits: Path, tmp_path: Path) -> 
 def test_adapters_of_two_ranks_are_used_by_any_number(
     train: Train, digits: Path, tmp_path: Path
 ) -> None:
-    def launched(ranks: int, *arguments: str) -> str:
-        head = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "hpctrain"]
-        done = forkserver.run(
-            *([sys.executable, *head, *arguments],),
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return str(done.stdout)
-
-    torch.manual_seed(1)
-    (tmp_path / "base").mkdir()
-    save_file(MLP(64, [256, 256], 10).state_dict(), tmp_path / "base" / "model.safetensors")
-    given = [
-        *("experiment=digits", f"data.path={digits}", "output_dir=runs", *QUICK),
-        *("train.lora={match: '[13]', rank: 4, alpha: 8}", "checkpoint.init_from=base"),
-        *(f"train.ema={DECAY}", "parallel=zero3"),
-    ]
-    launched(2, *given)
-    (run,) = runs(tmp_path / "runs")
+    run = adapted_run(train, tmp_path, "parallel=zero3", ranks=2)
     loaded = load_run(run)
     values: dict[int, Any] = {}
     for ranks in (1, 3, 4):
-        said = launched(ranks, "evaluate", run.name, "--json")
+        said = torchrun(ranks, "evaluate", run.name, "--json", cwd=tmp_path).stdout
         values[ranks] = json.loads(said.strip().splitlines()[-1])["metrics"]["loss"]
-        launched(ranks, "predict", run.name, str(digits), f"out{ranks}")
+        torchrun(ranks, "predict", run.name, str(digits), f"out{ranks}", cwd=tmp_path)
         assert values[ranks] == pytest.approx(loaded.result["val/loss"], rel=1e-5)
-        np.testing.assert_allclose(
-            *(predictions(tmp_path / f"out{ranks}"), predictions(tmp_path / "out1")),
-            rtol=1e-4,
-            atol=1e-5,
-        )
+        check_predictions(tmp_path / f"out{ranks}", predictions(tmp_path / "out1"))
     whole = loss_of(loaded.model(ema=True), loaded, digits)
     assert values[1] == pytest.approx(whole, rel=1e-5)
     # Their merged weights are a start for another run, on one rank.

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.tracking import recorded
 from hpctrain.trained import predictor, restored
 from hpctrain.trained.loaded import LoadedRun
-from tests import forkserver
-from tests.conftest import Completed, run_json, run_module, runs
+from tests.conftest import Completed, hpctrain_on, only_run, run_json, run_module, torchrun
 
 Train = Callable[..., Completed]
 QUICK = ("train.max_steps=4", "monitor.enabled=false", "tracking=off")
@@ -57,6 +55,10 @@ def logits(run: Path, digits: Path) -> np.ndarray[Any, Any]:
         return loaded.model()(validation(loaded, digits)[0]).numpy()  # type: ignore[no-any-return]
 
 
+def check_predictions(folder: Path, expected: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_allclose(predictions(folder), expected, rtol=1e-4, atol=1e-5)
+
+
 def loss_of(model: nn.Module, loaded: LoadedRun, digits: Path) -> float:
     """Return the loss of a whole model on this process, over the validation split."""
     images, labels = validation(loaded, digits)
@@ -82,7 +84,7 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     train: Train, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(*QUICK)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     loaded = load_run(run)
     expected = {n: v for n, v in run_json(run)["result"].items() if n.startswith("val/")}
     means = loaded.evaluate()
@@ -104,7 +106,7 @@ def test_an_evaluation_and_predictions_are_those_of_the_training(
     assert not (out / "index.json").exists()
     loaded.predict(None, out, shard_samples=128)
     assert len(written) == len({*written}) + 1
-    np.testing.assert_allclose(predictions(out), logits(run, digits), rtol=1e-4, atol=1e-5)
+    check_predictions(out, logits(run, digits))
     run_module("data_prep", "verify", str(out))
     # Its folder is for these predictions only.
     loaded.predict(None, out, shard_samples=128)
@@ -125,7 +127,7 @@ def test_predictions_take_the_batches_of_the_split_and_show_how_far_they_are(
 ) -> None:
     """A shard has up to 65,536 samples; computing as many for 382 would take 512 batches."""
     train(*QUICK, "train.max_steps=1", "data.val_split=null", "train.global_batch_size=50")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     batches = []
 
     class Counted(predictor._Outputs):
@@ -143,9 +145,7 @@ def test_predictions_take_the_batches_of_the_split_and_show_how_far_they_are(
     rate = r"[\d.,]+ samples/s, \d+ s left"
     assert re.fullmatch(rf"predicted 100/382 samples, {rate}", lines[0])
     assert lines[-1].startswith("predicted 382/382 samples")
-    np.testing.assert_allclose(
-        predictions(tmp_path / "out"), logits(run, digits), rtol=1e-4, atol=1e-5
-    )
+    check_predictions(tmp_path / "out", logits(run, digits))
     load_run(run).evaluate("val")
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(rf"evaluated 100/382 samples, {rate}", lines[0])
@@ -158,35 +158,28 @@ def test_several_ranks_evaluate_and_predict_as_one(
     layout: str, train: Train, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(*QUICK)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     keys = () if layout == "ddp" else ("parallel.dp_replicate=1", "parallel.dp_shard=-1")
-    launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 
     def on_two(*arguments: str) -> str:
-        command = [*launch, "-m", "hpctrain", *arguments, *keys, "--dir", f"{tmp_path}/runs"]
-        done = forkserver.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return str(done.stdout)
+        return torchrun(2, *arguments, *keys, cwd=tmp_path).stdout
 
     said = on_two("evaluate", run.name, "--json")
     means = json.loads(said.strip().splitlines()[-1])["metrics"]
     for name, value in means.items():
         assert value == pytest.approx(run_json(run)["result"][f"val/{name}"], rel=1e-5)
     on_two("predict", run.name, str(digits), "out", "--shard-samples", "100")
-    found = predictions(tmp_path / "out")
-    np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
+    check_predictions(tmp_path / "out", logits(run, digits))
     # A small split is shared by the ranks.
     on_two("predict", run.name, str(digits), "small")
-    found = predictions(tmp_path / "small")
-    np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
+    check_predictions(tmp_path / "small", logits(run, digits))
     assert len(list((tmp_path / "small").glob("*.h5"))) == 2
     # What one rank has begun, two finish.
     interrupted(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):
         load_run(run).predict(str(digits), tmp_path / "begun", shard_samples=128)
     on_two("predict", run.name, str(digits), "begun")
-    found = predictions(tmp_path / "begun")
-    np.testing.assert_allclose(found, logits(run, digits), rtol=1e-4, atol=1e-5)
+    check_predictions(tmp_path / "begun", logits(run, digits))
 
 
 @pytest.mark.parametrize(
@@ -241,32 +234,20 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_of_any_layout_is_predicted_by_any_number_of_ranks(
     layout: str, text: Path, tmp_path: Path
 ) -> None:
-    def launched(ranks: int, *arguments: str) -> Completed:
-        head = ["-m", "hpctrain"]
-        if ranks > 1:
-            head = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *head]
-        done = forkserver.run(
-            *([sys.executable, *head, *arguments],),
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
     shape = [f"parallel.{layout}=2", "parallel.dp_replicate=1"]
     shape += ["train.accumulate=2"] if layout == "pp" else []
-    launched(2, *LM, f"data.path={text}", "output_dir=runs", *shape)
-    (run,) = runs(tmp_path / "runs")
+    torchrun(2, *LM, f"data.path={text}", "output_dir=runs", *shape, cwd=tmp_path)
+    run = only_run(tmp_path)
     trained = run_json(run)["result"]
     found, means = {}, {}
     for ranks in (1, 2, 3):
         out = f"out{ranks}"
-        launched(ranks, "predict", run.name, str(text), out, "--shard-samples", "8")
+        hpctrain_on(
+            ranks, "predict", run.name, str(text), out, "--shard-samples", "8", cwd=tmp_path
+        )
         found[ranks] = predictions(tmp_path / out)
         run_module("data_prep", "verify", str(tmp_path / out))
-        said = launched(ranks, "evaluate", run.name, "--json").stdout
+        said = hpctrain_on(ranks, "evaluate", run.name, "--json", cwd=tmp_path).stdout
         means[ranks] = json.loads(said.strip().splitlines()[-1])["metrics"]
     assert found[1].shape[1:] == (16, 300)
     assert len(found[1]) > 3 * 8

@@ -146,6 +146,15 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return queue
 
 
+def begun(made: Config, *steps: int) -> RunDir:
+    """Return a run that has saved checkpoints of these steps."""
+    run = RunDir.of(made, "data")
+    run.freeze(made)
+    for step in steps:
+        checkpoint(run, step)
+    return run
+
+
 def checkpoint(run: RunDir, step: int) -> None:
     folder = run.checkpoints / f"step-{step:08d}"
     folder.mkdir(parents=True)
@@ -156,11 +165,7 @@ def test_checkpoints_wait_for_their_results_and_lost_jobs_are_made_up_for(
     scheduler: dict[str, str], digits: Path, tmp_path: Path
 ) -> None:
     made = config(digits, tmp_path, most_waiting=2)
-    run = RunDir.of(made, "data")
-    run.freeze(made)
-    checkpoint(run, 1)  # of an attempt that was killed before it could ask
-    for step in (2, 3):
-        checkpoint(run, step)
+    run = begun(made, 1, 2, 3)  # by an attempt that was killed before it could ask
     jobs = EvaluationJobs(made, run)
     jobs.finish()
     # Two wait, and the last one in any case; a second look submits nothing twice.
@@ -192,9 +197,7 @@ def test_a_job_that_is_ending_at_the_end_of_the_run_is_made_up_for(
 ) -> None:
     """Slurm shows a cancelled job for a while."""
     made = config(digits, tmp_path)
-    run = RunDir.of(made, "data")
-    run.freeze(made)
-    checkpoint(run, 1)
+    run = begun(made, 1)
     EvaluationJobs(made, run).finish()
     (script,) = scheduler
     shown = [{(script, 0): Job("1_0", "COMPLETING", "None", "n1", "N/A")}] * 3
@@ -216,10 +219,7 @@ def test_the_best_checkpoint_follows_from_the_results(
     """It is kept while better ones are awaited, whatever the order in which results come."""
     made = config(digits, tmp_path)
     made.checkpoint.best = "val/accuracy"
-    run = RunDir.of(made, "data")
-    run.freeze(made)
-    for step in (1, 2, 3, 4):
-        checkpoint(run, step)
+    run = begun(made, 1, 2, 3, 4)
     jobs = EvaluationJobs(made, run)
     jobs.finish()
     loaded = load_run(run.path)

@@ -7,30 +7,26 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import distributed, nn
 
 from hpctrain import load_run
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import Config
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import Adapted
 from hpctrain.trained.exporting.exporter import Exported, Exporter
-from tests.conftest import Completed, run_module, runs
-from tests.parallel.parity import MODELS, TASKS, Cell, Values, build
+from tests.conftest import Completed, only_run, run_module
+from tests.parallel.parity import Values
 from tests.ranks import run_ranks
 from tests.trained.exporting import (
     FAMILIES,
@@ -45,26 +41,10 @@ from tests.trained.exporting import (
     logits,
     odd,
     read_back,
+    save,
 )
 
 Train = Callable[..., Completed]
-
-
-def save(node: dict[str, Any], keys: tuple[tuple[str, Any], ...], folder: Path, base: str) -> None:
-    """Save a checkpoint after one step; with `base` one of adapters."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    MODELS["it"], TASKS["it"] = partial(instantiate, "model", node), TASKS["gpt"]
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    cell = Cell("it", size, keys)
-    training = build(cell)
-    ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
-    optimizer = training.step.optimizer
-    saver = Checkpointer(folder, 2, ranks, training.model, optimizer, base=base)
-    for name, parameter in training.model.module.named_parameters():
-        if name.endswith("lora_B"):
-            nn.init.normal_(parameter, std=0.1)
-    training.run(cell, 1)
-    saver.save(1, {"step": 1})
 
 
 def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Exported:
@@ -133,7 +113,7 @@ def test_transformers_reads_our_models(node: dict[str, Any], tmp_path: Path) -> 
 
 def test_a_run_is_exported_as_it_was_trained(train: Train, tmp_path: Path) -> None:
     train("train.max_steps=2", "monitor.enabled=false", "tracking=off")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     given = (run.name, "out", "--dir", f"{tmp_path}/runs")
     said = run_module("hpctrain", "export", *given, "--shard-gb", "1e-4", cwd=tmp_path).stdout
     assert f"out: step-00000002 of {run.name}, 0.3 MB in 3 files, its own names" in said
@@ -235,7 +215,7 @@ def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_program_that_needs_no_code(train: Train, tmp_path: Path) -> None:
     train("train.max_steps=2", "monitor.enabled=false", "tracking=off")
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     program = (run.name, "program", "--dir", f"{tmp_path}/runs", "--torch-export")
     run_module("hpctrain", "export", *program, cwd=tmp_path)
     loaded = torch.export.load(tmp_path / "program" / "model.pt2").module()

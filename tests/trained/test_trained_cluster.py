@@ -5,13 +5,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hpctrain import load_run
 from tests import cluster
-from tests.conftest import Completed, run_json, runs
-from tests.trained.test_evaluate import QUICK, logits, predictions
+from tests.conftest import Completed, only_run, run_json, runs
+from tests.trained.test_evaluate import QUICK, check_predictions, logits
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("empty_queue")]
 Train = Callable[..., Completed]
@@ -20,7 +19,7 @@ PYTHON = (sys.executable, "-m", "hpctrain")
 
 def test_the_ranks_of_a_job_use_a_trained_run(train: Train, digits: Path, tmp_path: Path) -> None:
     train(*QUICK)
-    (run,) = runs(tmp_path / "runs")
+    run = only_run(tmp_path)
     trained = load_run(run).result
     srun = ("srun", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1")
     # The layout of the run (DDP) fits four ranks; ZeRO-3 over them is asked for.
@@ -32,7 +31,7 @@ def test_the_ranks_of_a_job_use_a_trained_run(train: Train, digits: Path, tmp_pa
     zero3 = ("parallel.dp_replicate=1", "parallel.dp_shard=-1")
     words = ("predict", str(run), str(digits), str(out), "--shard-samples", "100", *zero3)
     cluster.slurm(*srun, *PYTHON, *words, timeout=300)
-    np.testing.assert_allclose(predictions(out), logits(run, digits), rtol=1e-4, atol=1e-5)
+    check_predictions(out, logits(run, digits))
     # A job of two nodes begins with the weights of the run, which one process has trained.
     start = (f"checkpoint.init_from={run}", "train.max_steps=1", "optimizer.lr=1e-12")
     train("-m", *QUICK, *start, "launch.nodes=2", "parallel=zero3")

@@ -8,25 +8,17 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.schema import SchedulerConfig
-from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.data.loading.loader import Loader
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import Display
 from hpctrain.training.measuring.evaluation_timer import EvaluationTimer
-from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every, Trainer
-from tests.data.test_loader import Numbers
+from hpctrain.training.trainer import Every
 from tests.ranks import run_ranks
-from tests.steps import alone
-from tests.training.test_late_numbers import Late, Squares
+from tests.steps import alone, trainer_of
+from tests.training.test_late_numbers import Late, Squares, numbers
 
-STEPS, ROWS, RANKS = 12, 4, 2
+STEPS, RANKS = 12, 2
 
 
 class OneBatch:
@@ -79,28 +71,13 @@ def evaluations(folder: Path, late: bool, every: int, stop_at: int) -> list[int]
     timer = Timer(3.0, decides=rank == 0, clock=seconds)
     if late:
         timer._totals, stop._totals = Late([]), Late([])
-    data = Loader(
-        *(Numbers(STEPS * ROWS),),
-        global_batch_size=ROWS,
-        dp_rank=rank,
-        dp_size=RANKS,
-        shuffle=False,
-    )
-    place = RankInfo("test", rank, rank, 0, RANKS, RANKS, 1, "localhost", 1)
     # The evaluation calls the task, too, and so takes one second of rank 0's clock.
-    one: Any = OneBatch()
-    trainer = Trainer(
-        train_step=TrainStep(model, task, optimizer, clip_norm=None, stop=stop, timer=timer),
-        schedule=Schedule(0.1, SchedulerConfig(kind="constant"), STEPS),
-        loader=DevicePrefetcher(data, torch.device("cpu")),
-        evaluation=one,
-        checkpointer=Checkpointer(folder / "checkpoints", 9, place, model, optimizer),
+    step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, timer=timer)
+    trainer = trainer_of(
+        *(step, folder / "checkpoints", STEPS, Every(log=100, evaluate=every, checkpoint=100)),
+        loader=numbers(STEPS),
+        evaluations={"val": OneBatch()},
         tracker=tracker,
-        display=Display(),
-        stop=stop,
-        device=torch.device("cpu"),
-        max_steps=STEPS,
-        every=Every(log=100, evaluate=every, checkpoint=100),
     )
     trainer.fit()
     return tracker.steps

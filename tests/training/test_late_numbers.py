@@ -15,26 +15,20 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.manifest import checkpoints
-from hpctrain.config.schema import SchedulerConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HealthError
 from hpctrain.faults.copied import Copied
 from hpctrain.faults.health import Health, RolledBack
 from hpctrain.faults.stop import Stop
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import Sums
-from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import Display
-from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
-from hpctrain.training.trainer import Every, Trainer
+from hpctrain.training.trainer import Every
 from tests.data.test_loader import Numbers
 from tests.ranks import run_ranks
-from tests.steps import alone
+from tests.steps import alone, trainer_of
 
 STEPS, ROWS, RANKS = 8, 4, 2
 RARELY = Every(log=100, evaluate=100, checkpoint=100)
@@ -73,6 +67,14 @@ class Squares:
         return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
 
 
+def numbers(steps: int) -> DevicePrefetcher:
+    """Return this rank's share of so many batches of ROWS numbers, in order."""
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    sizes = {"global_batch_size": ROWS, "dp_rank": rank, "dp_size": ranks}
+    loader = Loader(Numbers(steps * ROWS), shuffle=False, **sizes)
+    return DevicePrefetcher(loader, torch.device("cpu"))
+
+
 def fitted(
     folder: Path,
     late: bool,
@@ -83,7 +85,6 @@ def fitted(
 ) -> dict[str, Any]:
     """Train on a rank; return how it ended, and in which order numbers were queued and read."""
     torch.manual_seed(0)
-    rank = distributed.get_rank()
     left_out: list[tuple[int, int]] = []
     events: list[str] = []
     stop, health = Stop(), Health(policy, run=folder, record=left_out.extend)
@@ -93,27 +94,7 @@ def fitted(
     optimizer = torch.optim.SGD(model.parameters, lr=0.1)
     task = Squares(stop, signalled, spoilt)
     step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, health=health)
-    loader = Loader(
-        *(Numbers(STEPS * ROWS),),
-        global_batch_size=ROWS,
-        dp_rank=rank,
-        dp_size=RANKS,
-        shuffle=False,
-    )
-    place = RankInfo("test", rank, rank, 0, RANKS, RANKS, 1, "localhost", 1)
-    trainer = Trainer(
-        train_step=step,
-        schedule=Schedule(0.1, SchedulerConfig(kind="constant"), STEPS),
-        loader=DevicePrefetcher(loader, torch.device("cpu")),
-        evaluation=None,
-        checkpointer=Checkpointer(folder / "checkpoints", 9, place, model, optimizer),
-        tracker=NullTracker(),
-        display=Display(),
-        stop=stop,
-        device=torch.device("cpu"),
-        max_steps=STEPS,
-        every=every,
-    )
+    trainer = trainer_of(step, folder / "checkpoints", STEPS, every, loader=numbers(STEPS))
     try:
         end = str(trainer.fit().finished)
     except (HealthError, RolledBack) as error:

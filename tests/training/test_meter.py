@@ -5,7 +5,6 @@ objects with a time, because there is no GPU here.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.meter import Meter
 from hpctrain.training.measuring.slow_ranks import Compared, Interval
 from hpctrain.training.measuring.step_times import StepTimes, percentile
-from tests.conftest import runs
+from tests.conftest import journal, only_run
 
 CPU = torch.device("cpu")
 BATCH = {"mask": torch.ones(8, dtype=torch.bool)}
@@ -244,23 +243,18 @@ def test_percentiles() -> None:
     assert percentile([3.0], 50) == percentile([3.0], 95) == 3
 
 
-def records(run: Path) -> Iterator[dict[str, Any]]:
-    for line in (run / "journal" / "events.jsonl").read_text().splitlines():
-        yield json.loads(line)
-
-
 def test_a_run_logs_registered_metrics_and_where_its_time_went(train: Any, tmp_path: Path) -> None:
     train("train.max_steps=50", "checkpoint.every_steps=25", "tracking.upload=false")
-    (run,) = runs(tmp_path / "runs")
-    logged = {name for r in records(run) if r["kind"] == "metrics" for name in r["metrics"]}
+    run = only_run(tmp_path)
+    logged = {name for r in journal(run) if r["kind"] == "metrics" for name in r["metrics"]}
     known = {metric.name for metric in registered()}
     ours = {name for name in logged if name.partition("/")[0] in ("perf", "best")}
     assert {"perf/step_ms_p95", "perf/evaluation_s", "perf/checkpoint_s"} <= ours <= known
-    times = [r for r in records(run) if r["kind"] == "time"]
+    times = [r for r in journal(run) if r["kind"] == "time"]
     # The first report, each checkpoint and the end; other reports only if a second has passed.
     steps = [r["step"] for r in times]
     assert (steps[:2], steps[-2:]) == ([20, 25], [50, 50])
-    first = next(records(run))["time"]
+    first = journal(run)[0]["time"]
     for one in times:
         total = sum(one["seconds"].values())
         assert total == pytest.approx(one["device_s"], abs=0.01)

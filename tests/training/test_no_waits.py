@@ -177,16 +177,21 @@ def test_an_evaluation_waits_only_for_its_means(
             pass
 
     unused = dict.fromkeys(
-        ("schedule", "loader", "checkpointer", "tracker", "display", "every"), None
+        ("schedule", "loader", "checkpointer", "tracker", "display", "every", "meter"), None
     )
     counts: Any = {"max_steps": 1}
     feed: Any = Batches([batch] * 3)
     trainer = Trainer(
-        train_step=step, evaluation=feed, stop=step.stop, device=META, **counts, **unused
+        train_step=step,
+        evaluations={"val": feed},
+        stop=step.stop,
+        device=META,
+        **counts,
+        **unused,
     )
     monkeypatch.setattr(Totals, "means", lambda totals: {})
     with no_waits(pinned) as waits:
-        assert trainer._evaluate(feed) == {}
+        assert trainer._evaluate_all() == {}
     assert waits.copies == 3
 
 

@@ -99,11 +99,10 @@ def steps_with_work(seconds: list[float], way: str) -> Found:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_slow_rank_is_named_once_whatever_it_does(way: str) -> None:
     (first, found, of_a_sample), (_, same, _) = run_ranks(steps_with_work, 2, [0.02, 0.6], way)
-    text = first[0]
+    (text,) = filter(None, first)  # the second time is too soon for another
     assert text.startswith("rank 1 (n1) is slow: in the last ")
     assert "times as long as the median of the other ranks" in text
     assert ("it is blocked at " in text and __file__ in text) == (way != "work")
-    assert len([each for each in first if each]) == 1, "the second time is too soon"
     assert {each.slowest for each in found} | {each.slowest for each in same} <= {None, 1}
     assert {each.memory for each in found} == {(101.0, 200.0)}
     assert any(each.lost_s > 0.1 for each in found)

@@ -2,23 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import distributed
 
-from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.metrics import RequestedMetric
-from hpctrain.config.schema import SchedulerConfig
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
-from hpctrain.tracking.tracker import NullTracker
-from hpctrain.training.display import Display
-from hpctrain.training.schedule import Schedule
 from hpctrain.training.trainer import Every, Trainer
 from tests.ranks import run_ranks
-from tests.steps import ALONE, batch, make
+from tests.steps import batch, make, trainer_of
 
 
 class Batches:
@@ -39,25 +33,13 @@ class Batches:
             yield batch(8, number)
 
 
-def trainer_of(feed: Batches, asked: str = "") -> Trainer:
+def due(feed: Batches, asked: str = "") -> Trainer:
     """Return a trainer that is due to evaluate on the batches."""
-    step = make()
-    unused: dict[str, Any] = {"loader": None}
-    evaluation: Any = feed
-    feed.trainer = Trainer(
-        train_step=step,
-        schedule=Schedule(0.1, SchedulerConfig(), 10),
-        evaluation=evaluation,
-        checkpointer=Checkpointer(Path("unused"), 1, ALONE, step.model, step.optimizer),
-        tracker=NullTracker(),
-        display=Display(),
-        stop=step.stop,
-        device=torch.device("cpu"),
-        max_steps=10,
-        every=Every(log=1, evaluate=1, checkpoint=1),
+    feed.trainer = trainer_of(
+        *(make(), Path("unused"), 10, Every(log=1, evaluate=1, checkpoint=1)),
+        evaluations={"val": feed},
         asked=[RequestedMetric(asked)],
         evaluation_due=True,
-        **unused,
     )
     return feed.trainer
 
@@ -69,7 +51,7 @@ def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
         Whether the evaluation was made, the number of batches, and the names of the metrics.
     """
     feed = Batches(signals.get(distributed.get_rank()))
-    trainer = trainer_of(feed)
+    trainer = due(feed)
     before = torch.get_rng_state()
     made = trainer._evaluated()
     assert made is not trainer.evaluation_due
@@ -97,7 +79,7 @@ def test_ranks_agree_to_leave_an_evaluation(
 def refused(asked: str) -> str:
     """Evaluate on a rank, asked for this metric; return the error."""
     try:
-        trainer_of(Batches(None), asked)._evaluated()
+        due(Batches(None), asked)._evaluated()
     except ConfigError as error:
         return str(error)
     return ""

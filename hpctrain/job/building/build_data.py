@@ -7,8 +7,7 @@ shuffle, subset, fold, balance, weights, buckets … ── sampler ────
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,38 +42,22 @@ from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import OneByOne
 from hpctrain.distributed.long_work import long_work
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 from hpctrain.job.building.chosen_samples import ChosenSamples
-from hpctrain.job.building.evaluation_transforms import EvaluationTransforms
+from hpctrain.job.building.evaluation_transforms import EvaluationTransforms, transforms_of
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.shards.index import Index, Statistics
 
-Make = Callable[[str, Mapping[str, Any]], Any]
 
-
-@dataclass
 class DataBuilder:
-    """Builds the feeds of one rank.
+    """Builds the feeds of one rank: `mesh` divides the samples, and batches are on `device`."""
 
-    `mesh` has the ranks that divide the samples, `device` is that of the batches, and `make` calls
-    the `_target_` of a config section: it takes the section's key and its content.
-    """
-
-    config: Config
-    ranks: RankInfo
-    mesh: Mesh
-    device: torch.device
-    make: Make
-    samples: int = 0
-    _indices: dict[str, Index] = field(default_factory=dict)
-    _closes: list[Callable[[], None]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Prepare what the feeds of evaluations share."""
-        self._samples = ChosenSamples(self.config.data, self.config.seed)
-        self._of_evaluation = EvaluationTransforms(
-            self.config.data, self._made, self.device, shown=self.ranks.is_main
-        )
+    def __init__(self, config: Config, ranks: RankInfo, mesh: Mesh, device: torch.device) -> None:
+        self.config, self._ranks, self._mesh, self._device = config, ranks, mesh, device
+        self._indices: dict[str, Index] = {}
+        self._closes: list[Callable[[], None]] = []
+        self._samples = ChosenSamples(config.data, config.seed)
+        self._of_evaluation = EvaluationTransforms(config.data, device, shown=ranks.is_main)
 
     def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""
@@ -90,11 +73,11 @@ class DataBuilder:
             source,
             sampler,
             global_batch_size=self.config.train.global_batch_size,
-            shares=(self.mesh.first_share, self.mesh.shares, self.mesh.weight),
+            shares=(self._mesh.first_share, self._mesh.shares, self._mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
             ramp=ramp_of(self.config).stages,
-            transforms=self._made("data.transforms", data.transforms),
-            batch_transforms=self._made("data.batch_transforms", data.batch_transforms),
+            transforms=transforms_of("data.transforms", data.transforms),
+            batch_transforms=transforms_of("data.batch_transforms", data.batch_transforms),
         )
 
     def evaluation(
@@ -107,31 +90,36 @@ class DataBuilder:
         """
         if split is None and self.config.data.evaluated is None:
             return None
+        # Evaluation keeps no activations for a backward pass, so a larger batch fits.
+        share, mesh = 2 * BatchSizes.of(self.config, self._mesh.degrees).share, self._mesh
         source, sampler = self._evaluated(split, path)
-        sizes = BatchSizes.of(self.config, self.mesh.degrees)
-        return self._feed(
-            source,
-            sampler,
-            # Evaluation keeps no activations for a backward pass, so a larger batch fits.
-            global_batch_size=2 * sizes.share * self.mesh.dp_size,
-            shares=(self.mesh.dp_rank, self.mesh.dp_size, 1),
-            tail="pad",
-            max_epochs=1,
-            **self._of_evaluation.of(source, self._statistics()),
+        return self._evaluation_feed(
+            source, sampler, share * mesh.dp_size, mesh.dp_rank, mesh.dp_size
         )
+
+    def evaluations(self) -> Iterator[tuple[str, DevicePrefetcher]]:
+        """Yield the feed of each evaluation, with what the names of its metrics begin with."""
+        if (feed := self.evaluation()) is not None:
+            yield "val", feed
+        for name, (path, split) in self.config.data.other_sets.items():
+            if (feed := self.evaluation(split, path)) is not None:
+                yield f"val/{name}", feed
 
     def in_order(self, rows: int) -> DevicePrefetcher:
         """Return a feed of all samples of the validation split, in order, whole on every rank.
 
-        A batch has so many rows, and `samples` is the number of samples afterwards.
+        A batch has so many rows.
         """
-        source, sampler = self._evaluated()
-        self.samples = sampler.count
+        return self._evaluation_feed(*self._evaluated(), rows, 0, 1)
+
+    def _evaluation_feed(
+        self, source: Source, sampler: Sampler, rows: int, dp_rank: int, dp_size: int
+    ) -> DevicePrefetcher:
         return self._feed(
             source,
             sampler,
             global_batch_size=rows,
-            shares=(0, 1, 1),
+            shares=(dp_rank, dp_size, 1),
             tail="pad",
             max_epochs=1,
             **self._of_evaluation.of(source, self._statistics()),
@@ -185,10 +173,10 @@ class DataBuilder:
         place = open_place(path, mode, shards, folder=folder, budget_bytes=budget)
         if data.stage == "sbcast" and isinstance(place, Stage):
             with long_work("data.stage=sbcast"):
-                if self.ranks.is_main:
+                if self._ranks.is_main:
                     broadcast(place.folder, Path(path), shards)
         place = verified(
-            place, data.verify, path, shards, rank=self.ranks.rank, ranks=self.ranks.world_size
+            place, data.verify, path, shards, rank=self._ranks.rank, ranks=self._ranks.world_size
         )
         self._closes.append(place.close)
         io: Any = data.io  # validated
@@ -280,14 +268,14 @@ class DataBuilder:
             collate="pack" if data.collate == "pack" else "pad",
             threads=data.threads,
             prefetch_bytes=int(data.prefetch_mb * 1e6),
-            pin_memory=self.device.type == "cuda",
+            pin_memory=self._device.type == "cuda",
             workers=workers,
         )
         transform = (
             bind(Compose(batch_transforms), self._statistics()) if batch_transforms else None
         )
         closes, self._closes = self._closes, []
-        return DevicePrefetcher(loader, self.device, transform, seed=seed, closes=closes)
+        return DevicePrefetcher(loader, self._device, transform, seed=seed, closes=closes)
 
     def _statistics(self) -> Mapping[str, Statistics]:
         data = self.config.data
@@ -297,13 +285,3 @@ class DataBuilder:
         if path not in self._indices:
             self._indices[path] = load_index(path)
         return self._indices[path]
-
-    def _made(self, key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
-        made = [self.make(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
-        for i, transform in enumerate(made):
-            if not callable(transform):
-                raise ConfigError(
-                    f"{key}[{i}]={nodes[i]}: it makes a {type(transform).__name__}; it must be "
-                    "{_target_: ...} of something that can be called"
-                )
-        return made

@@ -1,58 +1,95 @@
-"""Builds the task and the model of a config: on the ranks, or trained and on one process."""
+"""Gives a model its weights: those that a run starts from, or those that it has trained.
+
+checkpoint.init_from ── load_initial ── the model of a training, before its first step
+a checkpoint ┬───────── load_trained ── a model on its ranks
+             └───────── trained_model ─ a new one in this process alone
+
+The checkpoints of a run with adapters (LoRA) hold these only; the other weights always come from
+`checkpoint.init_from`.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import json
+import logging
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.checkpoint.manifest import Manifest
-from hpctrain.checkpoint.matching import renames
-from hpctrain.checkpoint.starting_point import load_weights, start_from
+from hpctrain.checkpoint.manifest import Manifest, checkpoints
+from hpctrain.checkpoint.matching import Match, listed, renames
+from hpctrain.checkpoint.starting_point import (
+    load_weights,
+    plain_name,
+    restore,
+    restore_average,
+    start_from,
+)
 from hpctrain.checkpoint.stored_weights import open_weights
-from hpctrain.config.schema import Config
-from hpctrain.errors import StorageError
+from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
+from hpctrain.config.schema import CheckpointConfig, Config
+from hpctrain.disk import write_atomically
+from hpctrain.distributed import objects
+from hpctrain.distributed.long_work import long_work
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.quantized import quantize
-from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.parameter_settings import freeze, settings
-from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.weights_digest import verified
-from hpctrain.tasks import Task, bind
+from hpctrain.secrets import referenced
+
+log = logging.getLogger(__name__)
 
 
-def build_task(config: Config) -> Task:
-    """Return the task for whole sequences."""
-    return bind(instantiate("task", config.task), config.data.path)
+def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel) -> None:
+    """Load the weights that the run starts from, unless its checkpoint has them all.
 
-
-def build_model(
-    config: Config, mesh: Mesh, precision: Precision, task: Task, *, divided_loss: bool = True
-) -> ParallelModel:
-    """Return a new model on its ranks, as the task calls it; all ranks call this together.
-
-    With `divided_loss`, tensor parallel may leave the logits divided.
+    All ranks call this together. Rank 0 reports what matched, in the log and in
+    `provenance/weights.json`.
     """
-    return parallelize(
-        partial(instantiate, "model", config.model),
-        config,
-        mesh,
-        precision,
-        loss_parallel=divided_loss and getattr(task, "loss_parallel", False),
-        arguments=getattr(task, "arguments", ()),
-    )
+    checkpoint = config.checkpoint
+    if checkpoint.init_from is None:
+        return
+    resumes = objects.broadcast(bool(checkpoints(run.checkpoints)) if ranks.is_main else None)
+    adapted = adapted_base(config)
+    if resumes and not adapted:
+        return
+    files = _verified(config, ranks)
+    with long_work("loading checkpoint.init_from"):
+        try:
+            found = _start(checkpoint, model.module, files, _stages(model), all_used=not resumes)
+        except ConfigError as error:
+            raise ConfigError(f"checkpoint.init_from={files.path}: {error}") from error
+    if adapted:
+        _refuse_gaps(model.module, {*found.initial, *found.skipped})
+        if config.train.lora.quantize:
+            quantize(model.module)
+    if ranks.is_main:
+        _report(checkpoint, run, found)
+
+
+def load_trained(config: Config, checkpoint: Path, model: ParallelModel) -> None:
+    """Give a model the parameters with which the training evaluates, on all its ranks together."""
+    adapters = bool(config.train.lora.patterns)
+    if adapters:
+        check_base(config, checkpoint)
+        _load_base(config, model.module, _stages(model))
+    restore(model.module, open_weights(WeightFiles(checkpoint, None)), trained_only=adapters)
+    if config.train.ema is not None and config.train.ema_evaluation:
+        restore_average(model.module, open_weights(WeightFiles(checkpoint, None), "ema"))
 
 
 def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.Module:
     """Return the model of a run, in training mode, on the CPU.
 
-    A run with adapters (LoRA) has checkpoints of these only; the other weights come from
-    `checkpoint.init_from`. With `ema` it has the moving average of the parameters (`train.ema`).
+    With `ema` it has the moving average of the parameters (`train.ema`).
     """
     model: nn.Module = instantiate("model", config.model)
     lora = config.train.lora
@@ -62,9 +99,14 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
         chosen = settings(model, config.optimizer, config.parallel.blocks)
         freeze_base(model, lora.also)
         freeze(model, chosen)
-        load_base(config, model)
+        _load_base(config, model)
     load_weights(model, checkpoint, ema=ema, trained_only=bool(lora.patterns))
     return model
+
+
+def adapted_base(config: Config) -> str:
+    """Return the digest of the weights that the adapters of a run belong to; "" without LoRA."""
+    return str(config.checkpoint.init_digest) if config.train.lora.patterns else ""
 
 
 def check_base(config: Config, checkpoint: Path) -> None:
@@ -77,10 +119,63 @@ def check_base(config: Config, checkpoint: Path) -> None:
         )
 
 
-def load_base(config: Config, module: nn.Module, stages: dist.ProcessGroup | None = None) -> None:
+def _load_base(config: Config, module: nn.Module, stages: dist.ProcessGroup | None = None) -> None:
     """Load the weights that adapters belong to; with a pipeline all its stages call this."""
-    start = config.checkpoint
-    weights = open_weights(verified(config))
-    start_from(module, weights, renames(start.init_rename), start.init_skip, stages)
+    _start(config.checkpoint, module, verified(config), stages)
     if config.train.lora.quantize:
         quantize(module)
+
+
+def _start(
+    start: CheckpointConfig,
+    module: nn.Module,
+    files: WeightFiles,
+    stages: dist.ProcessGroup | None,
+    **options: Any,
+) -> Match:
+    weights, rename = open_weights(files), renames(start.init_rename)
+    return start_from(module, weights, rename, start.init_skip, stages, **options)
+
+
+def _stages(model: ParallelModel) -> dist.ProcessGroup | None:
+    return model.mesh.pp_group if model.mesh.degrees.pp > 1 else None
+
+
+def _refuse_gaps(module: nn.Module, missing: set[str]) -> None:
+    """Raise a ConfigError if a weight is neither loaded nor trained; all ranks call this.
+
+    No checkpoint would hold its value.
+    """
+    named = module.named_parameters()
+    frozen = {plain_name(name) for name, p in named if not p.requires_grad}
+    gaps = [name for part in objects.all_gather(sorted(missing & frozen)) for name in part]
+    if gaps:
+        names = sorted({*gaps})
+        raise ConfigError(
+            f"train.lora: checkpoint.init_from does not have {listed(names)}, and adapters alone "
+            f"do not train them; train.lora.also=[{', '.join(names[:3])}] does"
+        )
+
+
+def _verified(config: Config, ranks: RankInfo) -> WeightFiles:
+    """Return the files; rank 0 computes their digest, and all ranks raise its error."""
+    answer: dict[str, str] = {}
+    with long_work("verifying checkpoint.init_from"):
+        if ranks.is_main:
+            try:
+                answer["path"] = str(verified(config).path)
+            except HpctrainError as error:
+                answer["error"] = str(error)
+    answer = objects.broadcast(answer)
+    if "error" in answer:
+        raise StorageError(answer["error"])
+    return find_weights(Path(answer["path"]))
+
+
+def _report(start: CheckpointConfig, run: RunDir, found: Match) -> None:
+    log.info("the weights of %s: %s", start.init_from, "; ".join(found.lines()))
+    facts = {"path": start.init_from, "digest": start.init_digest, **asdict(found)}
+    del facts["other_shape"]  # empty, or the run would not have begun
+    run.provenance.mkdir(exist_ok=True)
+    file = run.provenance / "weights.json"
+    write_atomically(file, json.dumps(referenced(facts), indent=1) + "\n")

@@ -1,21 +1,83 @@
-"""Builds the learning rate over the steps, also from a function or a torch scheduler of a user."""
+"""Builds the learning rate over the steps, also from a function or a torch scheduler of a user.
+
+optimizer.lr, lr_scaling ──┐
+scheduler.warmup_*         ├── Effective ─┬─ one log line, and params `effective.*` in MLflow
+train.*, steps per epoch ──┘              └─ Schedule
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hpctrain.config.schema import SchedulerConfig
+from hpctrain.config.rules.batch_sizes import BatchSizes, Ramp
+from hpctrain.config.schema import OptimizerConfig, SchedulerConfig, TrainConfig
 from hpctrain.errors import ConfigError
-from hpctrain.job.building.effective import Effective
 from hpctrain.job.building.instantiate import instantiate
-from hpctrain.training.schedule import Schedule
+from hpctrain.training.schedule import Schedule, peak_lr, warmup_steps
+
+
+@dataclass(frozen=True)
+class Effective:
+    """What a run really uses: what follows from the config together with the data and ranks."""
+
+    lr: float  # the learning rate after warm-up
+    warmup_steps: int  # the steps of the warm-up
+    max_steps: int  # the global step at which the run ends
+    steps_per_epoch: int  # the steps of an epoch, after the ramp
+    global_batch_size: int  # the samples of a step over all ranks, after the ramp
+    dp: int  # the shares into which they are divided; a rank of weight 2 has two of them
+    accumulate: int  # the micro-batches of a share
+    ramp_steps: int = 0  # the steps of the ramp, whose batches are smaller
+
+    @classmethod
+    def of(
+        cls,
+        train: TrainConfig,
+        optimizer: OptimizerConfig,
+        scheduler: SchedulerConfig,
+        steps_per_epoch: int,
+        batch: BatchSizes,
+        steps_in: Callable[[int], int] | None = None,
+    ) -> Effective:
+        """Return the values for this batch, whose sizes are those after the ramp.
+
+        `steps_in` returns the steps of the first epochs, with those of the ramp; None: there is
+        none.
+        """
+        ramp = Ramp.of(train.global_batch_size, train.batch_size_ramp)
+        limits: list[float] = [math.inf if train.max_steps is None else train.max_steps]
+        if train.max_epochs is not None:
+            steps_in = steps_in or steps_per_epoch.__mul__
+            limits.append(steps_in(train.max_epochs))
+        return cls(
+            lr=peak_lr(optimizer, batch.global_size),
+            warmup_steps=warmup_steps(scheduler, ramp, steps_per_epoch),
+            max_steps=int(min(limits)),
+            steps_per_epoch=steps_per_epoch,
+            global_batch_size=batch.global_size,
+            dp=batch.shares,
+            accumulate=batch.accumulate,
+            ramp_steps=sum(steps for _, steps in ramp.stages),
+        )
+
+    def __str__(self) -> str:
+        micro_batch = self.global_batch_size // (self.dp * self.accumulate)
+        return (
+            f"peak lr {self.lr:g}, warm-up {self.warmup_steps} of {self.max_steps} steps"
+            f"{' (the run ends before the peak)' * (self.warmup_steps > self.max_steps)}, "
+            f"{self.steps_per_epoch} steps per epoch, global batch {self.global_batch_size} = "
+            f"dp {self.dp} x accumulate {self.accumulate} x {micro_batch} samples"
+            + (f" after a ramp of {self.ramp_steps} steps" if self.ramp_steps else "")
+        )
 
 
 def build_schedule(config: SchedulerConfig, effective: Effective) -> Schedule:

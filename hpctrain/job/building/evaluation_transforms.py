@@ -27,26 +27,17 @@ from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import OneByOne, SampleRandom, asked_for
 from hpctrain.data.workers.samples import Watched as WatchedSamples
 from hpctrain.errors import ConfigError
+from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.shards.index import Statistics
 
 log = logging.getLogger(__name__)
 
 
 class EvaluationTransforms:
-    """Makes the transforms of evaluations. Each transform of the training is judged once.
+    """Makes the transforms of evaluations. Each transform of the training is judged once."""
 
-    `made` makes the objects of a list of `_target_`; it takes its key and the list.
-    """
-
-    def __init__(
-        self,
-        data: DataConfig,
-        made: Callable[[str, Sequence[Mapping[str, Any]]], list[Any]],
-        device: torch.device,
-        *,
-        shown: bool,
-    ) -> None:
-        self._data, self._made, self._device, self._shown = data, made, device, shown
+    def __init__(self, data: DataConfig, device: torch.device, *, shown: bool) -> None:
+        self._data, self._device, self._shown = data, device, shown
         self._verdicts: dict[str, Verdict] = {}
 
     def of(self, source: Source, statistics: Mapping[str, Statistics]) -> dict[str, list[Any]]:
@@ -69,9 +60,9 @@ class EvaluationTransforms:
     ) -> list[Any]:
         own = getattr(self._data, f"val_{name}")
         if own is not None:
-            return self._made(f"data.val_{name}", own)
+            return transforms_of(f"data.val_{name}", own)
         kept: list[Any] = []
-        for i, transform in enumerate(self._made(f"data.{name}", getattr(self._data, name))):
+        for i, transform in enumerate(transforms_of(f"data.{name}", getattr(self._data, name))):
             key, said = f"data.{name}[{i}]", marked(transform)
             if said is None and key not in self._verdicts:
                 self._verdicts[key] = self._judged(key, name, judge(kept, transform), transform)
@@ -129,3 +120,9 @@ def _of_samples(source: Source, before: list[Any], transform: Any) -> Verdict:
         for i in range(count)
     ]
     return of_samples(transform, samples)
+
+
+def transforms_of(key: str, nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the transforms that the sections at a key name."""
+    needed = "{_target_: ...} of something that can be called"
+    return instantiate_all(key, nodes, Callable, needed)  # type: ignore[arg-type]

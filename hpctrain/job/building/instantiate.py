@@ -1,4 +1,4 @@
-"""Make the object that a `_target_` of the config names."""
+"""Make the objects that a `_target_` of the config names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import os
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,19 @@ def instantiate(key: str, node: Mapping[str, Any], *args: Any) -> Any:
         # Hydra's own kind looks through all loaded modules at each call. That takes 1 ms, and a
         # transform is called for each sample.
         return functools.partial(made.func, *made.args, **made.keywords)
+    return made
+
+
+def instantiate_all(
+    key: str, nodes: Sequence[Mapping[str, Any]], kind: type[Any], needed: str
+) -> list[Any]:
+    """Call the `_target_` of each section of a list; what is not of the kind is a ConfigError."""
+    made = [instantiate(f"{key}[{i}]", node) for i, node in enumerate(nodes)]
+    for i, one in enumerate(made):
+        if not isinstance(one, kind):
+            raise ConfigError(
+                f"{key}[{i}]={nodes[i]}: it makes a {type(one).__name__}; it must be {needed}"
+            )
     return made
 
 

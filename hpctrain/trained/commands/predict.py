@@ -8,6 +8,7 @@ from pathlib import Path
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.runs import trust
+from hpctrain.step_names import step_of
 from hpctrain.trained.commands.evaluate import add_choice, chosen
 from hpctrain.trained.loaded import LoadedRun
 
@@ -41,11 +42,11 @@ def main(argv: list[str]) -> int:
         options.data,
         options.out,
         options.split,
-        step=int(checkpoint.name[5:]),
+        step=step_of(checkpoint),
         ema=options.ema,
         shard_samples=options.shard_samples,
         overrides=options.overrides,
     )
     if RankInfo.from_env().is_main:
-        print(f"{folder}: predictions of {path.name}, step {int(checkpoint.name[5:])}")
+        print(f"{folder}: predictions of {path.name}, step {step_of(checkpoint)}")
     return 0

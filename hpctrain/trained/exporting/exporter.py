@@ -44,11 +44,11 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """What was written: the names of the files, the bytes of the weights, the layout in words."""
 
-    files: list[str]  # the names of the files of weights
-    nbytes: int  # the bytes of the weights
-    kind: str  # the layout, in words
+    files: list[str]
+    nbytes: int
+    kind: str
 
 
 class Exporter:
@@ -104,12 +104,9 @@ class Exporter:
         limit = math.inf if self._only_adapters else shard_bytes
         groups = list(self._grouped(layout.pieces, limit))
         stem = "adapter_model" if self._only_adapters else "model"
-        names = [
-            f"{stem}-{i:05d}-of-{len(groups):05d}.safetensors"
-            if len(groups) > 1
-            else f"{stem}.safetensors"
-            for i in range(1, len(groups) + 1)
-        ]
+        names = [f"{stem}.safetensors"]
+        if (count := len(groups)) > 1:
+            names = [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
         places: dict[str, str] = {}
         total = 0
         for name, pieces in zip(names, groups, strict=True):

@@ -22,6 +22,10 @@ from hpctrain.models.layers import GELU, SwiGLU
 from hpctrain.models.ties import ties
 
 _LLAMA = {
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "layers": "model.layers",
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
     "attention.query": "self_attn.q_proj",
@@ -33,6 +37,11 @@ _LLAMA = {
     "mlp.down": "mlp.down_proj",
 }
 _GPT2 = {
+    "embed": "transformer.wte",
+    "positions": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+    "layers": "transformer.h",
     "attention_norm": "ln_1",
     "mlp_norm": "ln_2",
     "attention.out": "attn.c_proj",
@@ -75,10 +84,10 @@ def layout_of(model: nn.Module, names: list[str], apart: Sequence[str] = ()) -> 
     if type(model) is Transformer:
         if _is_llama(model):
             config = _llama_config(model) | _tie(names)
-            return Layout([*_of_llama(names)], config, "Llama of Hugging Face")
+            return Layout([*_pieces(names, _LLAMA)], config, "Llama of Hugging Face")
         if _is_gpt2(model):
             config = _gpt2_config(model) | _tie(names)
-            return Layout([*_of_gpt2(names)], config, "GPT-2 of Hugging Face")
+            return Layout([*_pieces(names, _GPT2)], config, "GPT-2 of Hugging Face")
     if apart:
         raise _one_parameter(apart)
     return Layout([Piece(name, (name,)) for name in names], None, "its own names")
@@ -131,37 +140,25 @@ def _is_gpt2(model: Transformer) -> bool:
     )
 
 
-def _of_llama(names: list[str]) -> Iterator[Piece]:
-    outside = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+def _pieces(names: list[str], theirs: dict[str, str]) -> Iterator[Piece]:
+    """Yield the tensors under the names of Hugging Face for the modules."""
     for name in names:
+        module, _, key = name.rpartition(".")
         if not name.startswith("layers."):
-            module, _, key = name.rpartition(".")
-            yield Piece(f"{outside[module]}.{key}", (name,))
+            yield Piece(f"{theirs[module]}.{key}", (name,))
             continue
-        _, number, inner = name.split(".", 2)
-        module, _, key = inner.rpartition(".")
-        yield Piece(f"model.layers.{number}.{_LLAMA[module]}.{key}", (name,))
-
-
-def _of_gpt2(names: list[str]) -> Iterator[Piece]:
-    outside = {"embed": "transformer.wte", "positions": "transformer.wpe"}
-    outside |= {"norm": "transformer.ln_f", "head": "lm_head"}
-    for name in names:
-        if not name.startswith("layers."):
-            module, _, key = name.rpartition(".")
-            yield Piece(f"{outside[module]}.{key}", (name,))
+        _, number, module = module.split(".", 2)
+        place = f"{theirs['layers']}.{number}"
+        if module not in theirs and module.removeprefix("attention.") in _QKV:
+            if module == "attention.query":  # GPT-2 has the three in one
+                parts = tuple(f"layers.{number}.attention.{part}.{key}" for part in _QKV)
+                yield Piece(f"{place}.attn.c_attn.{key}", parts, _together)
             continue
-        _, number, inner = name.split(".", 2)
-        module, _, key = inner.rpartition(".")
-        place = f"transformer.h.{number}."
-        if module in _GPT2:
-            # Its linear layers are transposed.
-            turned = key == "weight" and not module.endswith("norm")
-            made = _transposed if turned else Piece.made
-            yield Piece(f"{place}{_GPT2[module]}.{key}", (name,), made)
-        elif module == "attention.query":
-            parts = tuple(f"layers.{number}.attention.{part}.{key}" for part in _QKV)
-            yield Piece(f"{place}attn.c_attn.{key}", parts, _together)
+        # The linear layers of GPT-2 are transposed.
+        turned = theirs is _GPT2 and key == "weight" and not module.endswith("norm")
+        yield Piece(
+            f"{place}.{theirs[module]}.{key}", (name,), _transposed if turned else Piece.made
+        )
 
 
 def _transposed(whole: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,9 @@ The parts add up to the whole time, because one clock goes from part to part.
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 
 _PARTS = (
     *("startup", "compile", "compute", "communication", "data_wait"),
@@ -55,3 +57,10 @@ class Account:
     def device_s(self) -> float:
         """The seconds so far times the devices, of this attempt and those before."""
         return self._before_s + (time.monotonic() - self._began) * self.devices
+
+
+def process_began() -> float:
+    """Return when this process began, on the clock of `time.monotonic`."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - max(0.0, age)

@@ -38,8 +38,15 @@ _COUNTS = 2 * _POWERS + 2  # negative ones, zero, positive ones, and those that 
 _ROWS = 80  # a picture with more cannot be read
 
 
-class NoHistograms:
-    """The null form: it takes none."""
+class Histograms:
+    """Records the histograms of a run, in the steps that are multiples of `every`; 0 takes none."""
+
+    def __init__(
+        self, every: int = 0, run_dir: Path | None = None, tracker: Tracker | None = None
+    ) -> None:
+        self._every, self._run_dir = every, run_dir or Path()
+        self._tracker = tracker or NullTracker()
+        self._names: list[str] = []
 
     def take(self, model: ParallelModel, factor: Scalar) -> None:
         """Record the histograms of a step, if they are due; all ranks call this together.
@@ -47,19 +54,8 @@ class NoHistograms:
         The model is after a backward pass, before its update. The factor makes its gradient that of
         the global batch.
         """
-
-
-class Histograms(NoHistograms):
-    """Records the histograms of a run, in the steps that are multiples of `every`."""
-
-    def __init__(self, every: int, run_dir: Path, tracker: Tracker) -> None:
-        self._every, self._tracker = every, tracker
-        self._run_dir = run_dir
-        self._names: list[str] = []
-
-    def take(self, model: ParallelModel, factor: Scalar) -> None:  # noqa: D102
         step = model.step + 1
-        if step % self._every:
+        if not self._every or step % self._every:
             return
         self._names = self._names or names_of_all_stages(model)
         places = [self._names.index(name) for name in model.names]
@@ -158,10 +154,9 @@ def _readable(row: list[float]) -> dict[str, Any]:
 
 
 def picture(rows: dict[str, dict[str, Any]], title: str, lowest: int) -> Any:
-    """Return a figure of matplotlib.
+    """Return a figure of matplotlib; `lowest` is the power of two of the first bin.
 
-    The rows are by name, as `hpctrain.training.measuring.histograms` writes them. If there are too
-    many, those of a module are added up. `lowest` is the power of two of the first bin.
+    If there are too many rows, those of a module are added up.
     """
     from matplotlib.figure import Figure  # without pyplot, which would keep the figure
 

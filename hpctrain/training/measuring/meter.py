@@ -30,50 +30,10 @@ from hpctrain.training.measuring.account import Account
 from hpctrain.training.measuring.blocked_clock import BlockedClock
 from hpctrain.training.measuring.slow_ranks import Interval, SlowRanks, WorkClock
 from hpctrain.training.measuring.step_times import StepTimes, percentile
-from hpctrain.training.measuring.utilisation import NoUtilisation
+from hpctrain.training.measuring.utilisation import Utilisation
 from hpctrain.units import GIB
 
 _RECORD_S = 1.0  # seconds; reports that follow each other sooner have one record `time` together
-
-
-class NoMeter:
-    """The null form: it measures nothing."""
-
-    def begin(self, step: int) -> None:
-        """Begin to measure at a global step: the next thing that the training does is a step."""
-
-    def after_step(self, step: int, consumed: int, batch: Batch) -> None:
-        """Note the end of a global step, counted from 1, after this rank's `batch`.
-
-        `consumed` is the state of the loader after it.
-        """
-
-    @contextmanager
-    def spent(self, part: str) -> Iterator[None]:
-        """Count the context for a part of the `Account`, and not for the steps."""
-        yield
-
-    def report(self, counts: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics of the steps since the last report; all ranks call this together.
-
-        In a context `spent("other")` its own time is no part of the next step. `counts` are what
-        the sums of these steps were divided by, over all ranks, by name.
-        """
-        return {}
-
-    def evaluated(self) -> dict[str, float]:
-        """Return the metrics of the evaluation that has just been made."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what has to survive a resume, as JSON."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-
-    def close(self) -> None:
-        """Record where the time of this attempt went."""
 
 
 class _Seconds(NamedTuple):
@@ -86,7 +46,7 @@ class _Seconds(NamedTuple):
     blocked: float = 0.0
 
 
-class Meter(NoMeter):
+class Meter:
     """Measures the training of one rank.
 
     A step has at most the `batch_size` samples of the loader; the last one of an epoch may have
@@ -103,13 +63,12 @@ class Meter(NoMeter):
         tracker: Tracker,
         *,
         counts_tokens: bool = False,
-        utilisation: NoUtilisation | None = None,
+        utilisation: Utilisation | None = None,
     ) -> None:
         self._loader = loader
         self._account, self._slow_ranks = account, slow_ranks
         self._precision, self._tracker, self._counts_tokens = precision, tracker, counts_tokens
-        self._utilisation = utilisation or NoUtilisation()
-        self._watches = self._utilisation.watches
+        self._utilisation = utilisation
         self._on_gpu = precision.device.type == "cuda"
         # The time that a rank waits for others is known where a thread that waits sleeps. The host
         # of a GPU does not wait; the GPU does, and it does not tell.
@@ -121,7 +80,8 @@ class Meter(NoMeter):
         self._checkpoint_s = self._evaluation_s = self._asleep_s = 0.0
         self._paused, self._recorded = False, -float("inf")
 
-    def begin(self, step: int) -> None:  # noqa: D102
+    def begin(self, step: int) -> None:
+        """Begin to measure at a global step: the next thing that the training does is a step."""
         self._account.enter("compute")
         if self._blocked is not None:
             self._blocked.start()
@@ -129,18 +89,23 @@ class Meter(NoMeter):
         self._begin_interval()
         self._go_on()
 
-    def after_step(self, step: int, consumed: int, batch: Batch) -> None:  # noqa: D102
+    def after_step(self, step: int, consumed: int, batch: Batch) -> None:
+        """Note the end of a global step, counted from 1, after this rank's `batch`.
+
+        `consumed` is the state of the loader after it.
+        """
         self._step = step
         self._times.step()
         self._given.append((consumed, self._loader.last))
-        if self._watches:
+        if self._utilisation is not None:
             self._utilisation.see(batch)
             if self._utilisation.due:
                 with self.spent("startup"):
                     self._utilisation.begin(batch)
 
     @contextmanager
-    def spent(self, part: str) -> Iterator[None]:  # noqa: D102
+    def spent(self, part: str) -> Iterator[None]:
+        """Count the context for a part of the `Account`, and not for the steps."""
         self._settle()
         self._paused, began = True, self._before.at
         self._account.enter(part)
@@ -156,7 +121,12 @@ class Meter(NoMeter):
             elif part == "evaluation":
                 self._evaluation_s = took
 
-    def report(self, counts: Mapping[str, float]) -> dict[str, float]:  # noqa: D102
+    def report(self, counts: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of the steps since the last report; all ranks call this together.
+
+        In a context `spent("other")` its own time is no part of the next step. `counts` are what
+        the sums of these steps were divided by, over all ranks, by name.
+        """
         self._settle()
         took, times = self._took, sorted(self._times.take())
         elapsed = max(took.at, 1e-9)
@@ -184,7 +154,7 @@ class Meter(NoMeter):
             found[names.STEP_MS_P50] = 1000 * percentile(times, 50)
             found[names.STEP_MS_P95] = 1000 * percentile(times, 95)
             found[names.STEP_MS_MAX] = 1000 * times[-1]
-        if self._watches:
+        if self._utilisation is not None:
             found |= self._utilisation.metrics(speed)
         if slowest is not None:
             found[names.SLOWEST_RANK] = slowest
@@ -205,19 +175,22 @@ class Meter(NoMeter):
         self._begin_interval()
         return found
 
-    def evaluated(self) -> dict[str, float]:  # noqa: D102
+    def evaluated(self) -> dict[str, float]:
+        """Return the metrics of the evaluation that has just been made."""
         return {names.EVALUATION_S: self._evaluation_s}
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has to survive a resume, as JSON."""
         self._count_samples()
         return {"samples": self._samples, "tokens": self._tokens}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
-        # Older checkpoints do not have it.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; older checkpoints do not have it."""
         self._samples = state.get("samples", self._loader.state_dict()["consumed"])
         self._tokens = state.get("tokens", 0)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
+        """Record where the time of this attempt went."""
         self._settle()
         self._account.enter("other")
         self._record()

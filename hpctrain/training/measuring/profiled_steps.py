@@ -13,14 +13,7 @@ import torch
 log = logging.getLogger(__name__)
 
 
-class NoProfile:
-    """Records nothing."""
-
-    def after_step(self, step: int) -> None:
-        """Note that a step was made."""
-
-
-class ProfiledSteps(NoProfile):
+class ProfiledSteps:
     """Records a range of steps of this rank, unless an attempt begins inside of it.
 
     `steps` are the first and the last one, from 2 on, as in `train.profile`.

@@ -62,53 +62,33 @@ class WorkClock:
 
 
 class Interval(NamedTuple):
-    """What a rank has measured since the last log step.
+    """What a rank has measured since the last log step."""
 
-    Attributes:
-        trained_s: The time of the steps, without evaluations and checkpoints.
-        worked_s: The work of the main thread in this time.
-        waited_s: The seconds of it in which this rank has waited for its data.
-        memory: The peak of the memory of the GPU that tensors needed, and of what was reserved, in
-            bytes.
-        samples: The samples of all ranks in this time.
-        blocked_s: The seconds of it in which the main thread was blocked in the user's code.
-        place: Where that was.
-    """
-
-    trained_s: float
-    worked_s: float
-    waited_s: float
+    trained_s: float  # the time of the steps, without evaluations and checkpoints
+    worked_s: float  # the work of the main thread in this time
+    waited_s: float  # the seconds of it in which this rank has waited for its data
+    # The peaks of the GPU's memory in bytes: what tensors needed, and what was reserved.
     memory: tuple[float, float] = (0.0, 0.0)
-    samples: int = 0
-    blocked_s: float = 0.0
-    place: str = ""
+    samples: int = 0  # of all ranks
+    blocked_s: float = 0.0  # in which the main thread was blocked in the user's code
+    place: str = ""  # where that was
 
 
 class Compared(NamedTuple):
-    """What the ranks have found together.
+    """What the ranks have found together."""
 
-    Attributes:
-        slowest: The rank that the others have waited for most; None if it does not stand out.
-        memory: The largest of the ranks' two peaks of memory, in bytes.
-        lost_s: The seconds that the others have lost to a rank that a note names.
-    """
-
-    slowest: int | None
-    memory: tuple[float, float]
-    lost_s: float = 0.0
+    slowest: int | None  # the rank that the others have waited for most, if one stands out
+    memory: tuple[float, float]  # the largest of the ranks' two peaks, in bytes
+    lost_s: float = 0.0  # what the others have lost to a rank that a note names
 
 
 class SlowRanks:
     """Compares the ranks at log steps.
 
-    Args:
-        mesh: The ranks.
-        rank: This rank.
-        host: Returns the node of a rank; "" if unknown.
-        least_s: A note names a slow rank only after so many seconds of training, or after less
-            than a third of them if it is clearly slow.
-        record: Gets the seconds of each rank for one of its samples at the end, on CPUs.
-        say: Gets the note on a slow rank, and what it is about; "" when there is none any more.
+    `host` returns the node of a rank, "" if unknown. A note names a slow rank only after `least_s`
+    of training, or after less than a third of them if it is clearly slow. `say` gets the note, and
+    what it is about; "" when there is none any more. On CPUs, `record` gets the seconds of each
+    rank for one of its samples at the end.
     """
 
     def __init__(
@@ -206,18 +186,11 @@ def slowest(
     ratio: float = _RATIO,
     share: float = _SHARE,
 ) -> tuple[int, float, float] | None:
-    """Return the rank whose own time is much longer than that of the others.
+    """Return a rank whose own time is much longer, how many times, and the seconds that it costs.
 
-    Args:
-        own_s: The seconds of its own of each rank.
-        trained_s: The time in which they have trained.
-        stage: The number of ranks that have the same layers: others have other work.
-        ratio: So many times the median of the others is much.
-        share: The others lose at least this part of the time.
-
-    Returns:
-        The rank, how many times as long, and the seconds that the others lose; None if there is
-        no such rank.
+    It is compared with the `stage` ranks that have the same layers: others have other work. Much is
+    `ratio` times their median, if they lose at least the part `share` of the time in which they
+    have trained.
     """
     found: list[tuple[float, int, float]] = []
     for rank, own in enumerate(own_s):

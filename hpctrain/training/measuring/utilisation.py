@@ -21,43 +21,19 @@ log = logging.getLogger(__name__)
 
 
 class Work(NamedTuple):
-    """The floating-point operations of a sample in training.
+    """The floating-point operations of a sample in training."""
 
-    `model` is what the model and its loss need, `done` has also what is computed again.
-    """
-
-    model: int
-    done: int
+    model: int  # what the model and its loss need
+    done: int  # this, and what is computed again
 
 
-class NoUtilisation:
-    """The null form: the device or the model is unknown.
-
-    `watches`: it has to see each batch. `due`: `begin` has to be called with the next one.
-    """
-
-    watches = False
-    due = False
-
-    def begin(self, batch: Batch) -> None:
-        """Count the operations of the samples of the first batch; `due` says when."""
-
-    def see(self, batch: Batch) -> None:
-        """Note the shapes of a batch."""
-
-    def metrics(self, samples_per_s: float) -> dict[str, float]:
-        """Return MFU and HFU at this speed, where they are known."""
-        return {}
-
-
-class Utilisation(NoUtilisation):
+class Utilisation:
     """MFU and HFU of a run.
 
     `count` returns the operations of a sample of a batch; None if they cannot be counted. `peak` is
-    FLOP/s of all devices together, for the format that computes.
+    FLOP/s of all devices together, for the format that computes. `due`: `begin` has to be called
+    with the next batch.
     """
-
-    watches = True
 
     def __init__(self, count: Callable[[Batch], Work | None], peak: float) -> None:
         self._count, self._peak = count, peak
@@ -66,16 +42,19 @@ class Utilisation(NoUtilisation):
         self._told = False
         self.due = True
 
-    def begin(self, batch: Batch) -> None:  # noqa: D102
+    def begin(self, batch: Batch) -> None:
+        """Count the operations of the samples of the first batch."""
         self.due = False
         self._work, self._shapes = self._count(batch), _shapes(batch)
 
-    def see(self, batch: Batch) -> None:  # noqa: D102
+    def see(self, batch: Batch) -> None:
+        """Note the shapes of a batch."""
         if self._work is not None and _shapes(batch) != self._shapes:
             self._work = None
             log.info("no MFU: the samples of different batches have different shapes")
 
-    def metrics(self, samples_per_s: float) -> dict[str, float]:  # noqa: D102
+    def metrics(self, samples_per_s: float) -> dict[str, float]:
+        """Return MFU and HFU at this speed, where they are known."""
         if self._work is None:
             return {}
         done = 100 * self._work.done * samples_per_s / self._peak

@@ -1,0 +1,59 @@
+"""What a config describes, on the ranks of a process group.
+
+a training   an evaluation   a benchmark   an export of a graph
+    └────────────┴── Parts ───────┴────────────┘
+                       ├── mesh, precision
+                       ├── data ── feeds
+                       └── task ── model on its ranks
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+
+import torch
+
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import Config
+from hpctrain.distributed.ranks import RankInfo
+from hpctrain.job.building.build_data import DataBuilder
+from hpctrain.job.building.instantiate import instantiate
+from hpctrain.parallel.mesh import Mesh
+from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.preparing.initial import Build
+from hpctrain.parallel.recipe import parallelize
+from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.tasks import Task, bind, on_part
+
+
+class Parts:
+    """The parts of a config on one rank, whose device is `device`; all ranks make them together."""
+
+    def __init__(self, config: Config, ranks: RankInfo, device: torch.device) -> None:
+        self.config, self.ranks, self.device = config, ranks, device
+        degrees = Degrees.of(config.parallel, ranks.world_size)
+        self.mesh = Mesh(degrees, ranks.rank, device, config.parallel.weights)
+        self.precision = Precision(config.precision, device)
+        self.data = DataBuilder(config, ranks, self.mesh, device)
+        self.build: Build = partial(instantiate, "model", config.model)
+
+    @cached_property
+    def whole_task(self) -> Task:
+        """The task for whole sequences."""
+        return bind(instantiate("task", self.config.task), self.config.data.path)
+
+    @cached_property
+    def task(self) -> Task:
+        """The task for this rank's part of each sequence."""
+        return on_part(self.whole_task, self.mesh.sequence_part)
+
+    def model(self, *, divided_loss: bool = True) -> ParallelModel:
+        """Return a new model on its ranks, as the task calls it.
+
+        With `divided_loss`, tensor parallel may leave the logits divided.
+        """
+        return parallelize(
+            *(self.build, self.config, self.mesh, self.precision),
+            loss_parallel=divided_loss and getattr(self.task, "loss_parallel", False),
+            arguments=getattr(self.task, "arguments", ()),
+        )

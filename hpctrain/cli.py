@@ -118,7 +118,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     code = 1
     try:
-        # The ranks of a local job ignore Ctrl-C until they can save (see hpctrain.launch.executor).
+        # The ranks of a local job ignore Ctrl-C until they can save (hpctrain.launch.local_runs).
         if sys.argv[1:2] not in (["run"], ["call"]):
             heed_ctrl_c()
         os.umask(umask())

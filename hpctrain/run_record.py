@@ -99,7 +99,7 @@ class Note(Record, frozen=True):
 class RunRecord(Record, frozen=True):
     """The content of run.json."""
 
-    WHOLE: ClassVar[bool] = True
+    VERSION: ClassVar[int] = 1
 
     uid: str = ""
     signature: str = ""
@@ -201,7 +201,7 @@ def is_own_run(run: Path) -> bool:
 class Progress(Record, frozen=True):
     """The content of progress.json, which rank 0 writes every few seconds."""
 
-    WHOLE: ClassVar[bool] = True
+    VERSION: ClassVar[int] = 1
 
     step: Count | None = None
     max_steps: Count | None = None

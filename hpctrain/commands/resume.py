@@ -14,7 +14,7 @@ from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable, signature
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot

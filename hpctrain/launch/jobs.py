@@ -156,9 +156,13 @@ class LoggedJob:
 
     _paths: RunPaths
 
-    def result(self) -> Any:
-        """Wait for the end of the job and return its result."""
+    def results(self) -> list[Any]:
+        """Wait for the end of the job and return its results."""
         raise NotImplementedError
+
+    def result(self) -> Any:
+        """Wait for the end of the job and return its first result."""
+        return self.results()[0]
 
     def exception(self) -> HpctrainError | None:
         """Wait for the end of the job and return the error that `result` would raise, or None."""
@@ -176,6 +180,51 @@ class LoggedJob:
         """Return the same as `stdout`: each rank writes both streams into one file."""
         return self.stdout()
 
+    def _ended(self) -> str:
+        """Return how the job has ended, in Slurm's words; "" if nothing was recorded."""
+        raise NotImplementedError
+
+
+class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
+    """A job of Slurm."""
+
+    watcher = _QueueWatcher()
+
+    @property
+    def state(self) -> str:
+        """Slurm's word, such as PENDING or RUNNING; UNKNOWN if neither it nor a record tells."""
+        return self.watcher.get_state(self._job_id) or self._ended() or "UNKNOWN"
+
+    def cancel(self, check: bool = True) -> None:
+        """Cancel the job; if Slurm refuses, and `check` is true, it raises a LaunchError."""
+        try:
+            queue.cancel([self._job_id])
+        except LaunchError as error:
+            if check:
+                raise
+            log.warning("%s", error)
+
+    def _interrupt(self, timeout: bool = False) -> None:
+        """Send the signal of a time limit, or that of a preemption, for tests."""
+        queue.cancel([self._job_id], f"--signal={'USR2' if timeout else 'TERM'}")
+
+
+class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]
+    """A job on this machine, under submitit's controller process, whose id is that of the job."""
+
+    def _register_in_watcher(self) -> None:
+        """Do nothing: there is no scheduler."""
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """Return the state of the job under the key `jobState`."""
+        runs = self._process is not None and self._process.poll() is None
+        return {"jobState": "RUNNING" if runs else self._ended() or "FAILED"}
+
+    def cancel(self, check: bool = True) -> None:
+        """End the ranks: the controller passes SIGTERM on to them, with which a run saves."""
+        if not self.done():
+            self._process.terminate()
+
 
 class _RunJob(LoggedJob):
     """What the jobs of runs have in common."""
@@ -183,31 +232,25 @@ class _RunJob(LoggedJob):
     run: RunDir
     _metric: str
 
-    def result(self) -> float | None:
-        """Wait for the end of the run and return its metric."""
-        self.wait()  # type: ignore[attr-defined]
-        return outcome(self.run, self._metric)
-
     def results(self) -> list[float | None]:
         """Wait for the end of the run and return its metric in a list."""
-        return [self.result()]
+        self.wait()  # type: ignore[attr-defined]
+        return [outcome(self.run, self._metric)]
 
     def submission(self) -> Any:
         """Raise LaunchError: the job is files and no pickled function."""
         raise LaunchError(f"{self.run.config_file} is what the job runs; there is no pickle")
 
-    def _recorded(self) -> str:
-        return self.run.read().state
+    def _ended(self) -> str:
+        return _STATES.get(self.run.read().state, "")
 
 
-class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
+class RunJob(_RunJob, SlurmLoggedJob):
     """A run that was submitted to Slurm, now or earlier.
 
     Its id is `ARRAYJOB_TASK`, or "" for a run that finished without a job, which has no script
     either. Without a `user`, that of this process has submitted it.
     """
-
-    watcher = _QueueWatcher()
 
     def __init__(
         self,
@@ -228,15 +271,13 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
             self.watcher.register_job(self._job_id)
 
     @property
-    def state(self) -> str:
-        """Slurm's word, such as PENDING or RUNNING; UNKNOWN if neither it nor run.json tells."""
-        recorded = self._recorded()
+    def state(self) -> str:  # noqa: D102
+        ended = self._ended()
         if not self._job_id and self.run.is_locked():
             return "RUNNING"
-        if recorded == "finished" or not self._job_id:
-            return _STATES.get(recorded, "UNKNOWN")
-        state = self.watcher.get_state(self._job_id)
-        return state or _STATES.get(recorded, "UNKNOWN")
+        if ended == "COMPLETED" or not self._job_id:
+            return ended or "UNKNOWN"
+        return str(super().state)
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         """Return what the scheduler says: JobID, State, Reason, NodeList, and at last ExitCode."""
@@ -249,58 +290,39 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
 
         With `force_check` the scheduler is asked even if its last answer is young.
         """
-        if self._recorded() == "finished":
+        if self._ended() == "COMPLETED":
             return True
         if not self._job_id:  # another process on this machine may train the run
             return not self.run.is_locked()
         mode = "force" if force_check else "standard"
         return bool(self.watcher.is_done(self._job_id, mode=mode))
 
-    def result(self) -> float | None:  # noqa: D102
+    def results(self) -> list[float | None]:  # noqa: D102
         self.wait()
         begin = time.monotonic()
         while self._job_id and self.watcher.get_state(self._job_id, mode="cache") == "COMPLETED":
-            if self._recorded() in _STATES or time.monotonic() - begin > _LATE_S:
+            if self._ended() or time.monotonic() - begin > _LATE_S:
                 break
             time.sleep(1)
-        return super().result()
+        return super().results()
 
     def cancel(self, check: bool = True) -> None:
         """Stop the run for good, as `hpctrain cancel` does: it is not requeued.
 
         If Slurm refuses, and `check` is true, it raises a LaunchError.
         """
-        if self.done():
-            return
-        stop_request.write(self.run.path, queue.me())
-        _scancel(self._job_id, check)
-
-    def _interrupt(self, timeout: bool = False) -> None:
-        """Send the signal of a time limit, or that of a preemption, for tests."""
-        queue.cancel([self._job_id], f"--signal={'USR2' if timeout else 'TERM'}")
+        if not self.done():
+            stop_request.write(self.run.path, queue.me())
+            super().cancel(check)
 
 
-class LocalRunJob(_RunJob, LocalJob):  # type: ignore[misc]
-    """A run on this machine, under submitit's controller process, whose id is that of the job."""
+class LocalRunJob(_RunJob, LocalLoggedJob):
+    """A run on this machine."""
 
     def __init__(self, run: RunDir, metric: str, job_id: str, process: Any) -> None:
         self.run, self._metric = run, metric
         super().__init__(folder=run.logs, job_id=job_id, process=process)
         self._paths = RunPaths(run.logs, job_id)
-
-    def _register_in_watcher(self) -> None:
-        """Do nothing: there is no scheduler."""
-
-    def get_info(self, mode: str = "force") -> dict[str, str]:
-        """Return the state of the job under the key `jobState`."""
-        if self._process is not None and self._process.poll() is None:
-            return {"jobState": "RUNNING"}
-        return {"jobState": _STATES.get(self._recorded(), "FAILED")}
-
-    def cancel(self, check: bool = True) -> None:
-        """Ask the run to save and to stop; the controller passes SIGTERM on to the ranks."""
-        if not self.done():
-            self._process.terminate()
 
 
 def outcome(run: RunDir, metric: str) -> float | None:
@@ -321,12 +343,3 @@ def outcome(run: RunDir, metric: str) -> float | None:
         )
     value = (record.result or {}).get(metric)
     return None if value is None else float(value)
-
-
-def _scancel(job_id: str, check: bool) -> None:
-    try:
-        queue.cancel([job_id])
-    except LaunchError as error:
-        if check:
-            raise
-        log.warning("%s", error)

@@ -11,7 +11,7 @@ from rich.progress import ProgressColumn, Task, track
 from rich.text import Text
 
 from hpctrain.console import Cell, Console, Table
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.secrets import mask
 from hpctrain.terminal import indented
 

@@ -122,6 +122,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             text = dump(config)
             new = {
+                "version": RunRecord.VERSION,
                 "uid": uuid.uuid4().hex,  # identifies the run in MLflow
                 "signature": self.name.rpartition("-")[2],
                 "data_digest": self.data_digest,

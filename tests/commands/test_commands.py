@@ -40,7 +40,7 @@ from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.first_error import find_fault, tail
 from hpctrain.runs.state.log_files import rank_logs
-from hpctrain.runs.state.select import are_folders, select, select_one
+from hpctrain.runs.state.select import are_folders, one_run, select
 from hpctrain.runs.state.state import State, duration, ended_for_good, eta_s, judge
 from hpctrain.runs.state.stop_request import StopRequest
 from hpctrain.runs.terminal_log import kept
@@ -362,7 +362,7 @@ def test_a_folder_of_runs_is_an_argument(
     with pytest.raises(ConfigError, match="digits-00000001: gc looks through a folder of runs"):
         gc.main([str(old)])
     shutil.rmtree(new)
-    assert select_one(Path("runs"), "r", "logs") == old
+    assert one_run(Path("runs"), "r", "logs") == old
 
 
 def test_a_sweep_whose_submission_was_cut_off_and_that_has_moved(tmp_path: Path) -> None:

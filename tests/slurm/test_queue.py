@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, SiteConfig
 from hpctrain.doctor.checks.scheduler import checked
 from hpctrain.errors import LaunchError
 from hpctrain.job import environment
@@ -214,9 +214,8 @@ def test_a_preemption_that_cancels_is_said(
         sacctmgr="main|normal",
         sbatch="12",
     )
-    config = Config()
-    config.site.partition = partition
-    found = partition_limit.not_requeued(config)
+    config = Config(site=SiteConfig(partition=partition))
+    found = partition_limit.not_requeued(partition)
     assert found.startswith(said)
     assert bool(found) == bool(said)
     findings = {each.check: each for each in checked(config)}

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hpctrain.console import Console
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import NoteColumn, say
 from hpctrain.slurm.queue import Job, UnreachableError, queue_of
 
@@ -62,7 +62,7 @@ def wait(
             time.sleep(pause)
             pause = min(_POLL_S[1], pause * 1.2)
     for entry in entries:
-        entry.state = entry.run.read().state or entry.state
+        entry.read_end()
 
 
 def _jobs(entries: list[Entry]) -> list[Job]:

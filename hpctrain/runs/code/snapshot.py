@@ -33,7 +33,7 @@ from pathlib import Path
 import xxhash
 
 from hpctrain import secrets
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import LaunchConfig
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.record import read
@@ -132,22 +132,24 @@ class _File:
             bytecode.take_along(self.module, path)
 
 
-def take(config: Config) -> Snapshot | None:
-    """Read the code that a job with this config runs; None with `launch.snapshot=off`.
+def take(launch: LaunchConfig, output_dir: str, data_path: str) -> Snapshot | None:
+    """Read the code that a job runs; None with `launch.snapshot=off`.
 
-    Nothing is written. Code that is too large, or with `launch.snapshot=git` cannot be read by git,
-    is a ConfigError; a file that cannot be read is a StorageError.
+    Nothing is written, and the two folders are left out. Code that is too large, or with
+    `launch.snapshot=git` cannot be read by git, is a ConfigError; a file that cannot be read is a
+    StorageError.
     """
-    if config.launch.snapshot == "off":
+    if launch.snapshot == "off":
         return None
-    require_git = config.launch.snapshot == "git"
+    require_git = launch.snapshot == "git"
     repos, outside = repositories(code_folders())
     if require_git and Path.cwd() in outside:
         raise ConfigError(
             f"launch.snapshot=git: {Path.cwd()} is in no git repository (use git init; or "
             "launch.snapshot=auto, which copies only code in repositories; or launch.snapshot=off)"
         )
-    reader = _Reader(config, [folder for repo in repos for folder in repo.used])
+    used = [folder for repo in repos for folder in repo.used]
+    reader = _Reader(launch.snapshot_max_mb, [Path(output_dir), Path(data_path)], used)
     for repo in repos:
         try:
             reader.read_repository(repo)
@@ -161,10 +163,10 @@ def take(config: Config) -> Snapshot | None:
     copied = reader.imported()
     # Python still imports from the working directory, and from the folder of a program that calls
     # hpctrain, if they could not be copied.
-    used = {Path.cwd(), *map(Path, map(os.path.realpath, sys.path[:1]))}
-    here = [folder for folder in outside if folder in used]
+    places = {Path.cwd(), *map(Path, map(os.path.realpath, sys.path[:1]))}
+    here = [folder for folder in outside if folder in places]
     digest = _digest(reader.files, [*copied, *map(str, here)])
-    path = Path(config.output_dir) / "code" / digest
+    path = Path(output_dir) / "code" / digest
     # The user is not told about folders without modules.
     unfrozen = (f for f in outside if any(f.glob("*.py")) or any(f.glob("*/__init__.py")))
     imported = (*(path / folder for folder in copied), *here)
@@ -201,20 +203,17 @@ def _digest(files: dict[str, _File], imported: list[str]) -> str:
 class _Reader:
     """Reads the files of a snapshot. Over the size limit it only adds up their sizes."""
 
-    def __init__(self, config: Config, used: list[Path]) -> None:
+    def __init__(self, limit_mb: float, left_out: list[Path], used: list[Path]) -> None:
         self.files: dict[str, _File] = {}
         self._folders: list[str] = []
         self._has_package = False
-        self._limit = config.launch.snapshot_max_mb * 1e6
+        self._limit = limit_mb * 1e6
         self._sizes: dict[str, int] = {}
         self._total = 0
-        self._output = Path(config.output_dir)
         # The working tree may contain results and data that are not ignored: leave these out. But
         # if the code itself is inside such a folder, the folder must not be left out.
         self._not_code = [
-            place
-            for place in (self._output, Path(config.data.path))
-            if not any(folder.is_relative_to(place) for folder in used)
+            place for place in left_out if not any(folder.is_relative_to(place) for folder in used)
         ]
         self._no_code: dict[tuple[str, Path], list[int]] = {}  # reason and place: bytes of files
         self._reason = functools.cache(_reason)

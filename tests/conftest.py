@@ -163,6 +163,12 @@ def no_sbatch(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
+def no_slurm(no_sbatch: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH that has no scheduler, also for this process."""
+    monkeypatch.setenv("PATH", no_sbatch["PATH"])
+
+
+@pytest.fixture
 def empty_queue() -> Iterator[None]:
     """The development cluster. Afterwards all jobs are cancelled and the queue is empty."""
     from tests import cluster

@@ -24,6 +24,7 @@ from hpctrain.slurm.queue import (
     ask,
     cancel,
     ended,
+    jobs_of,
     queued,
 )
 from hpctrain.slurm.sbatch import expected_start, nodes_that_fit, partitions, sbatch
@@ -240,3 +241,8 @@ def test_the_words_of_sbatch_are_told_from_a_banner(
     assert expected_start("", Config()).startswith("not now, it will wait (sbatch: Job 7")
     with pytest.raises(LaunchError, match=r"^sbatch refused the job: sbatch: Job 7"):
         sbatch(tmp_path / "script", Config())
+
+
+def test_array_tasks_in_one_word() -> None:
+    ids = ["7_3", "9_0", "7_1", "7_2", "7_9", "12"]
+    assert jobs_of(ids) == ["12", "7_[1-3,9]", "9_[0]"]

@@ -80,7 +80,7 @@ def check_base(config: Config, checkpoint: Path) -> None:
 def load_base(config: Config, module: nn.Module, stages: dist.ProcessGroup | None = None) -> None:
     """Load the weights that adapters belong to; with a pipeline all its stages call this."""
     start = config.checkpoint
-    weights = open_weights(verified(config))
+    weights = open_weights(verified(config.checkpoint, config.output_dir))
     start_from(module, weights, renames(start.init_rename), start.init_skip, stages)
     if config.train.lora.quantize:
         quantize(module)

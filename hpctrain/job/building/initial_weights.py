@@ -96,7 +96,7 @@ def _verified(config: Config, ranks: RankInfo) -> WeightFiles:
     with long_work("verifying checkpoint.init_from"):
         if ranks.is_main:
             try:
-                answer["path"] = str(verified(config).path)
+                answer["path"] = str(verified(config.checkpoint, config.output_dir).path)
             except HpctrainError as error:
                 answer["error"] = str(error)
     answer = objects.broadcast(answer)

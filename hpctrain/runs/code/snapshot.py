@@ -37,7 +37,7 @@ from hpctrain.config.schema import LaunchConfig
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.record import read
-from hpctrain.runs.code import bytecode
+from hpctrain.runs.code.copied_file import CopiedFile, Source
 from hpctrain.runs.code.git import Repo, code_folders, repositories
 from hpctrain.runs.code.private_files import is_private
 
@@ -58,7 +58,7 @@ class Snapshot:
     pythonpath: tuple[Path, ...]
     # Folders with code that are in no git repository, so they are not copied.
     unfrozen: tuple[Path, ...]
-    _files: dict[str, _File] = field(repr=False)
+    _files: dict[str, CopiedFile] = field(repr=False)
     # A line for each folder and large file that is taken for no code.
     left_out: tuple[str, ...] = ()
     telling: tuple[str, ...] = ()  # a line for each file of the copy that has a secret in it
@@ -95,41 +95,6 @@ class Snapshot:
                     f"launch.snapshot: cannot write {self.path} ({error.strerror})"
                 ) from error
         return True
-
-
-@dataclass(frozen=True)
-class _File:
-    content: bytes  # of a link: its target
-    mode: int  # type of a link; of a file, whether it is executable
-    readers: int = 0o044  # who may read the file besides its owner: group and others
-    module: bytecode.Source | None = None  # what a Python file was read from
-
-    @property
-    def permissions(self) -> int:
-        """The permissions of a copy."""
-        executable = self.mode & stat.S_IXUSR
-        return 0o400 | self.readers | (executable | self.readers >> 2 if executable else 0)
-
-    @property
-    def identity(self) -> str:
-        """What the digest knows of the mode. Files that everybody may read have a short one."""
-        return str(self.mode) if self.readers == 0o044 else f"{self.mode}:{self.readers:o}"
-
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if stat.S_ISLNK(self.mode):
-            path.symlink_to(os.fsdecode(self.content))
-            return
-        # Others must not read it meanwhile. The umask takes away more.
-        opened = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.permissions | stat.S_IWUSR
-        )
-        with open(opened, "wb") as file:
-            file.write(self.content)
-        # Read-only, because other runs use the file too.
-        path.chmod(path.stat().st_mode & 0o555)
-        if self.module is not None:
-            bytecode.take_along(self.module, path)
 
 
 def take(launch: LaunchConfig, output_dir: str, data_path: str) -> Snapshot | None:
@@ -174,7 +139,7 @@ def take(launch: LaunchConfig, output_dir: str, data_path: str) -> Snapshot | No
     return Snapshot(digest, path, imported, tuple(unfrozen), reader.files, *told)
 
 
-def _telling(files: Mapping[str, _File]) -> Iterator[str]:
+def _telling(files: Mapping[str, CopiedFile]) -> Iterator[str]:
     """Yield a line for each file that has a secret of the environment, or a token, in it.
 
     Code cannot be masked, so its owner is told.
@@ -192,7 +157,7 @@ def _telling(files: Mapping[str, _File]) -> Iterator[str]:
             yield f"{path} has {', '.join(found)} in it; say os.environ[NAME] in its place"
 
 
-def _digest(files: dict[str, _File], imported: list[str]) -> str:
+def _digest(files: dict[str, CopiedFile], imported: list[str]) -> str:
     hashed = xxhash.xxh3_128("\0".join(imported).encode("utf-8", "surrogateescape"))
     for path, file in sorted(files.items()):
         for part in (os.fsencode(path), file.identity.encode(), file.content):
@@ -204,7 +169,7 @@ class _Reader:
     """Reads the files of a snapshot. Over the size limit it only adds up their sizes."""
 
     def __init__(self, limit_mb: float, left_out: list[Path], used: list[Path]) -> None:
-        self.files: dict[str, _File] = {}
+        self.files: dict[str, CopiedFile] = {}
         self._folders: list[str] = []
         self._has_package = False
         self._limit = limit_mb * 1e6
@@ -278,7 +243,7 @@ class _Reader:
                 self._no_code.setdefault((_PRIVATE, full), []).append(full.lstat().st_size)
                 continue
             if not is_tracked and (full.suffix == ".pyc" or self._is_no_code(full, root)):
-                continue  # bytecode goes along with its module, see _File.write
+                continue  # bytecode goes along with its module, see CopiedFile
             if any(f"{name}/{folder}" in self.files for folder in _parents(path)):
                 continue  # tracked, but its folder is a link now
             try:
@@ -295,7 +260,7 @@ class _Reader:
             end = os.path.normpath(full.parent / target)
             # A relative link that leads out of the tree would have another target in the snapshot.
             target = target if Path(end).is_relative_to(root) else end
-            self.files[path] = _File(os.fsencode(target), stat.S_IFLNK)
+            self.files[path] = CopiedFile(os.fsencode(target), stat.S_IFLNK)
         elif stat.S_ISREG(facts.st_mode):
             self._sizes[str(full)] = facts.st_size
             self._total += facts.st_size
@@ -303,9 +268,9 @@ class _Reader:
             if self._total <= self._limit:
                 mode, module = facts.st_mode, None
                 if full.suffix == ".py":
-                    module = bytecode.Source(full, facts.st_mtime, facts.st_size)
+                    module = Source(full, facts.st_mtime, facts.st_size)
                 content = full.read_bytes()
-                self.files[path] = _File(content, stat.S_IXUSR & mode, mode & 0o044, module)
+                self.files[path] = CopiedFile(content, stat.S_IXUSR & mode, mode & 0o044, module)
 
     def check(self) -> None:
         """Raise ConfigError if the files are over the size limit."""

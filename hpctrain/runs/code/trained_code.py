@@ -17,6 +17,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.record import Count, Record, read_known, written
@@ -52,7 +53,7 @@ def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
     """
     records = _records(run.path)
     before = _merged(records)
-    now = modules.find(config, also=[*before, *loaded])
+    now = modules.find(plain(config), also=[*before, *loaded])
     if not modules.difference(before, now, ""):
         return
     changed: dict[str, Module | None] = {
@@ -82,7 +83,7 @@ def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) 
     if not known or not (step or finished):
         return ""
     before = _merged(known)
-    now = modules.find(config, folders, also=before)
+    now = modules.find(plain(config), folders, also=before)
     attempt = known[-1].attempt
     return modules.difference(before, now, f"attempt {attempt}" if attempt else "the branch")
 

@@ -49,12 +49,7 @@ _WORDS: dict[str, str] = {}
 
 
 def matching(pattern: str, words: str) -> Meta:
-    """Return the constraint of a text.
-
-    Args:
-        pattern: The regular expression that all of the text matches.
-        words: What such a text is, for errors.
-    """
+    """Return the constraint of a text that a regular expression matches; errors have the words."""
     whole = rf"^(?:{pattern})\Z"
     _WORDS[repr(whole)] = words
     return Meta(pattern=whole)
@@ -89,16 +84,8 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
 def read_owned(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> tuple[T, int]:
     """Return the content of a file, which may be a stranger's, and the user id of its owner.
 
-    Args:
-        kind: A class of records, or a type of records such as `dict[str, Sale]`.
-        path: The file.
-        parts: How many of the last parts of `path` lie below the run directory or data set. None
-            of them may be a link.
-        largest: The most bytes it may have; by default those of the class.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DamageError: It cannot be read, or it is not such a file.
+    `parts` are those of `disk.open_below`, and `largest` the most bytes; by default those of the
+    class. A file that is there, but cannot be read or is not such a file, is a DamageError.
     """
     largest = largest or getattr(kind, "LARGEST", Record.LARGEST)
     content, owner = read_bytes(path, parts, largest)
@@ -136,17 +123,10 @@ def read_known(kind: type[T], path: Path, parts: int = 1) -> T | None:
 
 
 def decode(kind: type[T], content: bytes, file: object, *, surrogates: bool = False) -> T:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text, which stands in `file`, such as `PATH line 3`.
 
-    Args:
-        kind: A class of records, or a type of records.
-        content: The text, UTF-8.
-        file: Where it stands, for the error: a path, or `PATH line 3`.
-        surrogates: Whether half a surrogate pair stays in a text, as in names of files; otherwise
-            it becomes a question mark.
-
-    Raises:
-        DamageError: It is not such a value, or has a text with NUL.
+    With `surrogates`, half a surrogate pair stays in a text, as in names of files; otherwise it
+    becomes a question mark. Another value, or a text with NUL, is a DamageError.
     """
     if b"\\u0000" in content and _NUL.search(content):
         raise DamageError(file, "it has the character NUL in a text")
@@ -231,11 +211,7 @@ def _decode_again(
 
 
 def convert(kind: type[T], tree: Any, file: object) -> T:
-    """Return the record of a value that another parser has read, such as YAML's.
-
-    Raises:
-        DamageError: It is not such a value.
-    """
+    """Return the record of a value that another parser has read, such as YAML's."""
     try:
         return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:

@@ -23,17 +23,16 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from submitit.local.local import start_controller
 
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig
-from hpctrain.console import Cell, Console
+from hpctrain.console import Cell
 from hpctrain.errors import ConfigError, DamageError
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.jobs import LocalRunJob
-from hpctrain.launch.output import NoteColumn, say
-from hpctrain.run_record import Progress as Reached
+from hpctrain.launch.output import Bars, say
+from hpctrain.run_record import Progress
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.slurm import sbatch
@@ -121,19 +120,11 @@ def _run(entry: Entry, progress: LocalProgress) -> None:
         raise
 
 
-class LocalProgress(Progress):
+class LocalProgress(Bars):
     """Shows runs that run one after the other."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(
-            TextColumn("running"),
-            BarColumn(bar_width=10),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            NoteColumn(),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-        )
+        super().__init__("running", width=10)
         self._count, self._begun = count, 0
         self._bar = self.add_task("", total=count, note="")
 
@@ -170,7 +161,7 @@ def _name(entry: Entry) -> str:
 def _reached(run: Path) -> str:
     """Return the step and the main metric as `: step 220/660, val/accuracy 0.97`, or ""."""
     with suppress(DamageError):
-        found = Reached.of(run)
+        found = Progress.of(run)
         if found.step is not None:
             value = found.metrics.get(found.metric)
             text = f": step {found.step}/{found.max_steps}"

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from hpctrain.config.schema import Config
-from hpctrain.launch import local_runs
+from hpctrain.launch import output
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.local_runs import LocalProgress
 from hpctrain.runs.run_dir import RunDir
@@ -38,8 +38,8 @@ def test_a_terminal_has_one_bar_over_the_runs(
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace")
     console = Console(file=stream, width=width, force_terminal=True, color_system=None)
-    monkeypatch.setattr(local_runs, "Console", lambda stderr: console)
-    monkeypatch.setattr(local_runs.sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(output, "Console", lambda stderr: console)
+    monkeypatch.setattr(output.sys.stderr, "isatty", lambda: True)
     with LocalProgress(4) as progress:
         progress.begin(entry)
         stream.flush()

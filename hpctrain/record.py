@@ -141,7 +141,7 @@ def decode(kind: type[T], content: bytes, file: object, *, surrogates: bool = Fa
 
 
 def written(value: Any) -> str:
-    """Return the text of a file: of a record or of a dict of records, with its version."""
+    """Return the text of a file: of a record, with its version, or of others in a dict or list."""
     content, version = msgspec.to_builtins(value), getattr(value, "VERSION", 0)
     content = {"version": version, **content} if version else content
     return json.dumps(content, indent=1) + "\n"

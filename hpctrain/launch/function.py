@@ -26,13 +26,7 @@ from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
 from hpctrain.launch.function_call import Call, decode, read_results
-from hpctrain.launch.jobs import (
-    FailedError,
-    LocalLoggedJob,
-    LoggedJob,
-    RunPaths,
-    SlurmLoggedJob,
-)
+from hpctrain.launch.jobs import FailedError, LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.runs.code import snapshot
 from hpctrain.slurm import queue, sbatch
@@ -165,13 +159,7 @@ class FunctionJob(_FunctionJob, SlurmLoggedJob):
 
     def __init__(self, folder: Path, job_id: str, ranks: int) -> None:
         self._folder, self._ranks = folder, ranks
-        super().__init__(folder=folder / "logs", job_id=job_id)
-        self._paths = RunPaths(folder / "logs", job_id, folder / "job.sh")
-
-    def done(self, force_check: bool = False) -> bool:
-        """Return whether all results are there, or the job has left the queue for good."""
-        mode = "force" if force_check else "standard"
-        return bool(self._ended() or self.watcher.is_done(self._job_id, mode=mode))
+        super().__init__(folder / "logs", job_id, folder / "job.sh")
 
 
 class LocalFunctionJob(_FunctionJob, LocalLoggedJob):
@@ -179,5 +167,4 @@ class LocalFunctionJob(_FunctionJob, LocalLoggedJob):
 
     def __init__(self, folder: Path, job_id: str, ranks: int, process: Any) -> None:
         self._folder, self._ranks = folder, ranks
-        super().__init__(folder=folder / "logs", job_id=job_id, process=process)
-        self._paths = RunPaths(folder / "logs", job_id)
+        super().__init__(folder / "logs", job_id, process)

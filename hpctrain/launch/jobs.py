@@ -186,14 +186,27 @@ class LoggedJob:
 
 
 class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
-    """A job of Slurm."""
+    """A job of Slurm, with its logs and its batch script."""
 
     watcher = _QueueWatcher()
+
+    def __init__(self, logs: Path, job_id: str, script: Path | None) -> None:
+        super().__init__(folder=logs, job_id=job_id)
+        self._paths = RunPaths(logs, job_id, script)
 
     @property
     def state(self) -> str:
         """Slurm's word, such as PENDING or RUNNING; UNKNOWN if neither it nor a record tells."""
         return self.watcher.get_state(self._job_id) or self._ended() or "UNKNOWN"
+
+    def done(self, force_check: bool = False) -> bool:
+        """Return whether the job has finished or left the queue for good.
+
+        With `force_check` the scheduler is asked even if its last answer is young.
+        """
+        mode = "force" if force_check else "standard"
+        finished = self._ended() == "COMPLETED"
+        return finished or bool(self.watcher.is_done(self._job_id, mode=mode))
 
     def cancel(self, check: bool = True) -> None:
         """Cancel the job; if Slurm refuses, and `check` is true, it raises a LaunchError."""
@@ -211,6 +224,10 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
 
 class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]
     """A job on this machine, under submitit's controller process, whose id is that of the job."""
+
+    def __init__(self, logs: Path, job_id: str, process: Any) -> None:
+        super().__init__(folder=logs, job_id=job_id, process=process)
+        self._paths = RunPaths(logs, job_id)
 
     def _register_in_watcher(self) -> None:
         """Do nothing: there is no scheduler."""
@@ -263,8 +280,7 @@ class RunJob(_RunJob, SlurmLoggedJob):
         self.run, self._metric = run, metric
         if user is not None:
             self.watcher.users.add(user)
-        super().__init__(folder=run.logs, job_id=job_id)
-        self._paths = RunPaths(run.logs, job_id, script)
+        super().__init__(run.logs, job_id, script)
 
     def _register_in_watcher(self) -> None:
         if self._job_id:
@@ -286,16 +302,10 @@ class RunJob(_RunJob, SlurmLoggedJob):
         return dict(self.watcher.get_info(self._job_id, mode=mode))
 
     def done(self, force_check: bool = False) -> bool:
-        """Return whether the run has finished or its job has left the queue for good.
-
-        With `force_check` the scheduler is asked even if its last answer is young.
-        """
-        if self._ended() == "COMPLETED":
-            return True
-        if not self._job_id:  # another process on this machine may train the run
-            return not self.run.is_locked()
-        mode = "force" if force_check else "standard"
-        return bool(self.watcher.is_done(self._job_id, mode=mode))
+        """Return the same of the run; one without a job may be trained here by another process."""
+        if self._job_id:
+            return super().done(force_check)
+        return self._ended() == "COMPLETED" or not self.run.is_locked()
 
     def results(self) -> list[float | None]:  # noqa: D102
         self.wait()
@@ -321,8 +331,7 @@ class LocalRunJob(_RunJob, LocalLoggedJob):
 
     def __init__(self, run: RunDir, metric: str, job_id: str, process: Any) -> None:
         self.run, self._metric = run, metric
-        super().__init__(folder=run.logs, job_id=job_id, process=process)
-        self._paths = RunPaths(run.logs, job_id)
+        super().__init__(run.logs, job_id, process)
 
 
 def outcome(run: RunDir, metric: str) -> float | None:

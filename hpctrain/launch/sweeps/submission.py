@@ -7,7 +7,6 @@ read run.json, ask the queue ── set_states ── archive, copy the code ─
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from hpctrain.launch.sweeps.before_queueing import Room
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.launch.sweeps.sweep_parent import Parent
+from hpctrain.record import written
 from hpctrain.run_record import RunRecord
 from hpctrain.runs import sweep_overrides, trust
 from hpctrain.runs.freeze import freeze
@@ -152,7 +152,7 @@ class Submission:
             }
             for e in self._entries
         ]
-        write_atomically(self._folder / "sweep.json", json.dumps(content, indent=1) + "\n")
+        write_atomically(self._folder / "sweep.json", written(content))
 
 
 def _withdraw(entry: Entry, archived: Path | None) -> None:

@@ -108,7 +108,7 @@ def _tasks(job_id: str) -> list[str]:
     ]
 
 
-class RunPaths(JobPaths):  # type: ignore[misc]
+class _RunPaths(JobPaths):  # type: ignore[misc]
     """The files of a run, under submitit's names. There are no pickles.
 
     Without a job its id is ""; a local job has no batch script.
@@ -154,7 +154,7 @@ class RunPaths(JobPaths):  # type: ignore[misc]
 class LoggedJob:
     """What the jobs of runs and functions have in common, on Slurm and on this machine."""
 
-    _paths: RunPaths
+    _paths: _RunPaths
 
     def results(self) -> list[Any]:
         """Wait for the end of the job and return its results."""
@@ -192,7 +192,7 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
 
     def __init__(self, logs: Path, job_id: str, script: Path | None) -> None:
         super().__init__(folder=logs, job_id=job_id)
-        self._paths = RunPaths(logs, job_id, script)
+        self._paths = _RunPaths(logs, job_id, script)
 
     @property
     def state(self) -> str:
@@ -227,7 +227,7 @@ class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]
 
     def __init__(self, logs: Path, job_id: str, process: Any) -> None:
         super().__init__(folder=logs, job_id=job_id, process=process)
-        self._paths = RunPaths(logs, job_id)
+        self._paths = _RunPaths(logs, job_id)
 
     def _register_in_watcher(self) -> None:
         """Do nothing: there is no scheduler."""

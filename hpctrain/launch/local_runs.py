@@ -60,6 +60,7 @@ def start(
 
     Return the id of the job, and its controller process, which passes signals on to the ranks.
     """
+    logs = logs.absolute()
     logs.mkdir(parents=True, exist_ok=True)
     # Ctrl-C reaches every process of the terminal, and submitit's controller would kill the ranks
     # at once. So the controller inherits that SIGINT is ignored, and we send it SIGTERM instead,

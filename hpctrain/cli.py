@@ -85,6 +85,7 @@ tracebacks of errors.
 
 # Commands whose module has a `main` that takes the arguments and returns the exit code.
 COMMANDS = {
+    "env": "hpctrain.distributed.report",
     "status": "hpctrain.commands.status",
     "logs": "hpctrain.commands.logs",
     "cancel": "hpctrain.commands.cancel",
@@ -118,7 +119,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     code = 1
     try:
-        # The ranks of a local job ignore Ctrl-C until they can save (see hpctrain.launch.executor).
+        # The ranks of a local job ignore Ctrl-C until they can save (hpctrain.launch.local_runs).
         if sys.argv[1:2] not in (["run"], ["call"]):
             heed_ctrl_c()
         os.umask(umask())
@@ -169,7 +170,6 @@ def _nobody_reads() -> bool:
 
 def _dispatch(argv: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
-        "env": _env,
         "freeze": _freeze,
         "run": _run,
         "call": _call,  # a rank of hpctrain.submit_function
@@ -209,12 +209,6 @@ def _help() -> int:
     )
     print(HELP.format(groups=listed, keys="\n  ".join(sections())), end="")
     return 0
-
-
-def _env(argv: list[str]) -> int:
-    from hpctrain.distributed.report import main as report
-
-    return report(argv)
 
 
 def _sync(argv: list[str]) -> int:

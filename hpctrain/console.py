@@ -38,12 +38,7 @@ _WORD = re.compile(rf"\s*(?:[{_WIDE}]|[^\s{_WIDE}]+)\s*")
 
 
 class Console(RichConsole):
-    """A console on stdout or stderr.
-
-    Args:
-        stderr: Whether it is on stderr.
-        **options: Other options of rich's console.
-    """
+    """A console on stdout or stderr, with the other options of rich's."""
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:
         stream = unguarded(sys.stderr if stderr else sys.stdout)

@@ -34,12 +34,8 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{socket.gethostname().partition('.')[0]}.{unique}")
 
 
-def _open_new(path: Path) -> TextIO:
-    """Create a file for text and open it. What is there already, also a link, is an error.
-
-    Raises:
-        FileExistsError: There is something.
-    """
+def open_new(path: Path) -> TextIO:
+    """Create a file for text and open it; what is there already, also a link, is an error."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return open(os.open(path, flags, 0o666), "w", encoding="utf-8")
 
@@ -48,7 +44,7 @@ def write_atomically(path: Path, text: str, sync: bool = True) -> None:
     """Replace the content of `path` at once; with `sync` this survives a crash of the machine."""
     unfinished = temporary(path)
     try:
-        with _open_new(unfinished) as file:
+        with open_new(unfinished) as file:
             file.write(text)
             file.flush()
             if sync:
@@ -63,8 +59,7 @@ def write_atomically(path: Path, text: str, sync: bool = True) -> None:
 def create(path: Path, text: str, sync: bool = True) -> bool:
     """Create a file with its whole content, as `write_atomically` does, unless it exists.
 
-    Returns:
-        False if it exists, or if this file system has no hard links; nothing was written then.
+    Return False if it exists, or if this file system has no hard links; then nothing was written.
     """
     unfinished = temporary(path)
     write_atomically(unfinished, text, sync)
@@ -96,11 +91,7 @@ def sync_file_system(folder: Path) -> None:
 
 
 def why_unwritten(folder: Path) -> str:
-    """Return why a write into a folder has failed, for libraries that do not say so; "" if unknown.
-
-    Args:
-        folder: The folder with what was written until then.
-    """
+    """Return why a write into a folder has failed, for libraries that do not say; "" if unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -133,16 +124,9 @@ LARGEST_JSON = 256 << 20  # bytes of a file about a run; a longer one is not our
 def open_below(path: Path, flags: int, parts: int = 1, mode: int = 0o666) -> int:
     """Open a file of a run directory or data set, which may be a stranger's, as `os.open` does.
 
-    Args:
-        path: The file.
-        flags: Those of `os.open`.
-        parts: How many of the last parts of `path` lie below the run directory or data set. None
-            of them may be a link: whoever may write there could lead us to any file of ours. 0 if
-            the user has named the file.
-        mode: The permissions of a new file.
-
-    Raises:
-        OSError: It cannot be opened. With ELOOP, one of the parts is a link.
+    So many `parts` of the path, the last ones, lie below the run directory or data set. None of
+    them may be a link (ELOOP): whoever may write there could lead us to any file of ours. It is 0
+    if the user has named the file.
     """
     flags |= os.O_CLOEXEC | (os.O_NOFOLLOW if parts else 0)
     if parts < 2:
@@ -175,15 +159,8 @@ def _named(path: Path) -> Iterator[None]:
 def open_regular(path: Path, parts: int = 1) -> BinaryIO:
     """Open a file for reading. The folder may be a stranger's, and the name may be a trap.
 
-    `os.fstat` of the file tells its owner.
-
-    Args:
-        path: The file.
-        parts: How many of the last parts of `path` may not be links (see `open_below`).
-
-    Raises:
-        OSError: It cannot be opened, or it is a link, a FIFO, a device or a folder. Opening a FIFO
-            would otherwise wait until somebody writes into it.
+    `os.fstat` of the file tells its owner, and `parts` are those of `open_below`. A link, a device,
+    a folder or a FIFO, for whose writer one would wait, is an OSError.
     """
     descriptor = open_below(path, os.O_RDONLY | os.O_NONBLOCK, parts)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -213,11 +190,7 @@ def is_own(path: Path) -> bool:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: It is not JSON, or nested so deeply that Python's parser gives up.
-    """
+    """Return the value of a JSON text; it is a ValueError, too, if it is nested too deeply."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -225,14 +198,10 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def expanded(path: str, key: str) -> str:
-    """Return the path with the home of a user in place of `~`.
+    """Return the path, which `key` names, with the home of a user in place of `~`.
 
-    Args:
-        path: A path; other paths stay as they are.
-        key: The key or option that names it.
-
-    Raises:
-        ConfigError: That home is not known, as in a container whose user has no entry in passwd.
+    It is a ConfigError if that home is not known, as in a container whose user has no entry in
+    passwd.
     """
     found = os.path.expanduser(path)
     if found.startswith("~") and not os.path.lexists(found):
@@ -256,8 +225,7 @@ def give_home(env: MutableMapping[str, str]) -> None:
 def private_folder(path: Path) -> bool:
     """Make a folder that only this user can open, unless it exists.
 
-    Returns:
-        Whether it is a folder of this user in which nobody else can write.
+    Return whether it is a folder of this user in which nobody else can write.
     """
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -267,11 +235,7 @@ def private_folder(path: Path) -> bool:
 
 
 def umask() -> int:
-    """Return the umask of HPCTRAIN_UMASK; by default only the user can read what is written.
-
-    Raises:
-        ConfigError: HPCTRAIN_UMASK is not an octal number, or takes rights from the user.
-    """
+    """Return the umask of HPCTRAIN_UMASK; by default only the user can read what is written."""
     text = os.environ.get("HPCTRAIN_UMASK", "077")
     if not re.fullmatch(r"0?0[0-7]{2}", text):
         raise ConfigError(

@@ -90,10 +90,12 @@ class DamageError(StorageError):
         allowed: What may stand there.
     """
 
-    def __init__(self, file: object, allowed: str, at: str = "", found: str = "") -> None:
+    def __init__(
+        self, file: object, allowed: str, at: str = "", found: str = "", why: str = "is damaged"
+    ) -> None:
         self.file, self.at, self.found, self.allowed = str(file), at, found, allowed
         place = f"{at} is {found}; " if found else f"{at}: " if at else ""
-        super().__init__(f"{file} is damaged: {place}{allowed}")
+        super().__init__(f"{file} {why}: {place}{allowed}")
 
 
 class TrackingError(HpctrainError):

@@ -30,6 +30,14 @@ _KEYS = (
     *("host", "inside", "between", "power_w", "price", "matmul_efficiency", "attention_efficiency"),
     *("storage_mb_per_s", "node_power_w"),
 )
+# The keys that are one number, each with its unit in bytes, seconds and watts.
+_FIGURES = {
+    "memory_gib": GIB,
+    "memory_gb_per_s": 1e9,
+    "storage_mb_per_s": 1e6,
+    **dict.fromkeys(("gpus_per_node", "power_w", "node_power_w"), 1),
+    **dict.fromkeys(("matmul_efficiency", "attention_efficiency"), 1),
+}
 _TEXTS = {
     **dict.fromkeys(("name", "title", "price.date"), "str"),
     **dict.fromkeys(("host.kind", "inside.kind", "between.kind"), "str"),
@@ -141,40 +149,40 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
     """Return the hardware of the section `hardware` of a config; a ConfigError names a bad key."""
     _check_keys(where, section, _KEYS)
     peaks = _mapping(f"{where}.peak_tflops", section.get("peak_tflops"), DTYPES)
-    memory, rate = (
-        _number(f"{where}.{key}", section.get(key)) for key in ("memory_gib", "memory_gb_per_s")
-    )
-    gpus = _number(f"{where}.gpus_per_node", section.get("gpus_per_node"))
+    figures = {key: _number(f"{where}.{key}", section.get(key), _FIGURES[key]) for key in _FIGURES}
+    for key, part in figures.items():
+        if key.endswith("_efficiency") and part is not None and part > 1:
+            raise ConfigError(f"{where}.{key}={part:g}: it is a part of the peak, at most 1")
+    memory, gpus = figures["memory_gib"], figures["gpus_per_node"]
     if gpus is not None and gpus != int(gpus):
         raise ConfigError(f"{where}.gpus_per_node={gpus:g}: it must be a whole number")
-    storage = _number(f"{where}.storage_mb_per_s", section.get("storage_mb_per_s"))
     prices = _mapping(f"{where}.price", section.get("price"), _PRICE_KEYS)
     date = str(prices.pop("date", None) or "")
     return Hardware(
         name=str(section.get("name") or "hardware"),
         title=str(section.get("title") or section.get("name") or "hardware"),
-        memory_bytes=None if memory is None else int(memory * GIB),
+        memory_bytes=None if memory is None else int(memory),
         peak_flops={
-            dtype: 1e12 * peak
+            dtype: peak
             for dtype, value in peaks.items()
-            if (peak := _number(f"{where}.peak_tflops.{dtype}", value)) is not None
+            if (peak := _number(f"{where}.peak_tflops.{dtype}", value, 1e12)) is not None
         },
-        memory_bandwidth=None if rate is None else 1e9 * rate,
+        memory_bandwidth=figures["memory_gb_per_s"],
         gpus_per_node=None if gpus is None else int(gpus),
         host=_link(f"{where}.host", section.get("host")),
         inside=_link(f"{where}.inside", section.get("inside")),
         between=_link(f"{where}.between", section.get("between")),
-        power_w=_number(f"{where}.power_w", section.get("power_w")),
+        power_w=figures["power_w"],
         prices={
             kind: _price(f"{where}.price.{kind}", kind, value, date)
             for kind, value in prices.items()
             if value is not None
         },
         devices=tuple(str(device) for device in section.get("devices") or ()),
-        matmul_efficiency=_part_of_peak("matmul_efficiency", section, where),
-        attention_efficiency=_part_of_peak("attention_efficiency", section, where),
-        storage_rate=None if storage is None else 1e6 * storage,
-        node_power_w=_number(f"{where}.node_power_w", section.get("node_power_w")),
+        matmul_efficiency=figures["matmul_efficiency"],
+        attention_efficiency=figures["attention_efficiency"],
+        storage_rate=figures["storage_mb_per_s"],
+        node_power_w=figures["node_power_w"],
     )
 
 
@@ -203,12 +211,10 @@ def _files(folders: Iterable[Path | str]) -> list[Path]:
 
 def _link(where: str, node: Any) -> Link:
     link = _mapping(where, node, _LINK_KEYS)
-    rate = _number(f"{where}.gb_per_s", link.get("gb_per_s"))
-    latency = _number(f"{where}.latency_us", link.get("latency_us"))
     return Link(
         str(link.get("kind") or ""),
-        None if rate is None else 1e9 * rate,
-        None if latency is None else 1e-6 * latency,
+        _number(f"{where}.gb_per_s", link.get("gb_per_s"), 1e9),
+        _number(f"{where}.latency_us", link.get("latency_us"), 1e-6),
     )
 
 
@@ -238,14 +244,7 @@ def _mapping(where: str, node: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
     return dict(node)
 
 
-def _part_of_peak(key: str, section: Mapping[str, Any], where: str) -> float | None:
-    part = _number(f"{where}.{key}", section.get(key))
-    if part is not None and part > 1:
-        raise ConfigError(f"{where}.{key}={part:g}: it is a part of the peak, at most 1")
-    return part
-
-
-def _number(where: str, value: Any) -> float | None:
+def _number(where: str, value: Any, unit: float = 1) -> float | None:
     if value is None:
         return None
     try:
@@ -254,4 +253,4 @@ def _number(where: str, value: Any) -> float | None:
         number = math.nan
     if not 0 < number < math.inf:
         raise ConfigError(f"{where}={value}: it must be a number greater than 0, or null (unknown)")
-    return number
+    return number * unit

@@ -13,10 +13,15 @@
     read(Sale, run / "shop" / "sale.json", parts=2)    a Sale
     read(dict[str, Sale], run / "sales.json")          any type that msgspec knows
 
-An unknown key, which a newer version may have written, is skipped; a class that has every key of
-its file (`Record.WHOLE`) says so once. A key of an older version is
-translated by `Record.upgraded`. Files of before have NaN and Infinity, which are no JSON: they are
-read where any `float` may stand, and are errors where `Finite` or a type made of it stands.
+Versions. A kind of file with the key `version` has its number in `VERSION`. What a newer hpctrain
+has written is read as far as it is known: unknown keys are skipped, which is said once, and what
+cannot be read is told to be newer, not damaged. A file without the number is older than the
+numbers; it lacks keys, which have defaults. A key never changes its meaning: a new one takes its
+place, since a job that waits runs an older copy of this code. So there is no number where it would
+tell nothing more: in a line of a journal or history, in a list (sweep.json), in a file by host
+(excluded.json), which older copies of the code also write, and in notes between processes of one
+job. Files of before have NaN and Infinity, which are no JSON: they are read where any `float` may
+stand, and are errors where `Finite` or a type made of it stands.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -43,12 +49,7 @@ _WORDS: dict[str, str] = {}
 
 
 def matching(pattern: str, words: str) -> Meta:
-    """Return the constraint of a text.
-
-    Args:
-        pattern: The regular expression that all of the text matches.
-        words: What such a text is, for errors.
-    """
+    """Return the constraint of a text that a regular expression matches; errors have the words."""
     whole = rf"^(?:{pattern})\Z"
     _WORDS[repr(whole)] = words
     return Meta(pattern=whole)
@@ -72,15 +73,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     LARGEST: ClassVar[int] = 16 << 20  # bytes of such a file
-    WHOLE: ClassVar[bool] = False  # it has all keys that such a file has
-
-    @classmethod
-    def upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of an older version as one of this version.
-
-        It is called if the content does not fit the types, and may have any types inside.
-        """
-        return content
+    VERSION: ClassVar[int] = 0  # of a kind of file whose keys are all here; 0: it has no number
 
 
 def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
@@ -91,38 +84,12 @@ def read(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> T:
 def read_owned(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> tuple[T, int]:
     """Return the content of a file, which may be a stranger's, and the user id of its owner.
 
-    Args:
-        kind: A class of records, or a type of records such as `dict[str, Sale]`.
-        path: The file.
-        parts: How many of the last parts of `path` lie below the run directory or data set. None
-            of them may be a link.
-        largest: The most bytes it may have; by default those of the class.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DamageError: It cannot be read, or it is not such a file.
+    `parts` are those of `disk.open_below`, and `largest` the most bytes; by default those of the
+    class. A file that is there, but cannot be read or is not such a file, is a DamageError.
     """
     largest = largest or getattr(kind, "LARGEST", Record.LARGEST)
     content, owner = read_bytes(path, parts, largest)
-    found = decode(kind, content, path)
-    if getattr(kind, "WHOLE", False):
-        _say_unknown(kind, content, path)
-    return found, owner
-
-
-def _say_unknown(kind: Any, content: bytes, file: object) -> None:
-    """Log which keys of a file that was decoded are left out, once for the same keys."""
-    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-        if unknown := _keys.decode(content).keys() - set(kind.__struct_fields__):
-            said = (kind, frozenset(unknown))
-            if said not in _said:
-                _said.add(said)
-                names = ", ".join(sorted(unknown)[:12])
-                log.warning("%s: a newer hpctrain wrote it; left out: %s", file, names[:200])
-
-
-_keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_said: set[tuple[Any, frozenset[str]]] = set()
+    return decode(kind, content, path), owner
 
 
 def read_bytes(path: Path, parts: int, largest: int) -> tuple[bytes, int]:
@@ -156,17 +123,10 @@ def read_known(kind: type[T], path: Path, parts: int = 1) -> T | None:
 
 
 def decode(kind: type[T], content: bytes, file: object, *, surrogates: bool = False) -> T:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text, which stands in `file`, such as `PATH line 3`.
 
-    Args:
-        kind: A class of records, or a type of records.
-        content: The text, UTF-8.
-        file: Where it stands, for the error: a path, or `PATH line 3`.
-        surrogates: Whether half a surrogate pair stays in a text, as in names of files; otherwise
-            it becomes a question mark.
-
-    Raises:
-        DamageError: It is not such a value, or has a text with NUL.
+    With `surrogates`, half a surrogate pair stays in a text, as in names of files; otherwise it
+    becomes a question mark. Another value, or a text with NUL, is a DamageError.
     """
     if b"\\u0000" in content and _NUL.search(content):
         raise DamageError(file, "it has the character NUL in a text")
@@ -174,8 +134,49 @@ def decode(kind: type[T], content: bytes, file: object, *, surrogates: bool = Fa
     try:
         value: T = _decoder(asked).decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        return _decode_again(kind, content, file, error, surrogates)
+        value = _decode_again(kind, content, file, error, surrogates)
+    if getattr(kind, "VERSION", 0):
+        _say_newer(asked, content, file)
     return value
+
+
+def written(value: Any) -> str:
+    """Return the text of a file: of a record, with its version, or of others in a dict or list."""
+    content, version = msgspec.to_builtins(value), getattr(value, "VERSION", 0)
+    content = {"version": version, **content} if version else content
+    return json.dumps(content, indent=1) + "\n"
+
+
+_BESIDE = {"version", "format", "digest"}  # keys about a file, which are no fields of its class
+_said: set[tuple[Any, int, frozenset[str]]] = set()
+
+
+def _say_newer(kind: Any, content: bytes, file: object) -> None:
+    """Log once what is left out of a file that a newer hpctrain has written."""
+    keys = _keys(content)
+    fields = getattr(kind, "__struct_fields__", None) or kind.__dataclass_fields__
+    unknown, newer = keys.keys() - {*fields} - _BESIDE, _newer(kind, keys)
+    about = kind, newer, frozenset(unknown)
+    if not (unknown or newer) or about in _said:
+        return
+    _said.add(about)
+    number = f" (version {newer}; this one knows {kind.VERSION})" if newer else ""
+    names = f"; left out: {', '.join(sorted(unknown)[:12])}"[:220] if unknown else ""
+    log.warning("%s: a newer hpctrain%s wrote it%s", file, number, names)
+
+
+def _newer(kind: Any, keys: Mapping[str, msgspec.Raw]) -> int:
+    """Return the version of a file with these keys if it is newer than that of its kind, or 0."""
+    with suppress(msgspec.MsgspecError):
+        version = msgspec.json.decode(keys.get("version", b"0"), type=Count)
+        return version if version > kind.VERSION else 0
+    return 0
+
+
+def _keys(content: bytes) -> dict[str, msgspec.Raw]:
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        return _decoder(dict[str, msgspec.Raw]).decode(content)  # type: ignore[no-any-return]
+    return {}
 
 
 @functools.cache
@@ -186,7 +187,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 def _decode_again(
     kind: type[T], content: bytes, file: object, error: Exception, surrogates: bool
 ) -> T:
-    """Decode what the fast way refused: NaN, an older version, or damage."""
+    """Decode what the fast way refused: NaN, half a surrogate pair, a newer version, or damage."""
     try:
         tree = json.loads(content)
         text = json.dumps(tree, ensure_ascii=False)
@@ -200,19 +201,17 @@ def _decode_again(
         raise DamageError(
             file, f"it is not valid JSON ({str(error).partition(': ')[2] or error})"
         ) from None
-    return convert(kind, tree, file)
+    try:
+        return convert(kind, tree, file)
+    except DamageError as damage:
+        if not (getattr(kind, "VERSION", 0) and (newer := _newer(kind, _keys(content)))):
+            raise
+        why = f"is of a newer hpctrain (version {newer}; this one knows {kind.VERSION})"  # type: ignore[attr-defined]
+        raise DamageError(file, damage.allowed, damage.at, damage.found, why) from None
 
 
 def convert(kind: type[T], tree: Any, file: object) -> T:
-    """Return the record of a value that another parser has read, such as YAML's.
-
-    Raises:
-        DamageError: It is not such a value.
-    """
-    if isinstance(tree, dict) and isinstance(kind, type) and issubclass(kind, Record):
-        # If it is damaged, too, the types below tell where.
-        with suppress(TypeError, ValueError, LookupError, AttributeError):
-            tree = kind.upgraded(tree)
+    """Return the record of a value that another parser has read, such as YAML's."""
     try:
         return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:

@@ -84,22 +84,18 @@ class Attempt(Record, frozen=True):
 
 
 class Note(Record, frozen=True):
-    """What looked wrong with a run at a step: one note for each topic, such as `flat`.
-
-    Attributes:
-        about: What it is about, such as a rank.
-    """
+    """What looked wrong with a run at a step: one note for each topic, such as `flat`."""
 
     topic: str
     text: str
     step: Count = 0
-    about: str = ""
+    about: str = ""  # such as a rank
 
 
 class RunRecord(Record, frozen=True):
     """The content of run.json."""
 
-    WHOLE: ClassVar[bool] = True
+    VERSION: ClassVar[int] = 1
 
     uid: str = ""
     signature: str = ""
@@ -125,22 +121,14 @@ class RunRecord(Record, frozen=True):
     notes: tuple[Note, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the step of the result.
-
-        Raises:
-            ValueError: It is no step.
-        """
+        """Check the step of the result."""
         step = (self.result or {}).get("step", 0)
         if not isinstance(step, int) or not 0 <= step <= 2**53:
             raise ValueError("`result.step` must be a step, so a whole number from 0 on")
 
     @classmethod
     def of(cls, run: Path) -> RunRecord:
-        """Return the content of run.json; one without a state if the file does not exist.
-
-        Raises:
-            DamageError: The file is damaged or cannot be read.
-        """
+        """Return the content of run.json; one without a state if the file does not exist."""
         try:
             return read(cls, run / "run.json")
         except FileNotFoundError:
@@ -180,9 +168,8 @@ class ListedRun(Record, frozen=True):
     def of(cls, sweep: Path) -> list[ListedRun]:
         """Return the runs of a sweep; the log tells which of them are damaged and left out.
 
-        Raises:
-            FileNotFoundError: The sweep has no list yet.
-            DamageError: sweep.json is no list, or cannot be read.
+        It raises a FileNotFoundError if the sweep has no list yet, and a DamageError if sweep.json
+        is none.
         """
         file, found = sweep / "sweep.json", []
         for number, content in enumerate(read(tuple[Any, ...], file)):
@@ -201,7 +188,7 @@ def is_own_run(run: Path) -> bool:
 class Progress(Record, frozen=True):
     """The content of progress.json, which rank 0 writes every few seconds."""
 
-    WHOLE: ClassVar[bool] = True
+    VERSION: ClassVar[int] = 1
 
     step: Count | None = None
     max_steps: Count | None = None
@@ -220,10 +207,8 @@ class Progress(Record, frozen=True):
     def of(cls, run: Path) -> Progress:
         """Return the content of progress.json; an empty one if there is none.
 
-        The file is not synced, so a crash of the machine may leave half of it, which says nothing.
-
-        Raises:
-            DamageError: A value is damaged.
+        The file is not synced, so a crash of the machine may leave half of it, which says nothing;
+        a damaged value is a DamageError.
         """
         try:
             return read(cls, run / "progress.json")

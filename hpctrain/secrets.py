@@ -66,6 +66,7 @@ _SHORTEST = 6
 MASK = secret_text.MASK
 TOKEN_STARTS = secret_text.TOKEN_STARTS
 tokens = secret_text.tokens
+without_credentials = secret_text.without_credentials
 
 
 def is_secret(name: str) -> bool:
@@ -92,11 +93,6 @@ _CLEAR = re.compile(_either(PATTERNS) + _SERVICE_KEYS, re.IGNORECASE)
 def is_telling(value: str) -> bool:
     """Return whether the value of a secret variable has to be hidden."""
     return len(value) >= _SHORTEST and not (value.startswith("/") and os.path.exists(value))
-
-
-def without_credentials(url: str) -> str:
-    """Return a URL without user, password, query and fragment."""
-    return secret_text.without_credentials(url)
 
 
 def known() -> Mapping[str, str]:

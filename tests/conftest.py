@@ -42,7 +42,7 @@ os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 # If the test process itself is a rank of a launcher, the tests must not see it.
 for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MLFLOW_TRACKING_URI"):
     os.environ.pop(name, None)
-# GNU's readline sets these in the workers of pytest-xdist, and tables would be cut to 80 characters.
+# GNU's readline sets these in the workers of pytest-xdist, and would cut tables to 80 characters.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 forkserver.begin()
@@ -163,6 +163,12 @@ def no_sbatch(tmp_path: Path) -> dict[str, str]:
     empty = tmp_path / "bin"
     empty.mkdir()
     return {"PATH": str(empty)}
+
+
+@pytest.fixture
+def no_slurm(no_sbatch: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH that has no scheduler, also for this process."""
+    monkeypatch.setenv("PATH", no_sbatch["PATH"])
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ LONGEST = (
     *("parallel/test_parity.py", "job/test_train.py", "tests/test_secrets.py"),
     *("tracking/test_tracking_server.py", "tracking/test_uploader.py", "launch/test_sweepers.py"),
     *("parallel/test_checkpoints.py", "parallel/test_memory.py", "parallel/test_at_scale.py"),
-    *("commands/test_commands.py", "job/test_environment.py", "data/test_reader.py"),
+    *("commands/test_status.py", "job/test_environment.py", "data/test_reader.py"),
     *("parallel/test_compile.py", "parallel/test_compression.py", "launch/test_launch.py"),
 )
 # These tests use warm ranks (tests/ranks.py). One worker process gets all of them: each other one

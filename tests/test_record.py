@@ -3,15 +3,26 @@
 import json
 import math
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import pytest
 
-from hpctrain.errors import DamageError
-from hpctrain.record import Count, Finite, JobId, Record, Seconds, Time, decode, read
-from hpctrain.run_record import ListedRun, RunRecord
+from hpctrain.checkpoint import manifest
+from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.config.schema import Config
+from hpctrain.errors import DamageError, DataError, HpctrainError
+from hpctrain.estimates.bench_figures import Figures
+from hpctrain.record import Count, Finite, JobId, Record, Seconds, Time, decode, read, written
+from hpctrain.run_record import ListedRun, Progress, RunRecord
+from hpctrain.runs.code import trained_code
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.shards.index import Index
+from hpctrain.tracking import recorded
+from hpctrain.tracking.meta import Meta, Uploaded
 
 Pid = Annotated[int, msgspec.Meta(ge=2)]
 
@@ -31,10 +42,6 @@ class Whole(Record, frozen=True):
     parts: tuple[Part, ...] = ()
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     why: str = ""
-
-    @classmethod
-    def upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
-        return {**content, "parts": content["pieces"]} if "pieces" in content else content
 
     def __post_init__(self) -> None:
         if self.why == "bad":
@@ -86,7 +93,7 @@ def test_what_stands_in_a_damaged_file(tmp_path: Path, text: str, error: str) ->
 def test_what_may_be_read(tmp_path: Path) -> None:
     file = tmp_path / "whole.json"
     file.write_text(
-        '{"pieces": [{"step": 3, "job_id": "12_3", "pid": 77}], "new": [[{}]],'
+        '{"parts": [{"step": 3, "job_id": "12_3", "pid": 77}], "new": [[{}]],'
         ' "metrics": {"a": NaN, "b": -Infinity, "c": 1}, "why": "a\\\\u0000"}'
     )
     whole = read(Whole, file)
@@ -115,15 +122,95 @@ def test_what_is_no_file_of_ours_is_damage_and_what_is_missing_is_missing(tmp_pa
             read(Whole, tmp_path / name)
 
 
-def test_keys_of_a_newer_version_are_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+FIGURES = {"setup": {"data": "x"}, "parts": {}}
+MODULES = {"version": 1, "records": [{"attempt": 1, "modules": {"a": {"file": "a", "text": ""}}}]}
+# Each kind of file with a version: its place, a key and a value of another type, and its reader.
+KINDS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
+    "run.json": ("attempts", 7, RunRecord.of),
+    "progress.json": ("metrics", 7, Progress.of),
+    "modules.json": ("records", 7, trained_code._records),
+    "bench.json": ("setup", 7, lambda run: Figures.load(run / "bench.json")),
+    "journal/meta.json": ("uid", 7, Meta.read),
+    "journal/uploaded.json": ("uid", 7, Uploaded.read),
+    "evaluations/recorded/step-00000005.json": ("time", "x", lambda run: recorded.read(run, 5)),
+    "checkpoints/step-00000006/manifest.json": (
+        "step",
+        "x",
+        lambda run: Manifest.read(run / "checkpoints" / "step-00000006"),
+    ),
+    "index.json": ("fields", 7, Index.load),
+}
+STRICT = ("checkpoints/step-00000006/manifest.json", "index.json")  # of this version only
+
+
+@pytest.fixture
+def old_files(tmp_path: Path) -> Path:
+    """Files that 0.1.0 has written, of each kind."""
+    corpus = Path(__file__).parent / "corpus" / "0.1.0"
+    run = Path(shutil.copytree(corpus / "runs" / "digits-968707dd", tmp_path / "run"))
+    made = corpus / "runs" / "digits-0db66357" / "evaluations"
+    shutil.copytree(made, run / "evaluations", dirs_exist_ok=True)
+    shutil.copy(corpus / "digits" / "index.json", run)
+    (run / "bench.json").write_text(json.dumps(FIGURES))
+    (run / "modules.json").write_text(json.dumps(MODULES))
+    uploaded = {"uri": "sqlite:////x", "uid": "u", "experiment_id": "1", "run_id": "r", "offset": 0}
+    (run / "journal" / "uploaded.json").write_text(json.dumps(uploaded))
+    return run
+
+
+def changed(file: Path, **keys: Any) -> None:
+    """Write a file again with other keys; a manifest gets its digest anew."""
+    content = json.loads(file.read_bytes()) | keys
+    if file.name == "manifest.json":
+        del content["digest"]
+        text = json.dumps(content, indent=1).removesuffix("\n}")
+        file.write_bytes(manifest._sealed(text.encode()))
+    else:
+        file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_files_of_older_and_newer_versions(
+    old_files: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text('{"uid": "x", "quantum": 1, "flavour": [{}]}')
-        assert RunRecord.of(tmp_path / name).uid == "x"
-    said = f"{tmp_path}/a/run.json: a newer hpctrain wrote it; left out: flavour, quantum"
-    assert [record.getMessage() for record in caplog.records] == [said]
+    key, wrong, read_it = KINDS[name]
+    file, before = old_files / name, repr(read_it(old_files))
+    changed(file, version=1)
+    assert repr(read_it(old_files)) == before
+    assert not caplog.records, "this version"
+    changed(file, quantum=1, flavour=[{}])
+    assert repr(read_it(old_files)) == before
+    assert repr(read_it(old_files)) == before
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{file}: a newer hpctrain wrote it; left out: flavour, quantum"]
+    caplog.clear()
+    changed(file, version=2)
+    if name in STRICT:
+        with pytest.raises((DamageError, DataError), match="found version 2, this hpctrain reads"):
+            read_it(old_files)
+        return
+    assert repr(read_it(old_files)) == before
+    assert repr(read_it(old_files)) == before
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.endswith(
+        "a newer hpctrain (version 2; this one knows 1) wrote it; left out: flavour, quantum"
+    )
+    changed(file, **{key: wrong})
+    try:
+        assert not read_it(old_files)  # files that help but are not needed
+        told = caplog.text
+    except HpctrainError as error:
+        told = str(error)
+    if name != "journal/uploaded.json":
+        assert "is of a newer hpctrain (version 2; this one knows 1): $" in told
+
+
+def test_what_is_written_has_its_version(tmp_path: Path) -> None:
+    assert json.loads(written(Figures(setup={"a": 1})))["version"] == 1
+    assert "version" not in json.loads(written({"host": Part(step=3)}))
+    run = RunDir(tmp_path / "run-00000001")
+    run.freeze(Config())
+    assert json.loads((run.path / "run.json").read_bytes())["version"] == 1
 
 
 def test_a_damaged_run_of_a_sweep_does_not_hide_the_others(

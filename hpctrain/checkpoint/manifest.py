@@ -19,7 +19,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import msgspec
 import xxhash
@@ -71,6 +71,8 @@ class Manifest:
         base: The digest of the weights that its adapters belong to, which it does not hold; "" if
             it holds the whole model.
     """
+
+    VERSION: ClassVar[int] = VERSION
 
     step: Count
     world_size: Count

@@ -34,7 +34,7 @@ from hpctrain.terminal import printable
 _SAVE_S = 60.0  # how long to wait for the runs to save
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """The action for one run."""
 
@@ -76,7 +76,8 @@ def main(argv: list[str]) -> int:
             "nothing was cancelled"
         )
     now = time.time()
-    plan = [_step(run, judge(run, now), save=options.save) for run in runs]
+    states = [(run, judge(run, now)) for run in runs]
+    plan = [Step(run, state, *_action(run, state, save=options.save)) for run, state in states]
     if options.all or are_folders(options.runs):
         plan = [step for step in plan if step.state.name in UNDER_WAY]
     _carry_out(plan)
@@ -135,14 +136,14 @@ def _result(step: Step) -> str:
 
 def _carry_out(plan: list[Step]) -> None:
     """Write the stop requests, which stay; then call `scancel` once for each kind of action."""
-    for index, step in enumerate(plan):
+    for step in plan:
         # Before anything else: if Slurm is just requeuing the job, it finds the request later.
         if step.action != "skip":
             try:
                 stop_request.write(step.run.path, me())
             except OSError as error:
                 why = f"skipped: {step.run.path} cannot be written ({error.strerror})"
-                plan[index] = Step(step.run, step.state, "skip", why)
+                step.action, step.message = "skip", why
     for step in plan:
         if step.action == "terminate":
             with contextlib.suppress(ProcessLookupError):  # the process has ended meanwhile
@@ -153,33 +154,31 @@ def _carry_out(plan: list[Step]) -> None:
     queue.cancel(cancelled)
 
 
-def _step(run: Facts, state: State, *, save: bool) -> Step:
+def _action(run: Facts, state: State, *, save: bool) -> tuple[str, str]:
+    """Return the action for a run, and its message."""
     attempt = run.attempt
     if state.name == "damaged":
-        message = f"skipped: {state.reason}; if it has a job, squeue shows it and scancel ends it"
-        return Step(run, state, "skip", message)
+        why = f"{state.reason}; if it has a job, squeue shows it and scancel ends it"
+        return "skip", f"skipped: {why}"
     if state.name not in UNDER_WAY:
-        return Step(run, state, "skip", f"{state.name}, nothing to do")
+        return "skip", f"{state.name}, nothing to do"
     if not is_own_run(run.path):
-        message = f"{state.name}, skipped: it is the run of another user, who can cancel it"
-        return Step(run, state, "skip", message)
+        return "skip", f"{state.name}, skipped: it is the run of another user, who can cancel it"
     if run.job is not None and not _is_of(run):
-        message = f"skipped: job {run.job_id} is not of this run, as its list of runs says"
-        return Step(run, state, "skip", message)
+        return "skip", f"skipped: job {run.job_id} is not of this run, as its list of runs says"
     # A job of slurm/train.sbatch has no submission in run.json; the job id is in its attempt.
     template = attempt.launcher == "slurm" and not run.submission
     if run.job is not None or (template and run.job_id and shutil.which("scancel")):
         # Before the attempt has begun there is nothing to save, and SIGUSR2 would only kill it.
         if save and state.name == "running" and run.recorded_state == "running":
-            return Step(run, state, "signal", "asked to save and stop")
-        return Step(run, state, "cancel", f"cancelled, was {state.name}")
+            return "signal", "asked to save and stop"
+        return "cancel", f"cancelled, was {state.name}"
     if run.recorded_state != "running":
-        return Step(run, state, "skip", "being submitted just now: cancel again in a moment")
+        return "skip", "being submitted just now: cancel again in a moment"
     here = attempt.host == socket.gethostname() and attempt.pid > 1 and not save
     if here and is_held_by(run.path / "lock", attempt.pid):
-        message = f"process {attempt.pid} asked to save and stop"
-        return Step(run, state, "terminate", message)
-    return Step(run, state, "file", f"asked to save and stop, on {attempt.host}, within seconds")
+        return "terminate", f"process {attempt.pid} asked to save and stop"
+    return "file", f"asked to save and stop, on {attempt.host}, within seconds"
 
 
 def _is_of(run: Facts) -> bool:

@@ -53,7 +53,7 @@ _YOUNG_S, _YOUNG_SWEEP_S = 3600.0, 7 * 86400.0
 _DOOMED = ".gc-"  # an item gets this prefix first: a half-deleted run must not look like a run
 
 
-@dataclass(frozen=True)
+@dataclass
 class Item:
     """Something that can be deleted."""
 
@@ -61,10 +61,8 @@ class Item:
     path: Path  # a file or folder inside `output_dir`
     why: str  # why it is not needed, in a few words
     run: Path | None = None  # which is locked during the deletion; None if it belongs to no run
-
-    def size(self) -> int:
-        """Return the size of all files in bytes."""
-        return _size(self.path)
+    size: int = 0  # bytes of all its files
+    problem: str = ""  # why it could not be deleted
 
 
 def main(argv: list[str]) -> int:
@@ -88,31 +86,30 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="complete checkpoints to keep of every finished run (default: 1)",
     )
-    parser.add_argument(
-        "--code", action="store_true", help="also copies of the code that only finished runs use"
-    )
-    parser.add_argument(
-        "--archived", action="store_true", help="also old results of runs that were repeated"
-    )
-    parser.add_argument("--debug", action="store_true", help="also runs named debug-…")
-    parser.add_argument(
-        "--functions", action="store_true", help="also the results of submitted functions"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    for flag, what in _FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=what)
     options = parser.parse_args(argv)
     options.dir = options.folder or options.dir
     if (options.dir / "run.json").exists() or (options.dir / "sweep.json").exists():
         raise ConfigError(f"{options.dir}: gc looks through a folder of runs, and this is one run")
     items = list(find(options))
-    sizes = [item.size() for item in items]
-    problems = [_delete(item) if options.delete else "" for item in items]
-    if options.json:
-        _print_json(items, sizes, problems, deleted=options.delete)
-    else:
-        _print(items, sizes, problems, deleted=options.delete)
-    if any(problems):
-        raise StorageError(f"{sum(map(bool, problems))} of {len(items)} could not be deleted")
+    for item in items:
+        item.size = _size(item.path)
+    for item in items if options.delete else ():
+        item.problem = _delete(item)
+    (_print_json if options.json else _print)(items, deleted=options.delete)
+    if problems := sum(bool(item.problem) for item in items):
+        raise StorageError(f"{problems} of {len(items)} could not be deleted")
     return 0
+
+
+_FLAGS = {
+    "--code": "also copies of the code that only finished runs use",
+    "--archived": "also old results of runs that were repeated",
+    "--debug": "also runs named debug-…",
+    "--functions": "also the results of submitted functions",
+    "--json": "print JSON, for programs",
+}
 
 
 def find(options: argparse.Namespace) -> Iterator[Item]:
@@ -297,32 +294,32 @@ def _size(path: Path) -> int:
         return sum(_size(Path(entry.path)) for entry in entries)
 
 
-def _print(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:
-    for item, size, problem in zip(items, sizes, problems, strict=True):
+def _print(items: list[Item], *, deleted: bool) -> None:
+    for item in items:
         where = printable(os.path.relpath(item.path))
-        print(f"{item.kind:<11}{decimal(size):>9}  {where}  ({printable(item.why)})")
-        if problem:
-            print(f"  not deleted: {printable(problem)}", file=sys.stderr)
-    done = [size for size, problem in zip(sizes, problems, strict=True) if not problem]
+        print(f"{item.kind:<11}{decimal(item.size):>9}  {where}  ({printable(item.why)})")
+        if item.problem:
+            print(f"  not deleted: {printable(item.problem)}", file=sys.stderr)
+    done = [item.size for item in items if not item.problem]
     if not items:
         print("nothing to delete")
     elif deleted:
         print(f"deleted: {len(done)}, {decimal(sum(done))} freed")
     else:
-        print(f"{len(items)} items, {decimal(sum(sizes))}; nothing was deleted: add --delete")
+        print(f"{len(items)} items, {decimal(sum(done))}; nothing was deleted: add --delete")
 
 
-def _print_json(items: list[Item], sizes: list[int], problems: list[str], *, deleted: bool) -> None:
+def _print_json(items: list[Item], *, deleted: bool) -> None:
     rows = [
         {
             "kind": item.kind,
             "path": str(item.path),
-            "bytes": size,
+            "bytes": item.size,
             "why": item.why,
-            "deleted": deleted and not problem,
-            "problem": problem or None,
+            "deleted": deleted and not item.problem,
+            "problem": item.problem or None,
         }
-        for item, size, problem in zip(items, sizes, problems, strict=True)
+        for item in items
     ]
     print(json.dumps(rows))
 

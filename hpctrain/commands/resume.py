@@ -12,9 +12,9 @@ from pathlib import Path
 
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable, signature
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import LaunchConfig
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
@@ -124,25 +124,29 @@ def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:
 
 
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
-    config = _changed(RunDir.open(run.path), overrides)
-    trust.check(run.path, config, RunDir(run.path).code_copy)
+    directory = RunDir.open(run.path)
+    for text in overrides:
+        if text.partition("=")[0] in _FIXED:
+            raise ConfigError(f"{text}: an existing run keeps its name and its folder")
+    config = load(directory.config_file, overrides)
+    config.output_dir = str(directory.path.parent)  # it may have been moved
+    trust.check(run.path, config, directory.code_copy)
     # These keys were meant for the old submission only.
     overridden = {text.partition("=")[0] for text in overrides}
     for key in ("wait", "check", "dry_run", "rerun"):
         if f"launch.{key}" not in overridden:
-            setattr(config.launch, key, getattr(Config().launch, key))
+            setattr(config.launch, key, getattr(LaunchConfig(), key))
     if "train.from_scratch" not in overridden:
         config.train.from_scratch = False
     digest = run.record.data_digest
     # Not the signature in the directory's name: a user may have renamed the directory.
-    before = signature(load(RunDir.open(run.path).config_file), digest)
+    before = signature(load(directory.config_file), digest)
     if signature(config, check(config).data_digest) != before:
         raise ConfigError(
             f"{run.name}: with {' '.join(overrides) or 'the data set as it is now'} it would be "
             "another run: start that one by its own command; resume changes only "
             f"{', '.join(key for key in changeable() if key not in _FIXED)}"
         )
-    directory = RunDir(run.path, digest)
     kept = None
     if code == "kept" and (copy := directory.code_copy):
         kept = Snapshot.load(copy)
@@ -151,16 +155,11 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
                 f"{run.name}: {copy}, the copy of the code that it was submitted with, is gone; "
                 "--code current uses the code as it is now"
             )
-    earlier = [*run.record.overrides]
-    return Entry(overrides, config, directory, kept, keeps_code=kept is not None, earlier=earlier)
-
-
-def _changed(run: RunDir, overrides: list[str]) -> Config:
-    """Return the frozen config with the overrides."""
-    for text in overrides:
-        if text.partition("=")[0] in _FIXED:
-            raise ConfigError(f"{text}: an existing run keeps its name and its folder")
-    config = load(run.config_file, overrides)
-    # The run directory may have been moved meanwhile.
-    config.output_dir = str(run.path.parent)
-    return config
+    return Entry(
+        overrides,
+        config,
+        RunDir(run.path, digest),
+        kept,
+        keeps_code=kept is not None,
+        earlier=[*run.record.overrides],
+    )

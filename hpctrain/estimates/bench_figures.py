@@ -12,7 +12,7 @@ import msgspec
 from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import host_of
 from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.record import Finite, Record, Time, read
+from hpctrain.record import Finite, Record, Time, read, written
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 _MUCH = 0.3  # communication that takes this part of a step by itself
@@ -80,7 +80,7 @@ class Facts(Record, frozen=True):
 class Figures(Record, frozen=True):
     """A benchmark."""
 
-    WHOLE: ClassVar[bool] = True
+    VERSION: ClassVar[int] = 1
 
     setup: dict[str, Any]  # what must be the same for a comparison
     # `data`, `compute`, `communication`, `whole`.
@@ -91,8 +91,7 @@ class Figures(Record, frozen=True):
         """Write the file. StorageError: it cannot be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            text = msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
-            write_atomically(path, text + "\n")
+            write_atomically(path, written(self))
         except OSError as error:
             raise StorageError(f"--save {path}: {error.strerror}") from error
 

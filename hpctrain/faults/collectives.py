@@ -53,31 +53,18 @@ class Operation:
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank knows.
-
-    Attributes:
-        rank: The rank.
-        host: Its node.
-        step: The global steps that it has made; None before the first one.
-        at: The line of code where its main thread is, without torch's own lines.
-        data: Where the data is made, if its main thread waits for data; None if it does not.
-        waits_in: The operation that it waits in, or that has failed; None if it is in none.
-        entered: The number of the last operation that it has entered, for each group.
-        groups: The ranks of each of its groups.
-        stacks: The stack of each of its threads, and those of the processes that make its data.
-        last: The last entries of torch's flight recorder.
-    """
+    """What one rank knows."""
 
     rank: int
     host: str
-    step: int | None
-    at: str
-    waits_in: Operation | None
-    entered: dict[str, int]
-    groups: dict[str, list[int]]
-    stacks: list[str] = field(repr=False)
-    last: list[dict[str, Any]] = field(repr=False)
-    data: list[str] | None = None
+    step: int | None  # the global steps that it has made; None before the first one
+    at: str  # the line of code where its main thread is, without torch's own lines
+    waits_in: Operation | None  # or that has failed; None if it is in none
+    entered: dict[str, int]  # the number of the last operation that it has entered, by group
+    groups: dict[str, list[int]]  # the ranks of each of its groups
+    stacks: list[str] = field(repr=False)  # of its threads, and of processes that make its data
+    last: list[dict[str, Any]] = field(repr=False)  # entries of torch's flight recorder
+    data: list[str] | None = None  # where the data is made, if its main thread waits for data
 
     @classmethod
     def of_this_process(
@@ -90,12 +77,8 @@ class Record:
     ) -> Record:
         """Collect what this rank knows; any thread may call it.
 
-        Args:
-            rank: This rank.
-            host: Its node.
-            step: The global steps that it has made.
-            error: The exception of the operation that has failed, in the main thread.
-            processes: Returns the stacks of the processes that make its data (`faulthandler`).
+        `error` is the exception of the operation that has failed, in the main thread. `processes`
+        returns the stacks of the processes that make the data, as `faulthandler` writes them.
         """
         every = distributed_c10d._world.pg_group_ranks.items()
         groups = {str(group.group_name): list(ranks) for group, ranks in every}

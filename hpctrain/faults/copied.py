@@ -48,12 +48,7 @@ class Copied:
         self._offered: deque[_Numbers] = deque(maxlen=2)
 
     def offer(self, values: list[float] | torch.Tensor, about: Any = None) -> None:
-        """Store the numbers of a step without waiting for the device.
-
-        Args:
-            values: n numbers: a list, or a tensor of shape (n,).
-            about: Whatever belongs to them.
-        """
+        """Store n numbers, a list or a tensor of shape (n,), without waiting for the device."""
         arrived = None
         if isinstance(values, torch.Tensor) and values.device.type != "cpu":
             values, arrived = to_host(values.detach())
@@ -65,10 +60,9 @@ class Copied:
         return bool(self._offered) and self._offered[-1].arrived is not None
 
     def take(self, *, late: bool) -> Iterator[tuple[list[float], Any]]:
-        """Yield the numbers that were not taken yet, each with what belongs to them.
+        """Yield the numbers that were not taken yet, each with what they are `about`.
 
-        Args:
-            late: Leave those of the last step for later, if they come from a GPU.
+        With `late`, those of the last step are left for later if they come from a GPU.
         """
         kept = int(late and self.on_the_way)
         while len(self._offered) > kept:

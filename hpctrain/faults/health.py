@@ -49,21 +49,14 @@ _KEPT_BYTES = 64 << 20  # of a batch on a GPU
 
 @dataclass(frozen=True)
 class Judged:
-    """What a message says of a step.
+    """What a message says of a step."""
 
-    Attributes:
-        step: The global step, counted from 1.
-        consumed: The samples that the training has been given, over all ranks and epochs.
-        samples: Returns the samples of this rank's part of the batch, as (file, row).
-        own_loss: The sum of this rank's losses.
-        batch: This rank's part of the batch, to find what is not finite in it; empty if it would
-            occupy too much memory of a GPU until the step is judged.
-    """
-
-    step: int
-    consumed: int
-    samples: Callable[[], Samples]
-    own_loss: float = 0.0
+    step: int  # global, counted from 1
+    consumed: int  # samples that the training has been given, over all ranks and epochs
+    samples: Callable[[], Samples]  # returns those of this rank's part of the batch, (file, row)
+    own_loss: float = 0.0  # the sum of this rank's losses
+    # This rank's part of the batch, to find what is not finite in it; empty if it would occupy too
+    # much memory of a GPU until the step is judged.
     batch: Batch = field(default_factory=dict)
 
 
@@ -74,16 +67,11 @@ class RolledBack(Exception):
 class Health:
     """Judges every step, and decides what becomes of one that is not healthy.
 
-    Args:
-        policy: The key `train.nonfinite`.
-        budget: `train.nonfinite_budget`: so many steps of the last `window` may be left out.
-        window: `train.nonfinite_window`.
-        run: The run directory, in which the samples of an unhealthy step are listed; None does not
-            list them.
-        left_out: The batches that rollbacks have left out so far, as (global step, samples that
-            the training had been given after the batch).
-        record: Called with `left_out` after a rollback has added to it.
-        seen: Called with each healthy step and its mean loss over all ranks, in their order.
+    `policy`, `budget` and `window` are the keys `train.nonfinite`, `nonfinite_budget` and
+    `nonfinite_window`. The samples of an unhealthy step are listed in the directory `run`.
+    `left_out` are the batches that rollbacks have left out so far, as (global step, samples that
+    the training had been given after the batch); `record` is called with them after a rollback, and
+    `seen` with each healthy step and its mean loss over all ranks.
 
     Attributes:
         skipped: The number of steps that were left out since the start of the run.
@@ -132,11 +120,9 @@ class Health:
     ) -> bool:
         """Return whether the update may be made; on a GPU, True as long as it is not known.
 
-        Args:
-            loss: The sum of the losses of all ranks, a tensor of shape () on a GPU.
-            norm: The norm of the global gradient, likewise; None if it does not count.
-            own_loss: The sum of this rank's losses.
-            count: What the sum of the losses is divided by.
+        `loss` and `own_loss` are the sums of the losses of all ranks and of this one, which `count`
+        divides; `norm` is that of the global gradient, or None if it does not count. On a GPU all
+        are tensors of shape ().
         """
         norm = loss if norm is None else norm
         if isinstance(loss, torch.Tensor):
@@ -154,10 +140,8 @@ class Health:
     def judge(self, *, late: bool) -> None:
         """Judge the steps that were not judged yet; all ranks call this together.
 
-        It returns if they are healthy, or if the run goes on without the update of a step.
-
-        Args:
-            late: Judge the last step later, if its numbers come from a GPU.
+        With `late`, the last step is judged later if its numbers come from a GPU. It returns if the
+        steps are healthy, or if the run goes on without the update of one.
 
         Raises:
             HealthError: The run has to stop.
@@ -171,25 +155,12 @@ class Health:
                 self._seen(about.step, numbers[0] / numbers[3])
 
     def judge_state(self, wrong: str) -> None:
-        """Judge the model after the last step, as `judge` does with the numbers of the step.
-
-        Args:
-            wrong: What is not finite, such as "parameter 0.weight"; "" if all is.
-        """
+        """Judge the model after the last step as `judge` does; `wrong` is such as "parameter x"."""
         if wrong:
             self.decide(wrong, self._last)
 
     def decide(self, problem: str, judged: Judged) -> None:
-        """Return if the run goes on without the update of a step; all ranks call this together.
-
-        Args:
-            problem: What is not finite: "loss", "gradient", or what `judge_state` gets.
-            judged: The step.
-
-        Raises:
-            HealthError: The run has to stop.
-            RolledBack: The run has to go on from its newest healthy checkpoint.
-        """
+        """Decide on a step in which the `problem` is not finite, and raise what `judge` raises."""
         step = judged.step
         found = _gathered(problem, judged)
         text = f"{problem} is not finite since step {step}{_first(found)}"

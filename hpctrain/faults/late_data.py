@@ -25,9 +25,7 @@ _LATE_S = 60.0
 def late_told(what: str, processes: Callable[[], Mapping[str, str]] = dict) -> Iterator[None]:
     """Say once in the log where the main thread, and the data, are if the context lasts long.
 
-    Args:
-        what: What is made in the context, for the log.
-        processes: Returns the stacks of the processes that make the data (`Record`).
+    `what` is made in it, and `processes` returns the stacks of those that make the data.
     """
     timer = threading.Timer(_LATE_S, _tell, (what, processes))
     timer.daemon = True

@@ -41,17 +41,10 @@ _FOR_EVER = timedelta(days=365)
 class LateRanks:
     """A context manager that replaces the error of a collective by one that names the late ranks.
 
-    Args:
-        folder: The folder of the run's logs.
-        rank: This rank.
-        world_size: The number of ranks; with one rank nothing is done.
-        store: The store of the process group.
-        timeout_s: `parallel.timeout_s`.
-        host: Returns the node of a rank; "" if unknown.
-        processes: Returns the stacks of the processes that make the data (`Record`).
-
-    Attributes:
-        step: Returns the number of global steps that were made; None before the first one.
+    With one rank nothing is done. `folder` is that of the run's logs, `store` that of the process
+    group, `timeout_s` is `parallel.timeout_s`; `host` returns the node of a rank, or "", and
+    `processes` the stacks of the processes that make the data. The attribute `step` returns the
+    number of global steps that were made.
 
     Raises:
         LateRankError: On exit, when a collective operation has timed out on any rank.

@@ -19,63 +19,21 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpctrain.config.frozen import plain
 from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.config.schema import Config
 from hpctrain.disk import sync_file_system, write_atomically
 from hpctrain.errors import StorageError
-from hpctrain.launch.executor import Executor
-from hpctrain.launch.jobs import LocalRunJob, RunJob
-from hpctrain.run_record import RunRecord
+from hpctrain.launch.entry import Entry, Status
+from hpctrain.launch.jobs import RunJob
 from hpctrain.runs.code import provenance
-from hpctrain.runs.code.snapshot import Snapshot
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.secrets import reference
 from hpctrain.slurm import excluded_hosts, sbatch
-from hpctrain.slurm.queue import Task, me
+from hpctrain.slurm.queue import me
 from hpctrain.slurm.sbatch_options import check_folder
 from hpctrain.slurm.script import sbatch_script
-
-
-@dataclass
-class Entry:
-    """One run of a sweep."""
-
-    overrides: list[str]  # those of the command line for this run
-    config: Config  # typed and checked
-    run: RunDir  # its directory need not exist yet
-    # The code snapshot that the run uses; None: the code as it is when the job starts.
-    code: Snapshot | None = None
-    keeps_code: bool = False  # `code` is the snapshot of an earlier submission of the same run
-    # Overrides of the command that had made the run, to which `resume` adds some.
-    earlier: list[str] = field(default_factory=list)
-    # Overrides that distinguish the run from the others of its sweep.
-    swept: list[str] = field(default_factory=list)
-    # What run.json had when the sweep began; empty for a new run.
-    before: RunRecord = field(default_factory=RunRecord)
-    again: bool = False  # the run is finished and shall be repeated
-    replaces: str = ""  # its waiting job that shall be cancelled first (launch.rerun=queued)
-    state: str = ""  # in words for the user
-    job: str = ""  # `ARRAYJOB_TASK`, as soon as the run is queued
-    # The path of its script and its task number, as soon as these are written.
-    task: Task | None = None
-    # The job of submitit, if this process has submitted it.
-    handle: RunJob | LocalRunJob | None = None
-
-    def place_in(self, sweep: dict[str, str] | None) -> dict[str, Any]:
-        """Return the uid and name of the sweep for run.json; a run keeps its first one."""
-        if sweep is None or self.before.sweep is not None:
-            return {}
-        return {"sweep": sweep, **({"swept": self.swept} if self.swept else {})}
-
-    def metric(self) -> float | None:
-        """Return the value of the metric `config.metric`; None while there is no result."""
-        value = (self.run.read().result or {}).get(self.config.metric)
-        return None if value is None else float(value)
 
 
 @dataclass
@@ -159,11 +117,11 @@ class Array:
 
     def submit(self, inherit: list[int]) -> None:
         """Submit the script; store the jobs in the entries and the job id in the file `job_id`."""
-        executor = Executor(self.script, self.entries[0].config, inherit)
-        jobs = executor.submit_runs([(entry.run, entry.config.metric) for entry in self.entries])
-        for entry, job in zip(self.entries, jobs, strict=True):
-            entry.state, entry.job, entry.handle = "queued", job.job_id, job
-        self.job = jobs[0].job_id.partition("_")[0]
+        self.job = sbatch.sbatch(self.script, self.entries[0].config, inherit)
+        for task, entry in enumerate(self.entries):
+            entry.mark(Status.QUEUED)
+            entry.job = f"{self.job}_{task}"
+            entry.handle = RunJob(entry.run, entry.config.metric, entry.job, self.script)
         write_atomically(self.folder / "job_id", self.job + "\n")
 
 
@@ -249,7 +207,8 @@ def submit(
             shutil.rmtree(array.folder)
             for each in (array, *waiting):
                 for entry in each.entries:
-                    entry.state, entry.task = "no room yet", None
+                    entry.mark(Status.NO_ROOM)
+                    entry.task = None
                 each.freeze(sweep)
             return [entry for each in (array, *waiting) for entry in each.entries]
     return []

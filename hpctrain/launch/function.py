@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from submitit import LocalJob, SlurmJob
 
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
@@ -26,9 +25,8 @@ from hpctrain.config.validate import validate_job
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
-from hpctrain.launch.executor import Executor, LocalExecutor
 from hpctrain.launch.function_call import Call, decode, read_results
-from hpctrain.launch.jobs import FailedError, LoggedJob, RunJob, RunPaths
+from hpctrain.launch.jobs import FailedError, LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.runs.code import snapshot
 from hpctrain.slurm import queue, sbatch
@@ -82,7 +80,7 @@ def submit(
         config.name = re.sub(r"[^A-Za-z0-9]", "-", call.name).strip("-")[:64]
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
     folder = Path(config.output_dir) / "functions" / f"{stamp}-{config.name}"
-    code = snapshot.take(config)
+    code = snapshot.take(config.launch, config.output_dir, config.data.path)
     ranks = config.asked_world_sizes[0]
     cluster = sbatch.available() and not here
     if not cluster:
@@ -102,11 +100,11 @@ def submit(
             call.write(folder, code.digest if code else None)
             if not cluster:
                 command = [sys.executable, "-u", "-m", "hpctrain", "call", str(folder)]
-                job_id, process = LocalExecutor(config.launch, folder / "logs", code).start(command)
+                job_id, process = local_runs.start(config.launch, folder / "logs", code, command)
                 return LocalFunctionJob(folder, job_id, ranks, process)
             (folder / "tasks").write_bytes(os.fsencode(f"{folder}\n"))
             (folder / "job.sh").write_text(script)
-            array = Executor(folder / "job.sh", config, locks).submit_script()
+            array = sbatch.sbatch(folder / "job.sh", config, locks)
             write_atomically(folder / "job_id", array + "\n")
     except queue.UnreachableError:
         raise  # the job may be queued
@@ -147,66 +145,26 @@ class _FunctionJob(LoggedJob):
         found = read_results(self._folder, self._ranks)
         return {rank: decode(each["value"]) for rank, each in found if "value" in each}
 
-    def result(self) -> Any:
-        """Wait for the end of the job and return the result of rank 0; see `results`."""
-        return self.results()[0]
-
     def submission(self) -> Any:
         """Return the call: module, name, args and kwargs."""
         return Call.read(self._folder)
 
-    def _has_results(self) -> bool:
-        return len(read_results(self._folder, self._ranks)) == self._ranks
+    def _ended(self) -> str:
+        there = read_results(self._folder, self._ranks)
+        return "COMPLETED" if len(there) == self._ranks else ""
 
 
-class FunctionJob(_FunctionJob, SlurmJob):  # type: ignore[misc]
+class FunctionJob(_FunctionJob, SlurmLoggedJob):
     """A function that was submitted to Slurm; its job id is `ARRAYJOB_0`."""
-
-    watcher = RunJob.watcher
 
     def __init__(self, folder: Path, job_id: str, ranks: int) -> None:
         self._folder, self._ranks = folder, ranks
-        super().__init__(folder=folder / "logs", job_id=job_id)
-        self._paths = RunPaths(folder / "logs", job_id, folder / "job.sh")
-
-    @property
-    def state(self) -> str:
-        """Slurm's word, such as PENDING or RUNNING; UNKNOWN if it does not tell."""
-        state = self.watcher.get_state(self._job_id)
-        return state or ("COMPLETED" if self._has_results() else "UNKNOWN")
-
-    def done(self, force_check: bool = False) -> bool:
-        """Return whether all results are there, or the job has left the queue for good."""
-        mode = "force" if force_check else "standard"
-        return self._has_results() or bool(self.watcher.is_done(self._job_id, mode=mode))
-
-    def cancel(self, check: bool = True) -> None:
-        """Cancel the job; if Slurm refuses, and `check` is true, it raises a LaunchError."""
-        try:
-            queue.cancel([self._job_id])
-        except LaunchError:
-            if check:
-                raise
+        super().__init__(folder / "logs", job_id, folder / "job.sh")
 
 
-class LocalFunctionJob(_FunctionJob, LocalJob):  # type: ignore[misc]
-    """A function that runs here, under submitit's controller process, whose id is the job's."""
+class LocalFunctionJob(_FunctionJob, LocalLoggedJob):
+    """A function that runs here."""
 
     def __init__(self, folder: Path, job_id: str, ranks: int, process: Any) -> None:
         self._folder, self._ranks = folder, ranks
-        super().__init__(folder=folder / "logs", job_id=job_id, process=process)
-        self._paths = RunPaths(folder / "logs", job_id)
-
-    def _register_in_watcher(self) -> None:
-        """Do nothing: there is no scheduler."""
-
-    def get_info(self, mode: str = "force") -> dict[str, str]:
-        """Return the state of the job under the key `jobState`."""
-        if self._process.poll() is None:
-            return {"jobState": "RUNNING"}
-        return {"jobState": "COMPLETED" if self._has_results() else "FAILED"}
-
-    def cancel(self, check: bool = True) -> None:
-        """End the ranks."""
-        if not self.done():
-            self._process.terminate()
+        super().__init__(folder / "logs", job_id, process)

@@ -24,7 +24,7 @@ from typing import Any
 from hpctrain import secrets
 from hpctrain.disk import LARGEST_JSON, parse_json, write_atomically
 from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.record import Record, read, read_bytes
+from hpctrain.record import Record, read, read_bytes, written
 
 _TYPES = "None, bool, int, float, str, and lists, tuples and dicts of these, and paths"
 
@@ -98,7 +98,7 @@ class Call:
     def write(self, folder: Path, code: str | None) -> None:
         """Write call.json; `code` is the digest of the code's copy."""
         content = json.loads(self._text()) | {"code": code}
-        write_atomically(folder / "call.json", json.dumps(content, indent=1) + "\n")
+        write_atomically(folder / "call.json", written(content))
 
     def __call__(self) -> Any:
         """Import and call the function."""

@@ -108,7 +108,7 @@ def _tasks(job_id: str) -> list[str]:
     ]
 
 
-class RunPaths(JobPaths):  # type: ignore[misc]
+class _RunPaths(JobPaths):  # type: ignore[misc]
     """The files of a run, under submitit's names. There are no pickles.
 
     Without a job its id is ""; a local job has no batch script.
@@ -154,11 +154,15 @@ class RunPaths(JobPaths):  # type: ignore[misc]
 class LoggedJob:
     """What the jobs of runs and functions have in common, on Slurm and on this machine."""
 
-    _paths: RunPaths
+    _paths: _RunPaths
+
+    def results(self) -> list[Any]:
+        """Wait for the end of the job and return its results."""
+        raise NotImplementedError
 
     def result(self) -> Any:
-        """Wait for the end of the job and return its result."""
-        raise NotImplementedError
+        """Wait for the end of the job and return its first result."""
+        return self.results()[0]
 
     def exception(self) -> HpctrainError | None:
         """Wait for the end of the job and return the error that `result` would raise, or None."""
@@ -176,6 +180,68 @@ class LoggedJob:
         """Return the same as `stdout`: each rank writes both streams into one file."""
         return self.stdout()
 
+    def _ended(self) -> str:
+        """Return how the job has ended, in Slurm's words; "" if nothing was recorded."""
+        raise NotImplementedError
+
+
+class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
+    """A job of Slurm, with its logs and its batch script."""
+
+    watcher = _QueueWatcher()
+
+    def __init__(self, logs: Path, job_id: str, script: Path | None) -> None:
+        super().__init__(folder=logs, job_id=job_id)
+        self._paths = _RunPaths(logs, job_id, script)
+
+    @property
+    def state(self) -> str:
+        """Slurm's word, such as PENDING or RUNNING; UNKNOWN if neither it nor a record tells."""
+        return self.watcher.get_state(self._job_id) or self._ended() or "UNKNOWN"
+
+    def done(self, force_check: bool = False) -> bool:
+        """Return whether the job has finished or left the queue for good.
+
+        With `force_check` the scheduler is asked even if its last answer is young.
+        """
+        mode = "force" if force_check else "standard"
+        finished = self._ended() == "COMPLETED"
+        return finished or bool(self.watcher.is_done(self._job_id, mode=mode))
+
+    def cancel(self, check: bool = True) -> None:
+        """Cancel the job; if Slurm refuses, and `check` is true, it raises a LaunchError."""
+        try:
+            queue.cancel([self._job_id])
+        except LaunchError as error:
+            if check:
+                raise
+            log.warning("%s", error)
+
+    def _interrupt(self, timeout: bool = False) -> None:
+        """Send the signal of a time limit, or that of a preemption, for tests."""
+        queue.cancel([self._job_id], f"--signal={'USR2' if timeout else 'TERM'}")
+
+
+class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]
+    """A job on this machine, under submitit's controller process, whose id is that of the job."""
+
+    def __init__(self, logs: Path, job_id: str, process: Any) -> None:
+        super().__init__(folder=logs, job_id=job_id, process=process)
+        self._paths = _RunPaths(logs, job_id)
+
+    def _register_in_watcher(self) -> None:
+        """Do nothing: there is no scheduler."""
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """Return the state of the job under the key `jobState`."""
+        runs = self._process is not None and self._process.poll() is None
+        return {"jobState": "RUNNING" if runs else self._ended() or "FAILED"}
+
+    def cancel(self, check: bool = True) -> None:
+        """End the ranks: the controller passes SIGTERM on to them, with which a run saves."""
+        if not self.done():
+            self._process.terminate()
+
 
 class _RunJob(LoggedJob):
     """What the jobs of runs have in common."""
@@ -183,31 +249,25 @@ class _RunJob(LoggedJob):
     run: RunDir
     _metric: str
 
-    def result(self) -> float | None:
-        """Wait for the end of the run and return its metric."""
-        self.wait()  # type: ignore[attr-defined]
-        return outcome(self.run, self._metric)
-
     def results(self) -> list[float | None]:
         """Wait for the end of the run and return its metric in a list."""
-        return [self.result()]
+        self.wait()  # type: ignore[attr-defined]
+        return [outcome(self.run, self._metric)]
 
     def submission(self) -> Any:
         """Raise LaunchError: the job is files and no pickled function."""
         raise LaunchError(f"{self.run.config_file} is what the job runs; there is no pickle")
 
-    def _recorded(self) -> str:
-        return self.run.read().state
+    def _ended(self) -> str:
+        return _STATES.get(self.run.read().state, "")
 
 
-class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
+class RunJob(_RunJob, SlurmLoggedJob):
     """A run that was submitted to Slurm, now or earlier.
 
     Its id is `ARRAYJOB_TASK`, or "" for a run that finished without a job, which has no script
     either. Without a `user`, that of this process has submitted it.
     """
-
-    watcher = _QueueWatcher()
 
     def __init__(
         self,
@@ -220,23 +280,20 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
         self.run, self._metric = run, metric
         if user is not None:
             self.watcher.users.add(user)
-        super().__init__(folder=run.logs, job_id=job_id)
-        self._paths = RunPaths(run.logs, job_id, script)
+        super().__init__(run.logs, job_id, script)
 
     def _register_in_watcher(self) -> None:
         if self._job_id:
             self.watcher.register_job(self._job_id)
 
     @property
-    def state(self) -> str:
-        """Slurm's word, such as PENDING or RUNNING; UNKNOWN if neither it nor run.json tells."""
-        recorded = self._recorded()
+    def state(self) -> str:  # noqa: D102
+        ended = self._ended()
         if not self._job_id and self.run.is_locked():
             return "RUNNING"
-        if recorded == "finished" or not self._job_id:
-            return _STATES.get(recorded, "UNKNOWN")
-        state = self.watcher.get_state(self._job_id)
-        return state or _STATES.get(recorded, "UNKNOWN")
+        if ended == "COMPLETED" or not self._job_id:
+            return ended or "UNKNOWN"
+        return str(super().state)
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         """Return what the scheduler says: JobID, State, Reason, NodeList, and at last ExitCode."""
@@ -245,62 +302,36 @@ class RunJob(_RunJob, SlurmJob):  # type: ignore[misc]
         return dict(self.watcher.get_info(self._job_id, mode=mode))
 
     def done(self, force_check: bool = False) -> bool:
-        """Return whether the run has finished or its job has left the queue for good.
+        """Return the same of the run; one without a job may be trained here by another process."""
+        if self._job_id:
+            return super().done(force_check)
+        return self._ended() == "COMPLETED" or not self.run.is_locked()
 
-        With `force_check` the scheduler is asked even if its last answer is young.
-        """
-        if self._recorded() == "finished":
-            return True
-        if not self._job_id:  # another process on this machine may train the run
-            return not self.run.is_locked()
-        mode = "force" if force_check else "standard"
-        return bool(self.watcher.is_done(self._job_id, mode=mode))
-
-    def result(self) -> float | None:  # noqa: D102
+    def results(self) -> list[float | None]:  # noqa: D102
         self.wait()
         begin = time.monotonic()
         while self._job_id and self.watcher.get_state(self._job_id, mode="cache") == "COMPLETED":
-            if self._recorded() in _STATES or time.monotonic() - begin > _LATE_S:
+            if self._ended() or time.monotonic() - begin > _LATE_S:
                 break
             time.sleep(1)
-        return super().result()
+        return super().results()
 
     def cancel(self, check: bool = True) -> None:
         """Stop the run for good, as `hpctrain cancel` does: it is not requeued.
 
         If Slurm refuses, and `check` is true, it raises a LaunchError.
         """
-        if self.done():
-            return
-        stop_request.write(self.run.path, queue.me())
-        _scancel(self._job_id, check)
-
-    def _interrupt(self, timeout: bool = False) -> None:
-        """Send the signal of a time limit, or that of a preemption, for tests."""
-        queue.cancel([self._job_id], f"--signal={'USR2' if timeout else 'TERM'}")
+        if not self.done():
+            stop_request.write(self.run.path, queue.me())
+            super().cancel(check)
 
 
-class LocalRunJob(_RunJob, LocalJob):  # type: ignore[misc]
-    """A run on this machine, under submitit's controller process, whose id is that of the job."""
+class LocalRunJob(_RunJob, LocalLoggedJob):
+    """A run on this machine."""
 
     def __init__(self, run: RunDir, metric: str, job_id: str, process: Any) -> None:
         self.run, self._metric = run, metric
-        super().__init__(folder=run.logs, job_id=job_id, process=process)
-        self._paths = RunPaths(run.logs, job_id)
-
-    def _register_in_watcher(self) -> None:
-        """Do nothing: there is no scheduler."""
-
-    def get_info(self, mode: str = "force") -> dict[str, str]:
-        """Return the state of the job under the key `jobState`."""
-        if self._process is not None and self._process.poll() is None:
-            return {"jobState": "RUNNING"}
-        return {"jobState": _STATES.get(self._recorded(), "FAILED")}
-
-    def cancel(self, check: bool = True) -> None:
-        """Ask the run to save and to stop; the controller passes SIGTERM on to the ranks."""
-        if not self.done():
-            self._process.terminate()
+        super().__init__(run.logs, job_id, process)
 
 
 def outcome(run: RunDir, metric: str) -> float | None:
@@ -321,12 +352,3 @@ def outcome(run: RunDir, metric: str) -> float | None:
         )
     value = (record.result or {}).get(metric)
     return None if value is None else float(value)
-
-
-def _scancel(job_id: str, check: bool) -> None:
-    try:
-        queue.cancel([job_id])
-    except LaunchError as error:
-        if check:
-            raise
-        log.warning("%s", error)

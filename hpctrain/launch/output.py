@@ -7,11 +7,20 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from rich.progress import ProgressColumn, Task, track
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    track,
+)
 from rich.text import Text
 
 from hpctrain.console import Cell, Console, Table
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.secrets import mask
 from hpctrain.terminal import indented
 
@@ -19,15 +28,25 @@ ROWS = 40  # longer tables are cut
 T = TypeVar("T")
 
 
-class NoteColumn(ProgressColumn):
-    """The note of a progress bar, the only column that is cut where the terminal is too narrow.
+class _NoteColumn(ProgressColumn):
+    """The field `note` of a bar, the only column that is cut where the terminal is too narrow.
 
     There is no ellipsis: a terminal without UTF-8 would get an escape of six characters.
     """
 
     def render(self, task: Task) -> Text:
-        """Return the field `note` of the bar's task."""
         return Cell(task.fields["note"], no_wrap=True, overflow="crop")
+
+
+class Bars(Progress):
+    """Bars on a terminal, nothing elsewhere: a label, the bar, `1/4`, more, the time, the note."""
+
+    def __init__(self, label: str, width: int = 20, more: str = "") -> None:
+        columns: list[ProgressColumn] = [TextColumn(label), BarColumn(bar_width=width)]
+        columns += [MofNCompleteColumn()]
+        columns += [TextColumn(more)] if more else []
+        columns += [TimeElapsedColumn(), _NoteColumn()]
+        super().__init__(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def say(text: str, style: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import operator
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,24 +159,26 @@ def _available(index: Index, data: DataConfig) -> list[str]:
     return [name for name in index.fields if data.fields is None or name in data.fields]
 
 
+# Each config key that names a field of the data, the kind that it must have, and whether it is only
+# for the order of a training.
+_NAMING = (
+    ("group", None, True),
+    ("windows.field", "variable-length", False),
+    ("images.field", "variable-length", False),
+    ("buckets.field", "variable-length", True),
+    ("balance", "fixed-size", True),
+    ("weights", "fixed-size", True),
+)
+
+
 def _fields(data: DataConfig, trains: bool) -> Iterator[tuple[str, str, str | None]]:
     """Yield each config key that names a field, the field, and the kind that it must have."""
     for field in data.fields or []:
         yield "data.fields", field, None
-    variable = {
-        "data.windows.field": data.windows.field,
-        "data.images.field": data.images.field,
-        "data.buckets.field": data.buckets.field if trains else None,
-    }
-    fixed = {"data.balance": data.balance, "data.weights": data.weights} if trains else {}
-    if trains and data.group is not None:
-        yield "data.group", data.group, None
-    for key, name in variable.items():
-        if name is not None:
-            yield key, name, "variable-length"
-    for key, name in fixed.items():
-        if name is not None:
-            yield key, name, "fixed-size"
+    for key, kind, only_training in _NAMING:
+        field = operator.attrgetter(key)(data)
+        if field is not None and (trains or not only_training):
+            yield f"data.{key}", field, kind
 
 
 def _split(key: str, split: str, path: str, index: Index, *, is_evaluation: bool = False) -> int:

@@ -16,38 +16,29 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import asdict
-
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
-from hpctrain.record import Count, JobId, Record, read
+from hpctrain.record import Count, JobId, read
 from hpctrain.step_names import step_name
 from hpctrain.tracking import recorded
 
 _FILE = "asked.json"
 
 
-class _Body(Record, frozen=True):
-    step: Count
-    tries: Count
-    job_id: JobId | None
-    given_up: bool
-
-
 @dataclass(frozen=True)
 class EvaluationRequest:
     """One evaluation that was asked for."""
 
-    folder: Path  # of its job
-    step: int  # the global step of the checkpoint
-    tries: int = 0  # how often a job was submitted
-    job_id: str | None = None  # of the last job; None if it is not known
+    step: Count  # the global step of the checkpoint
+    tries: Count = 0  # how often a job was submitted
+    job_id: JobId | None = None  # of the last job; None if it is not known
     given_up: bool = False  # whether no further job is submitted
+    folder: Path = Path()  # of its job; it is not in the file
 
     @classmethod
     def of(cls, run_dir: Path, step: int) -> EvaluationRequest:
         """Return a new one, which is not written yet."""
-        return cls(_folder(run_dir) / step_name(step), step)
+        return cls(step, folder=_folder(run_dir) / step_name(step))
 
     @property
     def script(self) -> Path:
@@ -72,8 +63,8 @@ def asked(run_dir: Path) -> list[EvaluationRequest]:
     found = []
     for path in sorted(_folder(run_dir).glob(f"step-*/{_FILE}")):
         with suppress(FileNotFoundError, DamageError):
-            body = read(_Body, path, parts=4)
-            found.append(EvaluationRequest(path.parent, **asdict(body)))
+            one = read(EvaluationRequest, path, parts=4)
+            found.append(dataclasses.replace(one, folder=path.parent))
     return found
 
 

@@ -34,7 +34,7 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     time_limit.pin(config)
     validate(config, world_size)
     evaluation_job.check(config)
-    weights_digest.pin(config)
+    weights_digest.pin(config.checkpoint, config.output_dir)
     if config.tracking.enabled and config.tracking.upload:
         _check_uri(str(config.tracking.uri))
     return RunDir.of(config, data_digest(config))

@@ -46,6 +46,7 @@ from hpctrain.forks import keep_private
 from hpctrain.lock import is_locked, open_lock
 from hpctrain.record import read
 from hpctrain.run_record import Progress, RunRecord
+from hpctrain.step_names import step_of
 from hpctrain.tracking import samples
 
 _HOLDER = re.compile(r"process (\d+) on (?P<host>\S+)")  # what `RunDir.lock` writes
@@ -96,7 +97,7 @@ class RunDir:
     def last_checkpoint(self) -> int:
         """Return the global step of the newest healthy checkpoint; 0 without one."""
         newest = newest_healthy(self.checkpoints)
-        return 0 if newest is None else int(newest.name[5:])
+        return 0 if newest is None else step_of(newest)
 
     @property
     def code_copy(self) -> Path | None:
@@ -122,6 +123,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             text = dump(config)
             new = {
+                "version": RunRecord.VERSION,
                 "uid": uuid.uuid4().hex,  # identifies the run in MLflow
                 "signature": self.name.rpartition("-")[2],
                 "data_digest": self.data_digest,

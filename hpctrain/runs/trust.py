@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import pwd
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.slurm.job_environment import TRUST
+from hpctrain.slurm.queue import user_name
 
 _MOST = 12  # names of functions in a sentence
 
@@ -53,7 +53,7 @@ def check(run: Path, config: Config, code: Path | None = None) -> None:
     for part in parts:
         with suppress(OSError):
             uids |= {part.lstat().st_uid, part.stat().st_uid}
-    names = {uid: _name(uid) for uid in sorted(uids - {0, os.geteuid()})}
+    names = {uid: user_name(uid) for uid in sorted(uids - {0, os.geteuid()})}
     if not names:
         return
     known = {word.strip() for word in os.environ.get(TRUST, "").split(",")}
@@ -70,13 +70,6 @@ def check(run: Path, config: Config, code: Path | None = None) -> None:
         word = ",".join(strangers.values())
         raise ConfigError(f"{text}. If you trust them: --trust {word} or {TRUST}={word}")
     log.warning("%s", text)
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:  # as in many containers
-        return str(uid)
 
 
 def _targets(node: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import CheckpointConfig
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
@@ -21,17 +21,16 @@ log = logging.getLogger(__name__)
 _SAID_BYTES = 4e9  # reading so many takes seconds
 
 
-def pin(config: Config) -> None:
+def pin(checkpoint: CheckpointConfig, output_dir: str) -> None:
     """Fill in the checkpoint that `checkpoint.init_from` means now, and its digest, in place.
 
     A config that has a digest keeps it: the weights may be gone when a run only resumes. No weights
     there are a ConfigError, damaged ones a StorageError.
     """
-    checkpoint = config.checkpoint
     if checkpoint.init_from is None or checkpoint.init_digest is not None:
         return
     try:
-        files = _located(config)
+        files = _located(checkpoint, output_dir)
         if files.nbytes > _SAID_BYTES:
             log.info("reading %.0f GB for the digest of %s", files.nbytes / 1e9, files.path)
         checkpoint.init_digest = files.digest()
@@ -40,15 +39,15 @@ def pin(config: Config) -> None:
     checkpoint.init_from = str(files.path)
 
 
-def _located(config: Config) -> WeightFiles:
+def _located(checkpoint: CheckpointConfig, output_dir: str) -> WeightFiles:
     """Return the files of `checkpoint.init_from`, which is not None, if they are weights."""
-    path = Path(str(config.checkpoint.init_from))
+    path = Path(str(checkpoint.init_from))
     if not path.exists():  # the name of a run, as the commands take it
-        path = Path(config.output_dir) / path.name
+        path = Path(output_dir) / path.name
         if not path.exists():
             raise ConfigError(
-                f"{config.checkpoint.init_from}: no such file or folder, and no run of that name "
-                f"in {config.output_dir}"
+                f"{checkpoint.init_from}: no such file or folder, and no run of that name "
+                f"in {output_dir}"
             )
     if (path / "run.json").is_file():
         path = chosen_checkpoint(RunDir.open(path))
@@ -61,13 +60,13 @@ def _located(config: Config) -> WeightFiles:
     return files
 
 
-def verified(config: Config) -> WeightFiles:
+def verified(checkpoint: CheckpointConfig, output_dir: str) -> WeightFiles:
     """Return the files of `checkpoint.init_from`, whose content is that of `init_digest`.
 
     No weights there are a ConfigError; damaged ones, or others than when the run was asked for, are
     a StorageError.
     """
-    files, expected = _located(config), config.checkpoint.init_digest
+    files, expected = _located(checkpoint, output_dir), checkpoint.init_digest
     if (digest := files.digest()) != expected:
         raise StorageError(
             f"checkpoint.init_from={files.path}: other weights ({digest}) than those of "

@@ -64,7 +64,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import xxhash
 
@@ -143,6 +143,8 @@ class Statistics:
 @dataclass(frozen=True)
 class Index:
     """A finished data set, as in `index.json`; the module describes every key."""
+
+    VERSION: ClassVar[int] = VERSION
 
     fields: Mapping[str, Field]
     shards: tuple[Shard, ...]

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-
 from hpctrain.disk import write_atomically
 from hpctrain.lock import file_lock, patience
-from hpctrain.record import Record, Time, matching, read_known
+from hpctrain.record import Record, Time, matching, read_known, written
 
 # They are written into batch scripts, so nothing else than a name may stand there.
 Host = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "the name of a host")]
@@ -52,5 +50,4 @@ def change(output_dir: str, failed: Mapping[str, str], passed: Iterable[str]) ->
     with file_lock(lock, patience(_LOCK_S, str(lock))):
         known = {host: facts for host, facts in read(output_dir).items() if host not in passed}
         known |= {host: Excluded(time=time.time(), why=why) for host, why in failed.items()}
-        text = msgspec.json.format(msgspec.json.encode(known), indent=1).decode()
-        write_atomically(folder / _NAME, text + "\n")
+        write_atomically(folder / _NAME, written(known))

@@ -8,27 +8,26 @@ and the other nodes of the job stay idle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 
 
-def node_options(config: Config) -> dict[str, str | int | bool]:
-    """Return the options of sbatch for the number of nodes and of their ranks.
+def node_options(
+    launch: LaunchConfig, site: SiteConfig, fitting: Sequence[int]
+) -> dict[str, str | int | bool]:
+    """Return the options of sbatch for the number of nodes, if these are fitting, and of ranks.
 
     A `site.gpu_option` that does not work with a range is a ConfigError.
     """
-    launch = config.launch
     if len(launch.node_numbers) == 1:
         return {"nodes": launch.node_numbers[0], "ntasks-per-node": launch.tasks_per_node}
-    if launch.gpus_per_node and config.site.gpu_option == "gpus-per-task":
+    if launch.gpus_per_node and site.gpu_option == "gpus-per-task":
         raise ConfigError(
             f"site.gpu_option=gpus-per-task with launch.nodes={launch.nodes}: sbatch multiplies it "
             "by the number of tasks, which a range leaves open; use gpus-per-node or gres"
         )
-    fitting = fitting_nodes(config)
     # With --ntasks-per-node=T, Slurm makes a job of T tasks for each node of the smallest number,
     # and gives N tasks at most N nodes. So the job has no tasks, and asks for the CPUs of a node.
     cpus = launch.tasks_per_node * launch.cpus_per_task
@@ -43,11 +42,10 @@ def rank_options(launch: LaunchConfig) -> list[str]:
     return ['--nodes="$nodes"', f'--ntasks="$((nodes * {tasks}))"', f"--ntasks-per-node={tasks}"]
 
 
-def choose_nodes(config: Config) -> Iterator[str]:
+def choose_nodes(launch: LaunchConfig, fitting: Sequence[int]) -> Iterator[str]:
     """Yield the lines of the script that set `$nodes`; none unless the job asks for a range."""
-    if len(config.launch.node_numbers) == 1:
+    if len(launch.node_numbers) == 1:
         return
-    fitting = fitting_nodes(config)
     yield "\n# The ranks run on the largest number of nodes that fits the batch and the degrees."
     yield f"for nodes in {' '.join(map(str, reversed(fitting)))}; do"
     yield "    ((nodes <= SLURM_JOB_NUM_NODES)) && break"
@@ -55,31 +53,29 @@ def choose_nodes(config: Config) -> Iterator[str]:
     if _gaps(fitting):
         yield "if ((nodes < SLURM_JOB_NUM_NODES)); then"
         yield '    echo "warning: of $SLURM_JOB_NUM_NODES nodes only $nodes are used:" \\'
-        yield f'        "launch.nodes={config.launch.nodes}, and {_listed(fitting)} fit" >&2'
+        yield f'        "launch.nodes={launch.nodes}, and {_listed(fitting)} fit" >&2'
         yield "fi"
 
 
-def note(config: Config) -> str:
+def note(launch: LaunchConfig, global_batch_size: int, fitting: Sequence[int]) -> str:
     """Return which numbers of nodes of a range fit, and which do not; "" if all of them fit."""
-    fitting = fitting_nodes(config)
-    wrong = sorted({*config.launch.node_numbers} - {*fitting})
+    wrong = sorted({*launch.node_numbers} - {*fitting})
     if not wrong:
         return ""
     text = (
-        f"launch.nodes={config.launch.nodes}: train.global_batch_size="
-        f"{config.train.global_batch_size} and the degrees of parallel fit {_listed(fitting)} "
-        f"nodes, not {_listed(wrong)}"
+        f"launch.nodes={launch.nodes}: train.global_batch_size={global_batch_size} and the degrees "
+        f"of parallel fit {_listed(fitting)} nodes, not {_listed(wrong)}"
     )
     if _gaps(fitting):
         text += "; a job that gets another number runs on fewer and leaves the rest idle"
     return text
 
 
-def _gaps(fitting: list[int]) -> bool:
+def _gaps(fitting: Sequence[int]) -> bool:
     return len(fitting) <= fitting[-1] - fitting[0]
 
 
-def _listed(numbers: list[int]) -> str:
+def _listed(numbers: Sequence[int]) -> str:
     """Return numbers as text, successive ones as a range: `4, 6-8`."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]

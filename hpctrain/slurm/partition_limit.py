@@ -6,7 +6,7 @@ import functools
 import re
 from contextlib import suppress
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import LaunchConfig
 from hpctrain.slurm.queue import ask, rows
 
 
@@ -24,17 +24,17 @@ def minutes(text: str) -> float:
     return days * 1440 + hours * 60 + minute + seconds / 60
 
 
-def beyond_partition(config: Config) -> str:
+def beyond_partition(launch: LaunchConfig, partition: str | None) -> str:
     """Return that a job asks for more time than its partition allows; "" if it does not.
 
-    `sinfo` is asked once. Where it does not answer, nothing is said. Its `launch.time_min` must be
-    a number.
+    `sinfo` is asked once. Where it does not answer, nothing is said. `launch.time_min` must be a
+    number, and no partition is the default one.
     """
-    limits, wanted = _limits(), config.site.partition
-    names = wanted.split(",") if wanted else [n[:-1] for n in limits if n.endswith("*")]
+    limits = _limits()
+    names = partition.split(",") if partition else [n[:-1] for n in limits if n.endswith("*")]
     own = {name: limits.get(name, limits.get(f"{name}*")) for name in names}
     known = {name: limit for name, limit in own.items() if limit is not None}
-    asked = config.launch.limit_min
+    asked = launch.limit_min
     if not known or asked <= max(known.values()):
         return ""
     name, limit = max(known.items(), key=lambda pair: pair[1])
@@ -44,7 +44,7 @@ def beyond_partition(config: Config) -> str:
     )
 
 
-def not_requeued(config: Config) -> str:
+def not_requeued(partition: str | None) -> str:
     """Return why Slurm may not start a job again after a preemption; "" if it does.
 
     A job can be preempted in a partition if another one has a higher tier, or by its QOS.
@@ -59,7 +59,7 @@ def not_requeued(config: Config) -> str:
     if _value(settings, "PreemptType") in ("", "(null)", "preempt/none"):
         return ""
     by_tier = "partition_prio" in _value(settings, "PreemptType")
-    names = (config.site.partition or "").split(",")
+    names = (partition or "").split(",")
     tiers = [int(_value(each, "PriorityTier") or 0) for each in listed]
     for each, tier in zip(listed, tiers, strict=True):
         is_default = _value(each, "Default") == "YES" and names == [""]

@@ -89,10 +89,15 @@ class Ended:
 def me() -> str:
     """Return the name of the user of this process."""
     # Not getpass.getuser(): it reads LOGNAME, where `su` may leave the name of another user.
+    return user_name(os.getuid())
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user; the number if passwd has no entry, as in many containers."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container without a passwd entry
-        return str(os.getuid())
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _is_known(user: str) -> bool:

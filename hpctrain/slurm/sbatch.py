@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import logging
+import operator
 import re
 import shutil
 import subprocess
@@ -25,8 +25,6 @@ from hpctrain.slurm.queue import (
     queued,
     rows,
 )
-
-log = logging.getLogger(__name__)
 
 
 def available() -> bool:
@@ -193,35 +191,33 @@ def max_array_size() -> int:
     return max(1, min(map(int, limits))) if limits else 1000
 
 
+_SIZE = "launch.nodes launch.tasks_per_node launch.cpus_per_task launch.gpus_per_node launch.mem_gb"
+# What sbatch says, and the config keys that it is probably about.
+_SUSPECTS = {
+    "partition": "site.partition",
+    "account": "site.account",
+    "qos": "site.qos",
+    "feature": "site.constraint",
+    "constraint": "site.constraint",
+    "reservation": "site.reservation",
+    "license": "site.licenses",
+    "mail": "site.mail_type",
+    "parameter too long": "output_dir",
+    "memory": "launch.mem_gb site.memory_option",
+    "time limit": "launch.time_min",
+    "gres": "launch.gpus_per_node site.gpu_option site.gpu_type",
+    "node count": "launch.nodes",
+    "node configuration": _SIZE,
+}
+
+
 def _refusal(words: str, config: Config) -> str:
-    keys = {
-        "partition": f"site.partition={config.site.partition}",
-        "account": f"site.account={config.site.account}",
-        "qos": f"site.qos={config.site.qos}",
-        "feature": f"site.constraint={config.site.constraint}",
-        "constraint": f"site.constraint={config.site.constraint}",
-        "reservation": f"site.reservation={config.site.reservation}",
-        "license": f"site.licenses={config.site.licenses}",
-        "mail": f"site.mail_type={config.site.mail_type}",
-        "parameter too long": f"output_dir={config.output_dir}",
-        "memory": (
-            f"launch.mem_gb={config.launch.mem_gb}, site.memory_option={config.site.memory_option}"
-        ),
-        "time limit": f"launch.time_min={config.launch.time_min}",
-        "gres": (
-            f"launch.gpus_per_node={config.launch.gpus_per_node}, "
-            f"site.gpu_option={config.site.gpu_option}, site.gpu_type={config.site.gpu_type}"
-        ),
-        "node count": f"launch.nodes={config.launch.nodes}",
-        "node configuration": (
-            f"launch.nodes={config.launch.nodes}, "
-            f"launch.tasks_per_node={config.launch.tasks_per_node}, "
-            f"launch.cpus_per_task={config.launch.cpus_per_task}, "
-            f"launch.gpus_per_node={config.launch.gpus_per_node}, "
-            f"launch.mem_gb={config.launch.mem_gb}"
-        ),
-    }
-    suspects = [shown for word, shown in keys.items() if word in words.lower()]
+    suspects = [
+        f"{key}={operator.attrgetter(key)(config)}"
+        for word, keys in _SUSPECTS.items()
+        if word in words.lower()
+        for key in keys.split()
+    ]
     start = f"{', '.join(suspects)}: " if suspects else ""
     end = ""
     if "partition" in words.lower():

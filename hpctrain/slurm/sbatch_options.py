@@ -6,9 +6,10 @@ import math
 import os
 import re
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
+from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.slurm.node_range import node_options
 
@@ -19,19 +20,22 @@ _LONGEST = 1024  # bytes of a value; slurmctld refuses longer ones
 _LONGEST_PATH = 4000  # bytes of a sweep's folder: PATH_MAX less the names of the logs in it
 
 
-def sbatch_options(config: Config) -> Options:
+def sbatch_options(
+    name: str, launch: LaunchConfig, site: SiteConfig, fitting: Sequence[int]
+) -> Options:
     """Return all options of sbatch except those for the array and its logs.
+
+    `fitting` are the numbers of nodes that the job can use.
 
     An option in `site.sbatch` that has a config key of its own, or a value that cannot be written
     in one line, is a ConfigError.
     """
-    launch, site = config.launch, config.site
     options: Options = {
-        "job-name": config.name,
-        **node_options(config),
+        "job-name": name,
+        **node_options(launch, site, fitting),
         "cpus-per-task": launch.cpus_per_task,
-        **_gpu_options(config.launch, config.site),
-        **_memory_options(config.launch, config.site),
+        **_gpu_options(launch, site),
+        **_memory_options(launch, site),
         "time": launch.limit_min,
         "signal": f"USR2@{launch.warn_s}",
         "requeue": True,
@@ -39,8 +43,8 @@ def sbatch_options(config: Config) -> Options:
     for key in _NAMED:
         if (value := getattr(site, key)) is not None:
             options[key.replace("_", "-")] = _check_text(f"site.{key}", value)
-    for name, value in site.sbatch.items():
-        option, key = name.replace("_", "-"), f"site.sbatch.{name}"
+    for given, value in site.sbatch.items():
+        option, key = given.replace("_", "-"), f"site.sbatch.{given}"
         if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
             raise ConfigError(f"{key}={value}: give the long name of an option, without the dashes")
         if option in _OWN_KEYS:

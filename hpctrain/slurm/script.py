@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.secrets import shell_word
@@ -85,7 +86,8 @@ def sbatch_script(
     ranks call `command`, `run` or `call`, with the folder of the array task.
     """
     check_folder(config.output_dir, folder)
-    options = sbatch_options(config)
+    fitting = fitting_nodes(config)
+    options = sbatch_options(config.name, config.launch, config.site, fitting)
     options["array"] = f"0-{count - 1}" + (f"%{max_running}" if max_running else "")
     if dependency is not None:
         options["dependency"] = dependency
@@ -102,7 +104,7 @@ def sbatch_script(
         f'\nrun=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(folder / "tasks"))})',
         '[[ -d ${run:?is not in the list} && -d $run/logs ]] || mkdir "$run/logs"',
     ]
-    return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
+    return "\n".join([*parts, *_srun(config, folder, pythonpath, command, fitting)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -158,7 +160,9 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
+def _srun(
+    config: Config, folder: Path, pythonpath: Sequence[Path], command: str, fitting: Sequence[int]
+) -> Iterator[str]:
     launch, site = config.launch, config.site
     folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
     has_gpus = launch.gpus_per_node > 0
@@ -184,7 +188,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
     ]
     if site.container.runtime is not None:
         yield f"\n{REQUEUE_ON_NOTE}"
-    yield from choose_nodes(config)
+    yield from choose_nodes(launch, fitting)
     if site.gpu_option == "gpus-per-task":
         yield _SHARED_GPUS
     yield "\n# At Slurm's SIGTERM the ranks save and end; this shell must wait for them."

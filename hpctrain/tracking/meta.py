@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 from hpctrain import secrets
 from hpctrain.disk import write_atomically
@@ -29,6 +29,8 @@ class Meta:
     read back. Everything else goes to the store as it stands in the file: `${oc.env:NAME}` in the
     file of somebody else must not send them a variable of this process.
     """
+
+    VERSION: ClassVar[int] = 1
 
     uri: str
     """The MLflow store: an absolute sqlite path, or a server."""
@@ -49,9 +51,7 @@ class Meta:
 
     def write(self, run_dir: Path) -> None:
         """Write `meta.json`."""
-        body = dataclasses.asdict(self)
-        del body["owner"]
-        _write(_meta_path(run_dir), body)
+        _write(_meta_path(run_dir), self)
 
     @classmethod
     def read(cls, run_dir: Path) -> "Meta":
@@ -69,6 +69,8 @@ class Meta:
 @dataclass(frozen=True)
 class Uploaded:
     """What the uploader has uploaded. This is a copy: the position that counts is in the store."""
+
+    VERSION: ClassVar[int] = 1
 
     uri: str
     uid: str
@@ -91,7 +93,7 @@ class Uploaded:
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""
-        _write(_uploaded_path(run_dir), dataclasses.asdict(self))
+        _write(_uploaded_path(run_dir), self)
 
     @classmethod
     def read(cls, run_dir: Path) -> "Uploaded | None":
@@ -122,7 +124,9 @@ def _expanded(uri: str, owner: int) -> str:
     return secrets.expand_password(uri) if is_server(uri) else secrets.expand(uri)
 
 
-def _write(path: Path, body: dict[str, Any]) -> None:
+def _write(path: Path, value: Meta | Uploaded) -> None:
+    body = {"version": value.VERSION, **dataclasses.asdict(value)}
+    body.pop("owner", None)
     # A password in the URI is not written, only a reference to it.
     body = {key: secrets.reference(v) if isinstance(v, str) else v for key, v in body.items()}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Results of evaluations that are jobs of their own: `evaluations/recorded/step-00000200.json`.
 
-    {"step": 200, "time": 1.7e9, "metrics": {"val/loss": 0.31}, "checkpoint": "xxh3_128:…"}
+    {"version": 1, "step": 200, "time": 1.7e9, "metrics": {"val/loss": 0.31},
+     "checkpoint": "xxh3_128:…"}
 
 A file is created whole, once, and never changes: the first result of a checkpoint counts, however
 often it is evaluated. So the run's journal keeps its single writer, and a result that is uploaded
@@ -9,17 +10,14 @@ twice is the same point in MLflow.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-import msgspec
-
 from hpctrain import disk
-from hpctrain.record import Count, Number, Record, Time, read_known
+from hpctrain.record import Count, Number, Record, Time, read_known, written
 from hpctrain.step_names import step_name
 from hpctrain.tracking.journal import decode, encode
 
@@ -36,6 +34,8 @@ class Recorded(NamedTuple):
 
 
 class _File(Record, frozen=True):
+    VERSION = 1
+
     step: Count
     time: Time
     metrics: dict[str, Number]
@@ -48,7 +48,7 @@ def record(run_dir: Path, step: int, metrics: Mapping[str, float], checkpoint: s
     path.parent.mkdir(parents=True, exist_ok=True)
     values = cast("dict[str, Number]", {name: encode(x) for name, x in metrics.items()})
     body = _File(step, round(time.time(), 3), values, checkpoint)
-    text = json.dumps(msgspec.to_builtins(body), indent=1) + "\n"
+    text = written(body)
     if not disk.create(path, text) and not path.exists():  # a file system without hard links
         disk.write_atomically(path, text)
     found = _read(path)

@@ -113,6 +113,7 @@ class ProgressFile(Display):
         since, first = self._samples[0]
         after_first = max(0, step - self._first - 1)
         return {
+            "version": Progress.VERSION,
             "step": step,
             "max_steps": self._max,
             "time": now,

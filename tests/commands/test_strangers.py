@@ -12,14 +12,18 @@ from typing import Any
 import pytest
 
 from hpctrain.commands import cancel, checkpoints, gc, status
+from hpctrain.commands import logs as logs_module
+from hpctrain.commands import status as status_module
 from hpctrain.errors import StorageError
 from hpctrain.report import report_command
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import state, stop_request
 from hpctrain.runs.state.facts import Facts
-from tests.commands.test_commands import NOW, make_checkpoint, make_run, no_slurm
+from hpctrain.runs.state.first_error import tail
+from hpctrain.tracking.meta import Meta, Uploaded
+from tests.conftest import run_json, run_module, runs
+from tests.made_runs import NOW, make_checkpoint, make_run, status_json
 
-__all__ = ["no_slurm"]
 OTHER = 65534  # user id
 BEGUN = {"started": NOW, "launcher": "single", "host": socket.gethostname()}
 
@@ -34,6 +38,14 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         one.kill()
 
 
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes to which a command sends a signal; nothing is sent."""
+    found: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: found.append(pid))
+    return found
+
+
 def hold(path: Path) -> int:
     """Hold the lock of a run in this process."""
     descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT)
@@ -45,13 +57,11 @@ def hold(path: Path) -> int:
 def test_cancel_ends_only_the_process_that_holds_the_lock(
     pid: Any,
     process: subprocess.Popen[bytes],
+    signalled: list[int],
     tmp_path: Path,
     no_slurm: None,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    signalled: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
     attempt = BEGUN | {"pid": process.pid if pid == "other" else pid}
     run = make_run(tmp_path, state="running", attempts=[attempt])
     lock = hold(run)
@@ -72,13 +82,8 @@ def test_cancel_ends_only_the_process_that_holds_the_lock(
 
 @as_root
 def test_cancel_leaves_the_runs_of_others_and_goes_on(
-    tmp_path: Path,
-    no_slurm: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    signalled: list[int], tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    signalled: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
     attempt = BEGUN | {"pid": os.getpid()}
     theirs = make_run(tmp_path, "digits-00000001", state="running", attempts=[attempt])
     os.chown(theirs / "run.json", OTHER, OTHER)
@@ -118,10 +123,10 @@ def test_a_job_of_another_run_is_not_cancelled(listed: str, tmp_path: Path, no_s
     facts = Facts.read(run)
     facts.job = cancel.queue.Job("7_0", "PENDING", "None", "", "N/A")
     (script.parent / "tasks").write_text(listed)
-    step = cancel._step(facts, state.State("queued"), save=False)
-    assert (step.action, "not of this run" in step.message) == ("skip", True)
+    action, message = cancel._action(facts, state.State("queued"), save=False)
+    assert (action, "not of this run" in message) == ("skip", True)
     (script.parent / "tasks").write_text(f"{run}\n")
-    assert cancel._step(facts, state.State("queued"), save=False).action == "cancel"
+    assert cancel._action(facts, state.State("queued"), save=False)[0] == "cancel"
 
 
 def test_gc_and_training_follow_no_link_of_a_lock(
@@ -144,7 +149,17 @@ def test_gc_and_training_follow_no_link_of_a_lock(
     assert (thesis.read_text(), thesis.stat().st_mode & 0o777) == ("ten years of work", 0o644)
 
 
-DAMAGE = [
+DAMAGE: list[Any] = [
+    "[" * 100_000,
+    '{"state": ' + "[" * 100_000,
+    {"state": "failed", "attempts": 5},
+    {"state": "running", "attempts": ["x"]},
+    {"state": "failed", "attempts": [{"started": "x"}]},
+    {"state": "running", "attempts": [{"started": 1, "hosts": 7}]},
+    {"submission": [1]},
+    {"state": "queued", "submission": {"script": [], "task": {}}},
+    {"state": "finished", "result": {"val/loss": "x"}},
+    {"state": "finished", "swept": [[1]]},
     {"state": "finished", "best": {"metric": "val/loss", "value": 0.5, "step": "ten"}},
     {"state": "finished", "result": {"step": 1e30}},
     {"state": "running", "attempts": [{"started": 1e300}]},
@@ -155,16 +170,20 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize("content", DAMAGE, ids=str)
+@pytest.mark.parametrize("content", DAMAGE, ids=lambda content: str(content)[:60])
 def test_a_damaged_run_is_shown_and_the_others_too(
-    content: dict[str, Any], tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
+    content: Any, tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = make_run(tmp_path, "digits-00000002", state="finished", signature="2")
-    bad = make_run(tmp_path, "digits-00000001", **content)
+    bad = make_run(tmp_path, "digits-00000001", **(content if isinstance(content, dict) else {}))
+    if isinstance(content, str):
+        (bad / "run.json").write_text(content)
     for run in (good, bad):
         for step in (10, 20):
             make_checkpoint(run, step)
     where = ["--dir", str(tmp_path)]
+    assert status.main(where) == 0
+    assert bad.name in capsys.readouterr().out
     assert status.main([*where, "--json"]) == 0
     rows = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
     assert [rows[run.name]["state"] for run in (good, bad)] == ["finished", "damaged"]
@@ -179,3 +198,106 @@ def test_a_damaged_run_is_shown_and_the_others_too(
     assert cancel.main([*where, "--all"]) == 0
     assert report_command.main([*where, "--json", str(bad), str(good)]) == 0
     assert good.name in capsys.readouterr().out
+
+
+DAMAGED_CONFIGS = {
+    "": "config.yaml: data.path is missing",
+    "[]": "cannot be read as a frozen config (it has no keys)",
+    "launch: [": "line 2: it is not YAML (while parsing a flow node",
+    "garbage: 1": "config.yaml: unknown key garbage",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED_CONFIGS)
+def test_a_damaged_config_is_named_in_one_line(
+    tmp_path: Path, no_slurm: None, content: str
+) -> None:
+    facts = {"signature": "00000001", "data_digest": "x", "state": "interrupted"}
+    run = make_run(tmp_path, **facts)
+    (run / "config.yaml").write_text(content)
+    for command in (["resume", "--dir", str(tmp_path)], ["run", str(run)]):
+        done = run_module("hpctrain", *command, code=2)
+        assert f"error: {run}/config.yaml: " in done.stderr
+        assert DAMAGED_CONFIGS[content] in done.stderr
+        assert done.stderr.count("\n") == 1
+    (run / "config.yaml").unlink()
+    done = run_module("hpctrain", "resume", "--dir", str(tmp_path), code=6)
+    assert done.stderr == f"error: {run}: no run directory (config.yaml is missing)\n"
+
+
+def test_a_damaged_run_json_hides_no_other_run(tmp_path: Path, no_slurm: None) -> None:
+    good = make_run(tmp_path, "digits-00000001", state="finished")
+    run = make_run(tmp_path, "digits-00000002")
+    (run / "run.json").write_text("[]")
+    where = ("--dir", str(tmp_path))
+    rows = {row["run"]: row["state"] for row in status_json(tmp_path)}
+    assert rows == {str(good): "finished", str(run): "damaged"}
+    assert "scancel ends it" in run_module("hpctrain", "cancel", run.name, *where).stdout
+    assert "it must be `object`" in run_module("hpctrain", "run", str(run), code=6).stderr
+    (run / "run.json").write_text('{"state": "interrupted", "attempts": []}')
+    for command in (["resume", *where], ["run", str(run)]):
+        assert "it has no `signature`" in run_module("hpctrain", *command, code=6).stderr
+
+
+def test_a_fifo_is_not_waited_for(
+    tmp_path: Path, no_slurm: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = make_run(tmp_path, "digits-00000001", state="finished")
+    run = make_run(tmp_path, "digits-00000002")
+    (run / "run.json").unlink()
+    os.mkfifo(run / "run.json")
+    began = {"started": 1.0, "launcher": "slurm", "job_id": "7_0"}
+    other = make_run(tmp_path, "digits-00000003", state="running", attempts=[began])
+    submitted = {"script": f"{tmp_path}/array/job.sh", "task": 0, "user": "me", "time": 1.0}
+    queued = make_run(tmp_path, "digits-00000004", state="queued", submission=submitted)
+    ended = make_run(tmp_path, "digits-00000005", state="finished")
+    (tmp_path / "array" / "batch").mkdir(parents=True)
+    for folder in (other, ended):
+        (folder / "journal").mkdir()
+        for name in ("meta.json", "uploaded.json", "upload.lock", "events.jsonl"):
+            os.mkfifo(folder / "journal" / name)
+    Meta("sqlite:////x", "exp", "name", "uid").write(good)
+    Uploaded("sqlite:////x", "uid", "1", "2", 0).write(good)
+    os.mkfifo(good / "journal" / "events.jsonl")
+    for fifo in (
+        *(other / name for name in ("progress.json", "stop", "lock", "logs/7_0.rank0.log")),
+        *(tmp_path / "array" / name for name in ("job_id", "batch/.log", "batch/7_0.log")),
+    ):
+        os.mkfifo(fifo)
+    assert status_module.main(["--dir", str(tmp_path), "--json"]) == 0
+    rows = {row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)}
+    assert rows[str(good)] == "finished"
+    assert rows[str(run)] == "damaged"
+    assert set(rows) == {str(path) for path in (good, run, other, queued, ended)}
+    for path, more in ((other, []), (other, ["-f"]), (queued, [])):
+        with pytest.raises(StorageError, match="no log yet"):
+            logs_module.main([path.name, "--dir", str(tmp_path), *more])
+    # A log that becomes a FIFO at the last moment is an error, too.
+    with pytest.raises(OSError, match="not a regular file"):
+        tail(other / "logs" / "7_0.rank0.log", 0)
+
+
+@pytest.mark.slow
+def test_looking_at_a_run_runs_no_code_that_its_config_names(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
+        "def net(**_): raise SystemExit(3)\n"
+    )
+    run_module(
+        *("hpctrain", "freeze", "experiment=digits", f"data.path={digits}"),
+        *(f"output_dir={tmp_path}/runs", "model._target_=evil.net", "tracking=off"),
+        cwd=tmp_path,
+    )
+    (run,) = runs(tmp_path / "runs")
+    where = ("--dir", str(tmp_path / "runs"))
+    record = run_json(run) | {"state": "failed", "attempts": [{"error": "x", "started": 1.0}]}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "logs").mkdir()
+    (run / "logs" / "terminal_1.rank0.log").write_text("x\n")
+    for command in (["status"], ["logs", run.name], ["checkpoints"], ["gc", "--debug"]):
+        run_module("hpctrain", *command, *where, cwd=tmp_path)
+    run_module("hpctrain", "cancel", run.name, *where, cwd=tmp_path)
+    run_module("hpctrain", "sync", str(run), code=7, cwd=tmp_path)
+    assert not (tmp_path / "ran").exists()
+    run_module("hpctrain", "run", str(run), code=3, cwd=tmp_path)
+    assert (tmp_path / "ran").exists()

@@ -11,7 +11,7 @@ import yaml
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.estimates import cautions
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.models import MLP, Transformer
 from hpctrain.runs.run_dir import RunDir
@@ -112,9 +112,9 @@ def test_beyond_the_partition(composer: Composer, monkeypatch: pytest.MonkeyPatc
     answer = "batch*|2:00:00\nlong|infinite\n"
     monkeypatch.setattr(partition_limit, "ask", lambda *command, **options: answer)
     partition_limit._limits.cache_clear()
-    words = [*LM, "launch.time_min=121"]
-    found = partition_limit.beyond_partition(composer.typed(words))
+    launch = composer.typed([*LM, "launch.time_min=121"]).launch
+    found = partition_limit.beyond_partition(launch, None)
     assert found.startswith("launch.time_min=121: the partition batch allows 120 minutes")
-    assert partition_limit.beyond_partition(composer.typed([*words, "site.partition=long"])) == ""
-    assert partition_limit.beyond_partition(composer.typed([*words, "site.partition=no"])) == ""
+    assert partition_limit.beyond_partition(launch, "long") == ""
+    assert partition_limit.beyond_partition(launch, "no") == ""
     partition_limit._limits.cache_clear()

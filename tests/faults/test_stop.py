@@ -8,12 +8,14 @@ import threading
 import time
 from concurrent.futures import Future
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 
 from hpctrain.faults import early_signals
 from hpctrain.faults.stop import SIGNALS, Interrupted, Stop
+from hpctrain.runs.state import stop_request
 from tests.conftest import ignoring_sigint
 from tests.ranks import run_ranks
 from tests.steps import batch, make
@@ -133,3 +135,23 @@ def test_a_command_heeds_ctrl_c_and_nohup(number: signal.Signals) -> None:
     finally:
         signal.signal(number, before)
     assert heeded == (number == signal.SIGINT)
+
+
+def test_the_stop_file_is_seen(tmp_path: Path) -> None:
+    stop_request.write(tmp_path, "me")
+    request = stop_request.read(tmp_path)
+    assert request is not None
+    assert time.time() - request.time < 60
+    # After a new submission the stop request is void.
+    assert stop_request.read(tmp_path, since=time.time() + 1) is None
+    with Stop() as stop:
+        stop.watch(stop_request.stop_file(tmp_path))
+        end = time.monotonic() + 60
+        while not stop.asked and time.monotonic() < end:
+            time.sleep(0.01)
+        assert stop.asked == "cancel"
+    stop_request.clear(tmp_path)
+    stop_request.clear(tmp_path)
+    assert stop_request.read(tmp_path) is None
+    stop_request.stop_file(tmp_path).touch()  # a user may do it by hand
+    assert stop_request.read(tmp_path) is not None

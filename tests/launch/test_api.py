@@ -180,23 +180,20 @@ def test_a_function_runs_here_without_a_cluster(
 
 
 KEYS = (
-    "timeout_min=7",
-    "cpus_per_task=2",
-    "gpus_per_node=4",
-    "tasks_per_node=2",
-    "mem_gb=3",
-    "nodes=2",
-    "partition=p",
-    "qos=q",
-    "account=a",
-    "constraint=c",
-    "exclude=n1",
-    "array_parallelism=3",
-    "setup=[module load x]",
-    "srun_args=[--label]",
-    "signal_delay_s=60",
+    *("timeout_min=7", "cpus_per_task=2", "gpus_per_node=4", "tasks_per_node=2", "mem_gb=3"),
+    *("nodes=2", "partition=p", "qos=q", "account=a", "constraint=c", "exclude=n1"),
+    *("array_parallelism=3", "setup=[module load x]", "srun_args=[--label]", "signal_delay_s=60"),
     "max_num_timeout=4",
 )
+
+
+def experiment(folder: Path, name: str, defaults: str, hydra: str) -> None:
+    """Write an experiment that is the digits with these settings of Hydra."""
+    file = folder / "conf" / "experiment" / f"{name}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        f"# @package _global_\ndefaults:\n  - digits\n{defaults}  - _self_\nhydra: {hydra}\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["submitit_slurm", "hpctrain"])
@@ -223,14 +220,9 @@ def test_the_keys_of_submitits_launcher_are_read(where: list[str], name: str) ->
 
 
 def test_an_experiment_chooses_the_launcher_and_its_keys(where: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "conf" / "experiment"
-    folder.mkdir(parents=True)
     for name, minutes in (("slurm", 5), ("local", 6)):
-        (folder / f"{name}.yaml").write_text(
-            "# @package _global_\ndefaults:\n  - digits\n"
-            f"  - override /hydra/launcher: submitit_{name}\n  - _self_\n"
-            f"hydra: {{launcher: {{timeout_min: {minutes}}}}}\n"
-        )
+        chosen = f"  - override /hydra/launcher: submitit_{name}\n"
+        experiment(tmp_path, name, chosen, f"{{launcher: {{timeout_min: {minutes}}}}}")
     for name, minutes in (("slurm", 5), ("local", 6)):
         with composed([*where[1:], f"experiment={name}"], tmp_path / "conf") as call:
             assert call.local == (name == "local")
@@ -244,13 +236,8 @@ def test_an_experiment_chooses_the_launcher_and_its_keys(where: list[str], tmp_p
 def test_the_sweep_that_an_experiment_asks_for_is_not_lost(
     where: list[str], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "conf" / "experiment"
-    folder.mkdir(parents=True)
     for name, rates in (("some", "1e-3,2e-3"), ("more", "1e-3,2e-3,3e-3")):
-        (folder / f"{name}.yaml").write_text(
-            "# @package _global_\ndefaults:\n  - digits\n  - _self_\n"
-            f"hydra: {{sweeper: {{params: {{optimizer.lr: '{rates}'}}}}}}\n"
-        )
+        experiment(tmp_path, name, "", f"{{sweeper: {{params: {{optimizer.lr: '{rates}'}}}}}}")
     with composed([*where[1:], "experiment=more"], tmp_path / "conf") as call:
         rates = [call.composer.typed(run).optimizer.lr for run in call.runs]
         assert rates == [0.001, 0.002, 0.003]

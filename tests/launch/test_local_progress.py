@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from hpctrain.config.schema import Config
-from hpctrain.launch import local_progress
-from hpctrain.launch.arrays import Entry
-from hpctrain.launch.local_progress import LocalProgress
+from hpctrain.launch import output
+from hpctrain.launch.entry import Entry, Status
+from hpctrain.launch.local_runs import LocalProgress
 from hpctrain.runs.run_dir import RunDir
 
 PROGRESS = {"step": 20, "max_steps": 60, "metric": "val/mse", "metrics": {"val/mse": 0.12345}}
@@ -25,7 +25,9 @@ def entry(tmp_path: Path) -> Entry:
     (run.path / "progress.json").write_text(json.dumps(PROGRESS))
     (run.path / "run.json").write_text(json.dumps({"result": {"val/mse": 0.25}}))
     swept = ["optimizer.lr=0.1"]
-    return Entry([], Config(metric="val/mse"), run, swept=swept, state="finished")
+    found = Entry([], Config(metric="val/mse"), run, swept=swept)
+    found.mark(Status.ENDED, "finished")
+    return found
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -36,8 +38,8 @@ def test_a_terminal_has_one_bar_over_the_runs(
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace")
     console = Console(file=stream, width=width, force_terminal=True, color_system=None)
-    monkeypatch.setattr(local_progress, "Console", lambda stderr: console)
-    monkeypatch.setattr(local_progress.sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(output, "Console", lambda stderr: console)
+    monkeypatch.setattr(output.sys.stderr, "isatty", lambda: True)
     with LocalProgress(4) as progress:
         progress.begin(entry)
         stream.flush()

@@ -335,18 +335,15 @@ def test_a_cancelled_container_saves_and_stays_away(
 
 @pytest.mark.slow
 def test_a_partition_that_cancels_is_said() -> None:
-    config = Config()
-    config.site.partition = "preemptible"
-    assert partition_limit.not_requeued(config) == ""
+    assert partition_limit.not_requeued("preemptible") == ""
     change = ("scontrol", "update", "PartitionName=preemptible")
     try:
         call(*change, "PreemptMode=CANCEL").check_returncode()
         partition_limit._partitions.cache_clear()
-        found = partition_limit.not_requeued(config)
+        found = partition_limit.not_requeued("preemptible")
         assert found.startswith("the partition preemptible cancels jobs that are preempted")
         assert "(PreemptMode=CANCEL, GraceTime=10)" in found
-        config.site.partition = None
-        assert partition_limit.not_requeued(config) == ""
+        assert partition_limit.not_requeued(None) == ""
     finally:
         call(*change, "PreemptMode=REQUEUE").check_returncode()
         partition_limit._partitions.cache_clear()

@@ -58,7 +58,7 @@ def entry(made: Config, name: str, **before: Any) -> Any:
     ],
 )
 def test_a_pattern_is_compared_with_the_names_of_the_model(made: Config, said: str) -> None:
-    found = answer(json.loads(unmatched._question(made)))
+    found = answer(json.loads(unmatched._question(entry(made, "run"))))
     assert found["problem"].startswith(said), found
     assert bool(found["problem"]) == bool(said)
     assert not found["unknown"]
@@ -74,7 +74,7 @@ def test_stored_weights_are_compared_with_the_model(tmp_path: Path) -> None:
         ({"5.weight": torch.zeros(1)}, "nothing of these names, which are stored: 5.weight"),
     ]:
         save_file(kept | stored, tmp_path / "model.safetensors")
-        found = answer(json.loads(unmatched._question(given)))
+        found = answer(json.loads(unmatched._question(entry(given, "run"))))
         assert said in found["problem"]
         assert found["problem"].startswith("checkpoint.init_from=" if said else "")
         assert bool(found["problem"]) == bool(said)

@@ -16,6 +16,7 @@ from hpctrain.console import Console
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun
 from hpctrain.launch import arrays
+from hpctrain.launch.entry import Entry
 from hpctrain.plan.answer import Query, answer
 from hpctrain.plan.measured import measurement
 from hpctrain.plan.measured.comparison import Comparison
@@ -98,7 +99,7 @@ def test_the_jobs_of_one_number_of_ranks_are_one_array_and_only_measure(
     for one in group:
         config = short_run(one, tmp_path, minutes(group))
         validate(config)
-        entries.append(arrays.Entry([], config, check(config)))
+        entries.append(Entry([], config, check(config)))
     assert len(arrays.plan(entries, tmp_path, 1000)) == 1
     first, original = entries[0].config, found[0].layout.config
     assert (first.train.max_steps, first.data.val_split) == (STEPS, None)

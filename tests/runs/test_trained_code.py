@@ -14,6 +14,7 @@ from torch import distributed
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
 from hpctrain.checkpoint.tensor_reader import misfit
+from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.code.modules import Module, difference
@@ -80,7 +81,7 @@ def test_the_modules_of_a_training_are_found_without_an_import(project: Path) ->
     config.task = {"_target_": "own_task.Task"}
     config.data.transforms = [{"_target_": "flips.flip"}]
     config.scheduler._target_ = "sched.make"
-    found = modules.find(config)
+    found = modules.find(plain(config))
     assert not {*found} & {*sys.modules}
     inside = ("", ".blocks", ".deep.inner", ".late", ".named")
     assert [*found] == sorted(
@@ -90,7 +91,7 @@ def test_the_modules_of_a_training_are_found_without_an_import(project: Path) ->
     assert found["helper"] == Module("helper.py", HELPER)
     (project / "native.so").write_bytes(b"\x7fELF 22")
     (mine / "deep" / "inner.py").unlink()
-    told = difference(found, modules.find(config), "attempt 2")
+    told = difference(found, modules.find(plain(config)), "attempt 2")
     assert told == "mine/deep/inner.py: gone since attempt 2; native.so: changed"
 
 
@@ -102,7 +103,10 @@ def test_modules_that_only_run_time_knows_count_when_they_were_imported(project:
     try:
         __import__("plugins." + "a")
         assert modules.loaded(before) == ["helper", "plugins.a"]
-        assert [*modules.find(Config(), also=modules.loaded(before))] == ["helper", "plugins.a"]
+        assert [*modules.find(plain(Config()), also=modules.loaded(before))] == [
+            "helper",
+            "plugins.a",
+        ]
     finally:
         for name in {*sys.modules} - before:
             del sys.modules[name]

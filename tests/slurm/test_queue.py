@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, SiteConfig
 from hpctrain.doctor.checks.scheduler import checked
 from hpctrain.errors import LaunchError
 from hpctrain.job import environment
@@ -24,6 +24,7 @@ from hpctrain.slurm.queue import (
     ask,
     cancel,
     ended,
+    jobs_of,
     queued,
 )
 from hpctrain.slurm.sbatch import expected_start, nodes_that_fit, partitions, sbatch
@@ -214,9 +215,8 @@ def test_a_preemption_that_cancels_is_said(
         sacctmgr="main|normal",
         sbatch="12",
     )
-    config = Config()
-    config.site.partition = partition
-    found = partition_limit.not_requeued(config)
+    config = Config(site=SiteConfig(partition=partition))
+    found = partition_limit.not_requeued(partition)
     assert found.startswith(said)
     assert bool(found) == bool(said)
     findings = {each.check: each for each in checked(config)}
@@ -241,3 +241,8 @@ def test_the_words_of_sbatch_are_told_from_a_banner(
     assert expected_start("", Config()).startswith("not now, it will wait (sbatch: Job 7")
     with pytest.raises(LaunchError, match=r"^sbatch refused the job: sbatch: Job 7"):
         sbatch(tmp_path / "script", Config())
+
+
+def test_array_tasks_in_one_word() -> None:
+    ids = ["7_3", "9_0", "7_1", "7_2", "7_9", "12"]
+    assert jobs_of(ids) == ["12", "7_[1-3,9]", "9_[0]"]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
@@ -530,6 +530,7 @@ def test_meta_says_where_the_journal_goes(database: Path, tmp_path: Path) -> Non
     offline(tmp_path / "r", database, 0, parent_uid="p", parent_name="sweep")
     meta = json.loads((tmp_path / "r/journal/meta.json").read_text())
     assert meta == {
+        "version": 1,
         "uri": f"sqlite:///{database}",
         "experiment": "exp",
         "run_name": "n",

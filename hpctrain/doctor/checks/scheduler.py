@@ -99,7 +99,7 @@ def _partition(config: Config) -> Iterator[Finding]:
         yield unknown("partitions", "sinfo does not answer")
         return
     yield from partition_findings(listed, config)
-    if text := not_requeued(config):
+    if text := not_requeued(config.site.partition):
         cure = "Save often (checkpoint.every_steps), or choose another partition (site.partition)."
         yield Finding("after a preemption", "warn", text, "a requeue", cure)
 

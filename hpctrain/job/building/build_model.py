@@ -121,7 +121,7 @@ def check_base(config: Config, checkpoint: Path) -> None:
 
 def _load_base(config: Config, module: nn.Module, stages: dist.ProcessGroup | None = None) -> None:
     """Load the weights that adapters belong to; with a pipeline all its stages call this."""
-    _start(config.checkpoint, module, verified(config), stages)
+    _start(config.checkpoint, module, verified(config.checkpoint, config.output_dir), stages)
     if config.train.lora.quantize:
         quantize(module)
 
@@ -163,7 +163,7 @@ def _verified(config: Config, ranks: RankInfo) -> WeightFiles:
     with long_work("verifying checkpoint.init_from"):
         if ranks.is_main:
             try:
-                answer["path"] = str(verified(config).path)
+                answer["path"] = str(verified(config.checkpoint, config.output_dir).path)
             except HpctrainError as error:
                 answer["error"] = str(error)
     answer = objects.broadcast(answer)

@@ -1,6 +1,6 @@
 """What is found before the runs of a sweep are queued.
 
-Notes and changed code stop nothing; a cluster that would not run the jobs does.
+Notes stop nothing; a cluster that would not run the jobs does.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.estimates import cautions, node_weights, time_limit
 from hpctrain.launch import arrays
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
-from hpctrain.runs.code import trained_code
 from hpctrain.slurm import node_range, sbatch
 from hpctrain.slurm.partition_limit import beyond_partition, not_requeued
 from hpctrain.slurm.queue import UnreachableError
-from hpctrain.terminal import few
 
 _AUTO = f"launch.time_min={time_limit.AUTO}"
 
@@ -31,38 +30,20 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         for entry in entries
         if any(text.startswith(f"parallel.weights={node_weights.AUTO}") for text in entry.overrides)
     )
-    yield from filter(None, dict.fromkeys(node_range.note(config) for config in configs))
+    yield from filter(
+        None,
+        dict.fromkeys(
+            node_range.note(each.launch, each.train.global_batch_size, fitting_nodes(each))
+            for each in configs
+        ),
+    )
     yield from cautions.of_sweep(configs)
     if cluster:
-        limits = {(config.site.partition, config.launch.time_min): config for config in configs}
-        yield from filter(None, dict.fromkeys(map(beyond_partition, limits.values())))
-        yield from filter(None, dict.fromkeys(map(not_requeued, limits.values())))
-
-
-def say_changed_code(entries: Sequence[Entry]) -> None:
-    """Name the files and functions that differ, before the runs are queued, and the choice.
-
-    The runs go on from a checkpoint when they are submitted, or are finished.
-    """
-    groups: dict[tuple[bool, str], list[Entry]] = {}
-    for entry in entries:
-        if not entry.before.attempts:
-            continue
-        if found := trained_code.changes(entry.config, entry.run, imported_from(entry)):
-            groups.setdefault((entry.before.state == "finished", found), []).append(entry)
-    for (finished, found), group in groups.items():
-        names = few((entry.run.name for entry in group), 1)
-        what = "A finished run is not trained again"
-        cure = "launch.rerun=all does that, and keeps the old directory under another name"
-        if not finished:
-            what = "A run goes on from its checkpoint with the code as it is now"
-            cure = trained_code.CHOICE
-        say(f"{names}: the code has changed: {found}. {what}; {cure}", style="yellow")
-
-
-def imported_from(entry: Entry) -> Sequence[Path] | None:
-    """Return the folders that a run will import from; None means those of this process."""
-    return entry.code.pythonpath if entry.code is not None and entry.keeps_code else None
+        asked = {(each.site.partition, each.launch.time_min): each.launch for each in configs}
+        beyond = (beyond_partition(launch, partition) for (partition, _), launch in asked.items())
+        yield from filter(None, dict.fromkeys(beyond))
+        partitions = dict.fromkeys(partition for partition, _ in asked)
+        yield from filter(None, dict.fromkeys(map(not_requeued, partitions)))
 
 
 class Room:

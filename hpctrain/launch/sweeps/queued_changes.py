@@ -9,7 +9,7 @@ from hpctrain import yaml_file
 from hpctrain.config.frozen import dump, types, values_of
 from hpctrain.config.identity import changeable
 from hpctrain.errors import ConfigError
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.output import runs, say
 from hpctrain.terminal import few
 
@@ -24,8 +24,8 @@ def say_changes(entries: list[Entry]) -> None:
     """Name the keys that differ for runs that are queued or running, and how to replace them."""
     groups: dict[tuple[bool, str], list[Entry]] = {}
     for entry in entries:
-        if entry.state.endswith(" already") and (found := ", ".join(changes(entry))):
-            groups.setdefault((entry.state.startswith("pending"), found), []).append(entry)
+        if entry.status is Status.UNDER_WAY and (found := ", ".join(changes(entry))):
+            groups.setdefault((entry.detail == "pending", found), []).append(entry)
     for (waits, found), group in groups.items():
         first = group[0].run.name
         cure = (

@@ -1,4 +1,4 @@
-"""Give runs that a sweep takes as they are their place under the sweep's parent in MLflow.
+"""The parent run of a sweep in MLflow, and the runs that a sweep takes as they are.
 
     train alone ── "finished before" in a sweep ── run.json, journal/meta.json: the parent
                                                 └─ `hpctrain sync`, beside the submission: MLflow
@@ -11,20 +11,54 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-from collections.abc import Iterable
+import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
+from hpctrain.runs import sweep_overrides
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.uploader_process import python_module
 
 _LOG = "mlflow.log"
 
 
+class Parent:
+    """The parent run of a sweep whose folder is `folder`; a search gives that of its batches.
+
+    `given` has uid and name, and the keys that a search varies, separated by blanks.
+    """
+
+    def __init__(self, folder: Path, given: Mapping[str, str] | None) -> None:
+        self._folder, self._uid = folder, uuid.uuid4().hex
+        self._given = dict(given) if given else None
+        self.searched = self._given.pop("keys", "").split() if self._given else []
+
+    def of(self, entries: Sequence[Entry]) -> dict[str, str] | None:
+        """Return uid, name, number of runs and folder of the parent; None for one run."""
+        if self._given or len(entries) < 2:
+            return self._given
+        values = sweep_overrides.span(entry.swept for entry in entries)
+        name = f"sweep {self._folder.name} {values}".strip()
+        # A run that an earlier sweep has begun stays there, and tells this parent nothing.
+        ours = {
+            entry.run.path
+            for entry in entries
+            if (entry.before.sweep or {}).get("uid", self._uid) == self._uid
+        }
+        # In the folder is the list of the runs, from which their uploaders know what has not begun.
+        return {
+            "uid": self._uid,
+            "name": name,
+            "runs": str(len(ours)),
+            "folder": str(self._folder),
+        }
+
+
 def adopt(
-    entries: Iterable[Entry], parent: dict[str, str], folder: Path
+    entries: Sequence[Entry], parent: dict[str, str], folder: Path
 ) -> subprocess.Popen[bytes] | None:
     """Put runs that have no parent under this one, after `set_states` and the submission.
 

@@ -15,9 +15,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import say
 
 _TIMEOUT_S = 600.0
@@ -31,8 +30,8 @@ def unmatched(entries: Sequence[Entry]) -> list[tuple[Entry, ConfigError]]:
     """
     asked: dict[str, list[Entry]] = {}
     for entry in entries:
-        if _is_compared(entry.config) and not entry.run.read().state:
-            asked.setdefault(_question(entry.config), []).append(entry)
+        if (question := _question(entry)) and not entry.run.read().state:
+            asked.setdefault(question, []).append(entry)
     if not asked:
         return []
     say(
@@ -51,15 +50,13 @@ def unmatched(entries: Sequence[Entry]) -> list[tuple[Entry, ConfigError]]:
     return found
 
 
-def _is_compared(config: Config) -> bool:
-    optimizer = config.optimizer
-    patterns = optimizer.groups or config.train.lora.patterns
-    stored = config.checkpoint.init_from
-    return bool(patterns) or optimizer.layer_decay is not None or stored is not None
-
-
-def _question(config: Config) -> str:
+def _question(entry: Entry) -> str | None:
+    """Return what is asked of the model of a run, as JSON; None if nothing is."""
+    config = entry.config
     lora, optimizer, start = config.train.lora, config.optimizer, config.checkpoint
+    patterns = optimizer.groups or lora.patterns
+    if not patterns and optimizer.layer_decay is None and start.init_from is None:
+        return None
     question = {
         "model": config.model,
         "lora": {"match": lora.match, "rank": lora.rank, "also": lora.also},

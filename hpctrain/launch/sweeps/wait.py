@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from hpctrain.console import Console
-from hpctrain.launch.arrays import Entry
-from hpctrain.launch.output import NoteColumn, say
+from hpctrain.launch.entry import Entry
+from hpctrain.launch.output import Bars, say
 from hpctrain.slurm.queue import Job, UnreachableError, queue_of
 
 _POLL_S = (2.0, 30.0)
@@ -27,16 +23,7 @@ def wait(
     """
     pause, printed = _POLL_S[0], -1
     most = sum(entry.task is not None for entry in entries)  # jobs that the limit has allowed
-    with Progress(
-        TextColumn("waiting for"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("runs"),
-        TimeElapsedColumn(),
-        NoteColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    ) as progress:
+    with Bars("waiting for", more="runs") as progress:
         shown = progress.add_task("", total=len(entries), note="")
         while True:
             try:
@@ -62,7 +49,7 @@ def wait(
             time.sleep(pause)
             pause = min(_POLL_S[1], pause * 1.2)
     for entry in entries:
-        entry.state = entry.run.read().state or entry.state
+        entry.read_end()
 
 
 def _jobs(entries: list[Entry]) -> list[Job]:

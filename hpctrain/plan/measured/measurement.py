@@ -20,7 +20,7 @@ from typing import Any
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
-from hpctrain.launch.arrays import Entry
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.jobs import RunJob
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.sweep import Sweep

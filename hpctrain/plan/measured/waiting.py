@@ -6,17 +6,13 @@ ddp, 8 ranks (12_1)   ━━━━━━━━━━━━ 25/25 finished
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from hpctrain import run_record
-from hpctrain.console import Console
 from hpctrain.launch.jobs import RunJob
-from hpctrain.launch.output import NoteColumn, say
+from hpctrain.launch.output import Bars, say
 from hpctrain.plan.measured.short_run import STEPS
 
 _POLL_S = (1.0, 5.0)
@@ -58,15 +54,7 @@ class Followed:
 def wait(jobs: Sequence[Followed]) -> None:
     """Return when all jobs have ended; their states are kept up to date."""
     pause = _POLL_S[0]
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        NoteColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    ) as progress:
+    with Bars("{task.description}") as progress:
         bars = [
             progress.add_task(f"{one.name} ({one.job.job_id})", total=STEPS, note="")
             for one in jobs

@@ -14,7 +14,7 @@ from hpctrain.errors import StorageError
 from hpctrain.report.live.picture import picture
 from hpctrain.report.live.snapshot import snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.select import add_dir, all_runs, are_folders, select_one
+from hpctrain.runs.state.select import add_dir, all_runs, are_folders, one_run
 
 
 def main(argv: list[str]) -> int:
@@ -69,7 +69,7 @@ def _chosen(folder: Path, name: str | None) -> RunDir:
     if name is not None and are_folders([name]):
         folder = Path(name)
     elif name is not None:
-        return RunDir.open(select_one(folder, name, "top"))
+        return RunDir.open(one_run(folder, name, "top"))
     runs = all_runs(folder, archived=False)
     if not runs:
         raise StorageError(f"{folder}: there is no run; --dir says where they are")

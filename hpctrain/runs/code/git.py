@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from hpctrain.errors import ConfigError
 from hpctrain.record import Record
-from hpctrain.runs.code import patch, private_files
+from hpctrain.runs.code import private_files
 from hpctrain.secrets import mask, without_credentials
 
 
@@ -83,7 +83,7 @@ class Repo:
             changes = self._git("diff", *options, "HEAD", "--", ".", *without)
         except ConfigError:
             return ""
-        return patch.without_secrets(changes)
+        return private_files.without_secrets(changes)
 
     def _git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.root), *arguments]

@@ -23,9 +23,7 @@ from typing import Any
 import xxhash
 
 from hpctrain import secrets
-from hpctrain.config.frozen import plain
 from hpctrain.config.rules.targets import imported, package_of, submodule
-from hpctrain.config.schema import Config
 from hpctrain.record import Record
 from hpctrain.runs.code.git import code_folders
 
@@ -55,15 +53,15 @@ def search_path() -> list[Path]:
 
 
 def find(
-    config: Config, folders: Sequence[Path] | None = None, also: Iterable[str] = ()
+    config: Mapping[str, Any], folders: Sequence[Path] | None = None, also: Iterable[str] = ()
 ) -> dict[str, Module]:
-    """Return the modules of a training by name; every `_target_` of the config counts.
+    """Return the modules of a training by name; every `_target_` of the plain config counts.
 
     Python looks for them in these folders, or where this process does. `also` names more modules,
     which no `import` in the source names.
     """
     places = tuple(search_path() if folders is None else folders)
-    sections = {name: node for name, node in plain(config).items() if name not in _NO_PART}
+    sections = {name: node for name, node in config.items() if name not in _NO_PART}
     todo = [*_targets(sections), *also]
     found: dict[str, Module] = {}
     seen: set[str] = set()

@@ -9,18 +9,15 @@ provenance/
 from __future__ import annotations
 
 import functools
-import json
 import os
 import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from hpctrain.disk import set_aside, text_of
 from hpctrain.errors import ConfigError
-from hpctrain.record import read_known
+from hpctrain.record import read_known, written
 from hpctrain.runs.code.git import Tree, code_folders, repositories
 
 
@@ -38,8 +35,7 @@ def collect() -> Mapping[str, str]:
             continue  # there is no git here, or it refuses to read the folder (safe.directory)
         if diff:
             content[f"{repo.name}.diff"] = diff
-    text = json.dumps(msgspec.to_builtins(facts), indent=1)
-    return content | {"git.json": f"{text}\n"}
+    return content | {"git.json": written(facts)}
 
 
 def store(folder: Path, content: Mapping[str, str], twin: Path | None = None) -> None:

@@ -33,11 +33,11 @@ from pathlib import Path
 import xxhash
 
 from hpctrain import secrets
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import LaunchConfig
 from hpctrain.disk import temporary
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.record import read
-from hpctrain.runs.code import bytecode
+from hpctrain.runs.code.copied_file import CopiedFile, Source
 from hpctrain.runs.code.git import Repo, code_folders, repositories
 from hpctrain.runs.code.private_files import is_private
 
@@ -58,7 +58,7 @@ class Snapshot:
     pythonpath: tuple[Path, ...]
     # Folders with code that are in no git repository, so they are not copied.
     unfrozen: tuple[Path, ...]
-    _files: dict[str, _File] = field(repr=False)
+    _files: dict[str, CopiedFile] = field(repr=False)
     # A line for each folder and large file that is taken for no code.
     left_out: tuple[str, ...] = ()
     telling: tuple[str, ...] = ()  # a line for each file of the copy that has a secret in it
@@ -97,57 +97,24 @@ class Snapshot:
         return True
 
 
-@dataclass(frozen=True)
-class _File:
-    content: bytes  # of a link: its target
-    mode: int  # type of a link; of a file, whether it is executable
-    readers: int = 0o044  # who may read the file besides its owner: group and others
-    module: bytecode.Source | None = None  # what a Python file was read from
+def take(launch: LaunchConfig, output_dir: str, data_path: str) -> Snapshot | None:
+    """Read the code that a job runs; None with `launch.snapshot=off`.
 
-    @property
-    def permissions(self) -> int:
-        """The permissions of a copy."""
-        executable = self.mode & stat.S_IXUSR
-        return 0o400 | self.readers | (executable | self.readers >> 2 if executable else 0)
-
-    @property
-    def identity(self) -> str:
-        """What the digest knows of the mode. Files that everybody may read have a short one."""
-        return str(self.mode) if self.readers == 0o044 else f"{self.mode}:{self.readers:o}"
-
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if stat.S_ISLNK(self.mode):
-            path.symlink_to(os.fsdecode(self.content))
-            return
-        # Others must not read it meanwhile. The umask takes away more.
-        opened = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.permissions | stat.S_IWUSR
-        )
-        with open(opened, "wb") as file:
-            file.write(self.content)
-        # Read-only, because other runs use the file too.
-        path.chmod(path.stat().st_mode & 0o555)
-        if self.module is not None:
-            bytecode.take_along(self.module, path)
-
-
-def take(config: Config) -> Snapshot | None:
-    """Read the code that a job with this config runs; None with `launch.snapshot=off`.
-
-    Nothing is written. Code that is too large, or with `launch.snapshot=git` cannot be read by git,
-    is a ConfigError; a file that cannot be read is a StorageError.
+    Nothing is written, and the two folders are left out. Code that is too large, or with
+    `launch.snapshot=git` cannot be read by git, is a ConfigError; a file that cannot be read is a
+    StorageError.
     """
-    if config.launch.snapshot == "off":
+    if launch.snapshot == "off":
         return None
-    require_git = config.launch.snapshot == "git"
+    require_git = launch.snapshot == "git"
     repos, outside = repositories(code_folders())
     if require_git and Path.cwd() in outside:
         raise ConfigError(
             f"launch.snapshot=git: {Path.cwd()} is in no git repository (use git init; or "
             "launch.snapshot=auto, which copies only code in repositories; or launch.snapshot=off)"
         )
-    reader = _Reader(config, [folder for repo in repos for folder in repo.used])
+    used = [folder for repo in repos for folder in repo.used]
+    reader = _Reader(launch.snapshot_max_mb, [Path(output_dir), Path(data_path)], used)
     for repo in repos:
         try:
             reader.read_repository(repo)
@@ -161,10 +128,10 @@ def take(config: Config) -> Snapshot | None:
     copied = reader.imported()
     # Python still imports from the working directory, and from the folder of a program that calls
     # hpctrain, if they could not be copied.
-    used = {Path.cwd(), *map(Path, map(os.path.realpath, sys.path[:1]))}
-    here = [folder for folder in outside if folder in used]
+    places = {Path.cwd(), *map(Path, map(os.path.realpath, sys.path[:1]))}
+    here = [folder for folder in outside if folder in places]
     digest = _digest(reader.files, [*copied, *map(str, here)])
-    path = Path(config.output_dir) / "code" / digest
+    path = Path(output_dir) / "code" / digest
     # The user is not told about folders without modules.
     unfrozen = (f for f in outside if any(f.glob("*.py")) or any(f.glob("*/__init__.py")))
     imported = (*(path / folder for folder in copied), *here)
@@ -172,7 +139,7 @@ def take(config: Config) -> Snapshot | None:
     return Snapshot(digest, path, imported, tuple(unfrozen), reader.files, *told)
 
 
-def _telling(files: Mapping[str, _File]) -> Iterator[str]:
+def _telling(files: Mapping[str, CopiedFile]) -> Iterator[str]:
     """Yield a line for each file that has a secret of the environment, or a token, in it.
 
     Code cannot be masked, so its owner is told.
@@ -190,7 +157,7 @@ def _telling(files: Mapping[str, _File]) -> Iterator[str]:
             yield f"{path} has {', '.join(found)} in it; say os.environ[NAME] in its place"
 
 
-def _digest(files: dict[str, _File], imported: list[str]) -> str:
+def _digest(files: dict[str, CopiedFile], imported: list[str]) -> str:
     hashed = xxhash.xxh3_128("\0".join(imported).encode("utf-8", "surrogateescape"))
     for path, file in sorted(files.items()):
         for part in (os.fsencode(path), file.identity.encode(), file.content):
@@ -201,20 +168,17 @@ def _digest(files: dict[str, _File], imported: list[str]) -> str:
 class _Reader:
     """Reads the files of a snapshot. Over the size limit it only adds up their sizes."""
 
-    def __init__(self, config: Config, used: list[Path]) -> None:
-        self.files: dict[str, _File] = {}
+    def __init__(self, limit_mb: float, left_out: list[Path], used: list[Path]) -> None:
+        self.files: dict[str, CopiedFile] = {}
         self._folders: list[str] = []
         self._has_package = False
-        self._limit = config.launch.snapshot_max_mb * 1e6
+        self._limit = limit_mb * 1e6
         self._sizes: dict[str, int] = {}
         self._total = 0
-        self._output = Path(config.output_dir)
         # The working tree may contain results and data that are not ignored: leave these out. But
         # if the code itself is inside such a folder, the folder must not be left out.
         self._not_code = [
-            place
-            for place in (self._output, Path(config.data.path))
-            if not any(folder.is_relative_to(place) for folder in used)
+            place for place in left_out if not any(folder.is_relative_to(place) for folder in used)
         ]
         self._no_code: dict[tuple[str, Path], list[int]] = {}  # reason and place: bytes of files
         self._reason = functools.cache(_reason)
@@ -279,7 +243,7 @@ class _Reader:
                 self._no_code.setdefault((_PRIVATE, full), []).append(full.lstat().st_size)
                 continue
             if not is_tracked and (full.suffix == ".pyc" or self._is_no_code(full, root)):
-                continue  # bytecode goes along with its module, see _File.write
+                continue  # bytecode goes along with its module, see CopiedFile
             if any(f"{name}/{folder}" in self.files for folder in _parents(path)):
                 continue  # tracked, but its folder is a link now
             try:
@@ -296,7 +260,7 @@ class _Reader:
             end = os.path.normpath(full.parent / target)
             # A relative link that leads out of the tree would have another target in the snapshot.
             target = target if Path(end).is_relative_to(root) else end
-            self.files[path] = _File(os.fsencode(target), stat.S_IFLNK)
+            self.files[path] = CopiedFile(os.fsencode(target), stat.S_IFLNK)
         elif stat.S_ISREG(facts.st_mode):
             self._sizes[str(full)] = facts.st_size
             self._total += facts.st_size
@@ -304,9 +268,9 @@ class _Reader:
             if self._total <= self._limit:
                 mode, module = facts.st_mode, None
                 if full.suffix == ".py":
-                    module = bytecode.Source(full, facts.st_mtime, facts.st_size)
+                    module = Source(full, facts.st_mtime, facts.st_size)
                 content = full.read_bytes()
-                self.files[path] = _File(content, stat.S_IXUSR & mode, mode & 0o044, module)
+                self.files[path] = CopiedFile(content, stat.S_IXUSR & mode, mode & 0o044, module)
 
     def check(self) -> None:
         """Raise ConfigError if the files are over the size limit."""

@@ -13,23 +13,20 @@ said what has changed. A record has only what differs from those before, and nul
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
+from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
-from hpctrain.record import Count, Record, read_known
+from hpctrain.record import Count, Record, read_known, written
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import modules
 from hpctrain.runs.code.modules import Module
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
-_VERSION = 1
 CHOICE = (
     "name=OTHER makes another run of the same config; train.from_scratch=true keeps this directory "
     "under another name and starts at step 0"
@@ -44,9 +41,8 @@ class _Imported(Record, frozen=True):
 
 
 class _File(Record, frozen=True):
-    LARGEST = 256 << 20
+    LARGEST, VERSION = 256 << 20, 1
 
-    version: int
     records: tuple[_Imported, ...]
 
 
@@ -57,7 +53,7 @@ def record(config: Config, run: RunDir, loaded: Sequence[str] = ()) -> None:
     """
     records = _records(run.path)
     before = _merged(records)
-    now = modules.find(config, also=[*before, *loaded])
+    now = modules.find(plain(config), also=[*before, *loaded])
     if not modules.difference(before, now, ""):
         return
     changed: dict[str, Module | None] = {
@@ -87,7 +83,7 @@ def changes(config: Config, run: RunDir, folders: Sequence[Path] | None = None) 
     if not known or not (step or finished):
         return ""
     before = _merged(known)
-    now = modules.find(config, folders, also=before)
+    now = modules.find(plain(config), folders, also=before)
     attempt = known[-1].attempt
     return modules.difference(before, now, f"attempt {attempt}" if attempt else "the branch")
 
@@ -119,14 +115,12 @@ def _maker(content: RunRecord, step: int) -> int:
 
 
 def _records(path: Path) -> list[_Imported]:
-    """Return the records of a run; none if it has none, or they are of a newer version."""
     file = read_known(_File, path / "modules.json")
-    return list(file.records) if file and file.version == _VERSION else []
+    return list(file.records) if file else []
 
 
 def _write(run: RunDir, records: Sequence[_Imported]) -> None:
-    text = json.dumps(msgspec.to_builtins(_File(_VERSION, tuple(records))), indent=1)
-    write_atomically(run.path / "modules.json", text + "\n")
+    write_atomically(run.path / "modules.json", written(_File(records=tuple(records))))
 
 
 def _merged(records: Sequence[_Imported]) -> dict[str, Module]:

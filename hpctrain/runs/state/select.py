@@ -65,7 +65,7 @@ def select(
     return list(dict.fromkeys(found))
 
 
-def select_one(folder: Path, name: str, command: str) -> Path:
+def one_run(folder: Path, name: str, command: str) -> Path:
     """Return the run that is named, for a command that takes one; a ConfigError names several."""
     paths = select(folder, [name])
     if len(paths) != 1:

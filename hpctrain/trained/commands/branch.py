@@ -27,7 +27,7 @@ from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.select import add_choice, select_one
+from hpctrain.runs.state.select import add_choice, one_run
 from hpctrain.terminal import exact
 from hpctrain.tracking import journal, recorded
 
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: branch takes one run, and KEY=VALUE for what changes")
-    parent = select_one(options.dir, options.run, "branch")
+    parent = one_run(options.dir, options.run, "branch")
     run = branch(parent, options.overrides, options.step, best=options.best)
     print(run.path, file=exact())
     return 0

@@ -147,6 +147,6 @@ def _chosen_run(options: argparse.Namespace) -> Path:
     """Return the run directory that a command line names; `chosen` tells the errors."""
     if wrong := [text for text in options.overrides if "=" not in text]:
         raise ConfigError(f"{wrong[0]}: give one run, and KEY=VALUE for what changes")
-    path = select.select_one(options.dir, options.run, "this command")
+    path = select.one_run(options.dir, options.run, "this command")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     return path

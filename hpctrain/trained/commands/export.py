@@ -14,7 +14,7 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.select import add_choice, select_one
+from hpctrain.runs.state.select import add_choice, one_run
 from hpctrain.tracking import columns
 from hpctrain.tracking.journal import journal_path
 
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--shard-gb {options.shard_gb}: it is greater than 0")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"{options.out} exists: give a folder that does not, or an empty one")
-    path = select_one(options.dir, options.run, "export")
+    path = one_run(options.dir, options.run, "export")
     checkpoint = chosen_checkpoint(RunDir.open(path), options.step, best=options.best)
     # Imported late: torch takes seconds, and an error above needs none of it.
     from hpctrain.trained.exporting.exporter import Exporter
@@ -122,7 +122,7 @@ def _export_metrics(options: argparse.Namespace) -> int:
         raise ConfigError(f"export: {options.out} is for weights, and --{key} writes metrics")
     if file.suffix.lower() != f".{key}":
         raise ConfigError(f"--{key} {file}: the name of the file must end in .{key}")
-    path = select_one(options.dir, options.run, "export")
+    path = one_run(options.dir, options.run, "export")
     print(f"{file}: {write_table(path, file):,} values of {path.name}")
     return 0
 

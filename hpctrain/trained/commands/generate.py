@@ -9,7 +9,7 @@ import sys
 from hpctrain.checkpoint.manifest import checkpoints
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
-from hpctrain.runs.state.select import add_dir, select_one
+from hpctrain.runs.state.select import add_dir, one_run
 from hpctrain.terminal import exact
 
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     trust.add_argument(parser)
     options = parser.parse_args(argv)
     _check(options)
-    path = select_one(options.dir, options.run, "generate")
+    path = one_run(options.dir, options.run, "generate")
     if not checkpoints(path / "checkpoints"):
         raise StorageError(
             f"{path.name} has no checkpoint: it was not trained long enough for the first "

@@ -224,7 +224,7 @@ class Exporter:
     def _base(self) -> tuple[StoredWeights, Mapping[str, str]]:
         """What reads the weights that the adapters belong to, and the stored name of each."""
         start = self._config.checkpoint
-        weights = open_weights(verified(self._config))
+        weights = open_weights(verified(self._config.checkpoint, self._config.output_dir))
         found = compare(self._model, weights, renames(start.init_rename), start.init_skip)
         return weights, found.stored
 

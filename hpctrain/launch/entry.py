@@ -1,0 +1,141 @@
+"""One run of a sweep: its config, its directory, and what becomes of it.
+
+OPEN ── set_states: it is finished, under way, given twice ── it stays as it is
+└── submitted (QUEUED), over the submit limit (NO_ROOM), frozen to run here (FROZEN) ── ENDED
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from msgspec.structs import replace
+
+from hpctrain.config.schema import Config
+from hpctrain.launch.jobs import LocalRunJob, RunJob
+from hpctrain.run_record import RunRecord
+from hpctrain.runs.code.snapshot import Snapshot
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.slurm import queue
+from hpctrain.slurm.queue import Queue, Task, queue_of
+
+
+class Status(Enum):
+    """What becomes of a run, and the words for it; `{}` is the detail of `Entry.mark`."""
+
+    OPEN = ""
+    TWICE = "the same run as above"
+    DONE = "finished before"
+    UNDER_WAY = "{} already"  # the state of its job
+    ELSEWHERE = "running elsewhere"
+    LEFT = "{} before"  # its recorded state; launch.rerun=none leaves it
+    WOULD_QUEUE = "would be submitted"
+    WOULD_RUN = "would run here"
+    WOULD_REPLACE = "would replace {}"  # a job
+    NO_ROOM = "no room yet"
+    QUEUED = "queued"
+    FROZEN = "frozen"
+    ENDED = "{}"  # its recorded state
+
+
+@dataclass
+class Entry:
+    """One run of a sweep."""
+
+    overrides: list[str]  # those of the command line for this run
+    config: Config  # typed and checked
+    run: RunDir  # its directory need not exist yet
+    # The code snapshot that the run uses; None: the code as it is when the job starts.
+    code: Snapshot | None = None
+    keeps_code: bool = False  # `code` is the snapshot of an earlier submission of the same run
+    # Overrides of the command that had made the run, to which `resume` adds some.
+    earlier: list[str] = field(default_factory=list)
+    # Overrides that distinguish the run from the others of its sweep.
+    swept: list[str] = field(default_factory=list)
+    # What run.json had when the sweep began; empty for a new run.
+    before: RunRecord = field(default_factory=RunRecord)
+    again: bool = False  # the run is finished and shall be repeated
+    replaces: str = ""  # its waiting job that shall be cancelled first (launch.rerun=queued)
+    status: Status = Status.OPEN
+    detail: str = ""  # of the status
+    job: str = ""  # `ARRAYJOB_TASK`, as soon as the run is queued
+    # The path of its script and its task number, as soon as these are written.
+    task: Task | None = None
+    # The job of submitit, if this process has submitted it.
+    handle: RunJob | LocalRunJob | None = None
+
+    @property
+    def state(self) -> str:
+        """The status in words, for the user."""
+        return self.status.value.format(self.detail)
+
+    def mark(self, status: Status, detail: str = "") -> None:
+        """Set what becomes of the run."""
+        self.status, self.detail = status, detail
+
+    def read_end(self, otherwise: str = "") -> None:
+        """Take the state that run.json has now; without one it is `otherwise`, or stays."""
+        if state := self.run.read().state or otherwise:
+            self.mark(Status.ENDED, state)
+
+    def place_in(self, sweep: dict[str, str] | None) -> dict[str, Any]:
+        """Return the uid and name of the sweep for run.json; a run keeps its first one."""
+        if sweep is None or self.before.sweep is not None:
+            return {}
+        return {"sweep": sweep, **({"swept": self.swept} if self.swept else {})}
+
+    def metric(self) -> float | None:
+        """Return the value of the metric `config.metric`; None while there is no result."""
+        value = (self.run.read().result or {}).get(self.config.metric)
+        return None if value is None else float(value)
+
+
+def set_states(entries: list[Entry], jobs: Queue) -> None:
+    """Mark the runs that need not be submitted: finished, under way, or given twice.
+
+    The others are OPEN. A finished run that shall be repeated gets `again`, and a waiting run that
+    shall be replaced gets `replaces`. `before` of the runs must have been read after the queue.
+    """
+    seen: set[str] = set()
+    for entry in entries:
+        entry.mark(Status.OPEN)
+        entry.replaces = ""
+        path = os.path.realpath(entry.run.path)
+        record = entry.before
+        state, rerun = record.state, entry.config.launch.rerun
+        task, job = jobs.task_of(record), jobs.job_of(record)
+        if path in seen:
+            entry.mark(Status.TWICE)
+        elif state == "finished" and rerun != "all":
+            entry.mark(Status.DONE)
+        # A job that Slurm requeues is COMPLETING, like one that has ended, until it is PENDING.
+        elif job and rerun == "queued" and job.state == "PENDING":
+            entry.replaces = job.id
+        elif job and not (job.is_ending and state in ("failed", "finished")):
+            entry.mark(Status.UNDER_WAY, job.state.lower())
+            entry.job, entry.task = job.id, task
+        elif entry.run.is_locked():
+            entry.mark(Status.ELSEWHERE)
+        elif state == "finished":
+            entry.again = True
+        elif rerun == "none" and record.attempts:
+            entry.mark(Status.LEFT, state)
+        seen.add(path)
+
+
+def replace_waiting(todo: list[Entry]) -> list[Entry]:
+    """Cancel the waiting jobs of `launch.rerun=queued`; return what can be submitted now."""
+    replaced = [entry for entry in todo if entry.replaces]
+    if not replaced:
+        return todo
+    queue.cancel_waiting(entry.replaces for entry in replaced)
+    still = {job.id: job for job in queue_of(entry.before for entry in replaced).values()}
+    for entry in replaced:
+        if (job := still.get(entry.replaces)) is not None:
+            entry.mark(Status.UNDER_WAY, job.state.lower())
+            entry.job = job.id
+        elif entry.before.state == "queued":
+            entry.before = replace(entry.before, state="created")
+    return [entry for entry in todo if entry.status is Status.OPEN]

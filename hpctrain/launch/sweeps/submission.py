@@ -1,0 +1,196 @@
+"""The submission of a sweep's runs, under the submit lock: all that it writes, and takes back.
+
+read run.json, ask the queue ── set_states ── archive, copy the code ── arrays ── sbatch
+│                                                                   └── freeze, to run here
+└── if Slurm refuses: what was not queued is as it was before
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpctrain import secrets
+from hpctrain.disk import write_atomically
+from hpctrain.errors import ConfigError, LaunchError, OfflineError, StorageError, TrackingError
+from hpctrain.launch import arrays
+from hpctrain.launch.entry import Entry, Status, replace_waiting, set_states
+from hpctrain.launch.output import say
+from hpctrain.launch.sweeps.before_queueing import Room
+from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
+from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
+from hpctrain.launch.sweeps.sweep_parent import Parent
+from hpctrain.record import written
+from hpctrain.run_record import RunRecord
+from hpctrain.runs import sweep_overrides, trust
+from hpctrain.runs.freeze import freeze
+from hpctrain.runs.missing_checkpoints import may_start_again
+from hpctrain.slurm import sbatch
+from hpctrain.slurm.queue import Queue, UnreachableError, queue_of
+from hpctrain.tracking import store
+
+
+class Submission:
+    """Submits runs of a sweep, to the cluster or to run here; `folder` is that of the sweep."""
+
+    def __init__(
+        self, folder: Path, entries: Sequence[Entry], parent: Parent, *, cluster: bool
+    ) -> None:
+        self._folder, self._entries, self._parent, self._cluster = folder, entries, parent, cluster
+        self._locks: list[int] = []
+        self._copies: list[Path] = []  # code snapshots that this submission has written
+        self.room = Room(folder)
+
+    def queue(self, entries: list[Entry]) -> list[Entry]:
+        """Submit those of the runs that need it; return the ones over the submit limit.
+
+        A refusal of the scheduler is a LaunchError, and what was not queued is restored.
+        """
+        with submit_lock({entry.run.path.parent for entry in entries}) as self._locks:
+            for entry in entries:
+                entry.before = entry.run.read()
+            jobs = self._jobs_of(entries)
+            for entry in entries:
+                # A job may have ended between the two queries; then run.json says so now.
+                if entry.before.submission:
+                    entry.before = entry.run.read()
+            set_states(entries, jobs)
+            if entries is self._entries:  # else it was said, and these were over the limit
+                say_changed(entries)
+            in_queue = {job.id.partition("_")[0] for job in jobs.values()}
+            in_queue &= {entry.job.partition("_")[0] for entry in self._entries}
+            todo = [entry for entry in entries if entry.status is Status.OPEN]
+            return self._start(todo, in_queue) if todo else []
+
+    def _jobs_of(self, entries: list[Entry]) -> Queue:
+        """Return the queue; runs that shall run here may have jobs of earlier submissions in it."""
+        if not self._cluster and not (
+            sbatch.available() and any(entry.before.submission for entry in entries)
+        ):
+            return Queue()
+        try:
+            return queue_of(entry.before for entry in entries)
+        except UnreachableError as error:
+            if not self._cluster:
+                say(f"{error}: whether jobs of these runs wait is not known", style="yellow")
+                return Queue()
+            self.discard()
+            raise
+
+    def _start(self, todo: list[Entry], in_queue: set[str]) -> list[Entry]:
+        """Freeze runs, submit them to the cluster, if any; return those over the submit limit."""
+        try:
+            for entry in todo:
+                trust.check(entry.run.path, entry.config, entry.code.path if entry.code else None)
+            if self._cluster:
+                self.room.check(todo)
+            _prepare_tracking(todo, self._cluster)
+        except (ConfigError, LaunchError, TrackingError):
+            self.discard()
+            raise
+        archived: dict[Path, Path] = {}
+        try:
+            todo = replace_waiting(todo)
+            self._copies += [code.path for code in copies_of(todo) if code.write()]
+            for entry in todo:
+                if entry.again or may_start_again(entry.config, entry.run, imported_from(entry)):
+                    archived[entry.run.path] = entry.run.archive()
+                    # A new directory has no provenance yet, also if it keeps the code.
+                    entry.before, entry.again, entry.keeps_code = RunRecord(), False, False
+            parent = self._parent.of(self._entries)
+            if self._cluster and todo:
+                planned = arrays.plan(todo, self._folder, sbatch.max_array_size(), in_queue)
+                return arrays.submit(planned, parent, self._locks, self.write_list)
+            for entry in todo:
+                freeze(entry.config, entry.run, entry.overrides)
+                entry.mark(Status.FROZEN)
+                code = entry.code.digest if entry.code else None
+                entry.run.update(code=code, **entry.place_in(parent))
+            return []
+        except UnreachableError:
+            raise
+        except (LaunchError, StorageError):
+            # Runs that were not queued are restored; runs that were queued stay in the list.
+            for entry in todo:
+                _withdraw(entry, archived.get(entry.run.path))
+            self.discard()
+            raise
+        finally:
+            # If the disk is full, the links in the folder still show which runs there are.
+            with suppress(OSError):
+                if self._folder.exists() and self._cluster:
+                    self.write_list()
+
+    def discard(self) -> None:
+        """If nothing was queued, delete the new code snapshots and all empty folders."""
+        if any(entry.job for entry in self._entries):
+            return
+        for path in (*self._copies, self._folder):
+            shutil.rmtree(path, ignore_errors=True)
+        folders = {entry.run.path.parent for entry in self._entries}
+        empty = [self._folder.parent, *(folder / "code" for folder in folders), *folders]
+        for folder in dict.fromkeys([*empty, self._folder.parent.parent]):
+            with suppress(OSError):
+                if self._locks and os.listdir(folder) == [LOCK]:
+                    (folder / LOCK).unlink()
+                folder.rmdir()
+
+    def write_list(self) -> None:
+        """Write sweep.json: the runs, what became of them, and what distinguishes them."""
+        known = secrets.known()
+        content = [
+            {
+                "run": str(e.run.path),
+                "name": sweep_overrides.titled(e.run.name, e.swept),
+                "swept": e.swept,
+                "job": e.job,
+                "state": e.state,
+                "overrides": [secrets.reference(text, values=known) for text in e.overrides],
+            }
+            for e in self._entries
+        ]
+        write_atomically(self._folder / "sweep.json", written(content))
+
+
+def _withdraw(entry: Entry, archived: Path | None) -> None:
+    """Restore a run that was not queued; `archived` is the finished run that it replaced."""
+    if entry.job:
+        return
+    if entry.task and entry.before.state:
+        # If this fails: the run is not in the queue, so its state "queued" has no effect.
+        with suppress(OSError):
+            entry.run.update(state=entry.before.state, submission=None)
+    elif entry.task:
+        shutil.rmtree(entry.run.path, ignore_errors=True)
+    if archived is not None:
+        archived.rename(entry.run.path)
+
+
+def _prepare_tracking(todo: list[Entry], cluster: bool) -> None:
+    """Check the stores of the runs, and create missing experiments.
+
+    A missing SQLite store is left to the first job, since creating it takes seconds.
+    """
+    needed = stores([entry for entry in todo if entry.config.tracking.required])
+    for uri, experiment in stores(todo):
+        if not (store.is_server(uri) or store.sqlite_path(uri).exists()):
+            continue
+        try:
+            store.initialise(uri, experiment, (uri, experiment) in needed)
+        except OfflineError as error:
+            if not cluster:
+                raise
+            # Some login nodes do not reach what the compute nodes do.
+            say(f"{error}: each job asks again before it trains, and fails if it is so there")
+
+
+def stores(entries: Sequence[Entry]) -> dict[tuple[str, str], None]:
+    """Return the stores and experiments to which the runs are uploaded while they train."""
+    return dict.fromkeys(
+        (str(entry.config.tracking.uri), entry.config.tracking.experiment)
+        for entry in entries
+        if entry.config.tracking.enabled and entry.config.tracking.upload
+    )

@@ -1,0 +1,169 @@
+"""What `hpctrain gc` lists and deletes, and what `hpctrain checkpoints` lists."""
+
+import argparse
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.checkpoint.manifest import Manifest, digest
+from hpctrain.commands import checkpoints, gc
+from hpctrain.errors import ConfigError
+from hpctrain.runs.run_dir import RunDir
+from tests.conftest import run_module
+from tests.made_runs import (
+    ATTEMPT,
+    NOW,
+    SAVED,
+    SUBMITTED,
+    make_checkpoint,
+    make_run,
+    make_sweep,
+    old,
+)
+
+
+def found(folder: Path, **flags: Any) -> set[tuple[str, str]]:
+    given: dict[str, Any] = {"keep_checkpoints": 1, "code": False, "archived": False}
+    given |= {"debug": False, "functions": False}
+    options = argparse.Namespace(**({"dir": folder} | given | flags))
+    return {(item.kind, str(item.path.relative_to(folder))) for item in gc.find(options)}
+
+
+def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
+    folder = tmp_path / "runs"
+    done = make_run(folder, "digits-00000001", state="finished", code="a" * 16)
+    for step in (10, 20, 30):
+        make_checkpoint(done, step)
+    make_checkpoint(done, 40, whole=False)
+    half = make_run(folder, "digits-00000002", state="interrupted", attempts=[SAVED], code="b" * 16)
+    for step in (10, 20):
+        make_checkpoint(half, step)
+    old(half / ".config.yaml.node1.123")
+    (half / ".run.json.node1.124").touch()  # changed just now
+    (half / "checkpoints" / "step-00000030.tmp").mkdir()
+    queue = make_run(folder, "digits-00000003", state="queued", submission=SUBMITTED, code="b" * 16)
+    old(queue / ".config.yaml.node1.123")
+    (queue / "checkpoints" / "step-00000030.tmp").mkdir()
+    make_run(folder, "digits-00000001.1", state="finished", code="c" * 16)
+    make_run(folder, "debug-00000004", state="finished", code="a" * 16)
+    for snapshot in ("a" * 16, "b" * 16, "c" * 16, "unused"):
+        old(folder / "code" / snapshot / "a.py")
+    (folder / "code" / "new").mkdir()  # a submission may still be writing it
+    outside = make_run(tmp_path / "elsewhere", state="finished")
+    make_checkpoint(outside, 1)
+    make_checkpoint(outside, 2)
+    (folder / "link-00000005").symlink_to(outside)
+    (folder / "code" / "link").symlink_to(outside)
+    for stamp, run in (("gone", tmp_path / "gone-00000001"), ("here", half)):
+        sweep = make_sweep(folder, stamp, [run])
+        os.utime(sweep, (0, 0))
+
+    superfluous = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
+    safe = superfluous | {
+        ("temporary", f"{half.name}/.config.yaml.node1.123"),
+        ("temporary", f"{half.name}/checkpoints/step-00000030.tmp"),
+        ("sweep", "sweeps/gone"),
+        ("code", "code/unused"),
+    }
+    assert found(folder) == safe
+    assert found(folder, keep_checkpoints=3) == safe - superfluous
+    asked = {("archived", "digits-00000001.1"), ("debug", "debug-00000004")}
+    asked |= {("code", f"code/{letter * 16}") for letter in "ac"}
+    assert found(folder, code=True, archived=True, debug=True) == safe | asked
+
+    before = sorted(folder.rglob("*"))
+    shown = run_module("hpctrain", "gc", cwd=tmp_path).stdout
+    assert "nothing was deleted: add --delete" in shown
+    assert sorted(folder.rglob("*")) == before
+    shown = run_module("hpctrain", "gc", "--delete", "--code", "--archived", cwd=tmp_path).stdout
+    assert "deleted: 9, " in shown
+    assert found(folder) == set()
+    assert sorted(path.name for path in (done / "checkpoints").iterdir()) == [
+        "step-00000030",
+        "step-00000040",
+    ]
+    assert sorted(path.name for path in (folder / "code").iterdir()) == ["b" * 16, "link", "new"]
+    assert sorted(path.name for path in (outside / "checkpoints").iterdir()) == [
+        "step-00000001",
+        "step-00000002",
+    ]
+    assert (queue / ".config.yaml.node1.123").exists()
+    assert not list(folder.rglob(".gc-*"))
+
+
+def test_jobs_of_functions_that_are_over(tmp_path: Path, no_slurm: None) -> None:
+    folder = tmp_path / "functions"
+    for name, module in (
+        *(("check", "hpctrain.doctor.node_job"), ("new", "hpctrain.doctor.node_job")),
+        *(("waits", "hpctrain.doctor.node_job"), ("own", "my_code"), ("lost", "my_code")),
+    ):
+        (folder / name / "results").mkdir(parents=True)
+        (folder / name / "call.json").write_text(json.dumps({"module": module}))
+        if name not in ("waits", "lost"):
+            old(folder / name / "results" / "0.json")
+    (folder / "new" / "results" / "1.json").touch()  # another rank has just ended
+    for name in ("check", "new", "own", "lost"):
+        os.utime(folder / name, (0, 0))
+    assert found(tmp_path) == {("check", "functions/check")}
+    own = {("function", "functions/own"), ("function", "functions/lost")}
+    assert found(tmp_path, functions=True) == {("check", "functions/check")} | own
+
+
+def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
+    run = make_run(tmp_path / "runs", state="finished", attempts=[ATTEMPT])
+    make_checkpoint(run, 1)
+    make_checkpoint(run, 2)
+    with RunDir(run).lock():
+        done = run_module("hpctrain", "gc", "--delete", cwd=tmp_path, code=6)
+    assert "is in use by process" in done.stderr
+    assert "1 of 1 could not be deleted" in done.stderr
+    assert (run / "checkpoints" / "step-00000001").exists()
+    # A folder that an earlier gc left half removed is deleted first.
+    (run / "checkpoints" / ".gc-step-00000000").mkdir()
+    done = run_module("hpctrain", "gc", "--delete", "--json", cwd=tmp_path)
+    assert [row["deleted"] for row in json.loads(done.stdout)] == [True, True]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_checkpoints_are_listed_and_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, state="finished")
+    (run / "progress.json").write_text('{"metric": "val/loss"}')
+    metrics = {"val/loss": 0.25, "train/epoch": 3, "train/loss": math.nan}
+    for step in (10, 20):
+        folder = make_checkpoint(run, step)
+        files = {"__0_0.distcp": {"bytes": 5, "xxh3_128": digest(folder / "__0_0.distcp")}}
+        made = Manifest(step, 4, {"metrics": metrics}, files, NOW, {"dp_shard": 2, "tp": 2})
+        made.write(folder)
+    where = (run.name, "--dir", str(tmp_path))
+    assert checkpoints.main([*where, "--verify"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{run.name}: 2 checkpoints, 10 bytes\n")
+    for said in ("4 (dp_shard 2, tp 2)", "latest", "spare", "val/loss", " 0.25 ", "intact"):
+        assert said in shown
+    newest, before = run / "checkpoints" / "step-00000020", run / "checkpoints" / "step-00000010"
+    (newest / "__0_0.distcp").write_text("12346")
+    old(before / "manifest.json", (before / "manifest.json").read_text().replace('"tp"', '"cp"'))
+    assert checkpoints.main([*where, "--verify"]) == 1
+    said = capsys.readouterr().err
+    assert f"{newest}: the content of __0_0.distcp has changed" in said
+    assert f"{before}: manifest.json is damaged: it does not fit its digest" in said
+    assert checkpoints.main([*where, "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["step"], row["epoch"], row["ranks"], row["kept"]) for row in rows] == [
+        (20, 3, 4, "latest"),
+        (10, None, None, "spare"),
+    ]
+    assert rows[0]["layout"] == {"dp_shard": 2, "tp": 2}
+    assert (rows[0]["metric"], rows[0]["metrics"]["train/loss"]) == ("val/loss", None)
+    assert (rows[0]["problem"], rows[0]["bytes"]) == (None, 5)
+    with pytest.raises(ConfigError, match="no run or sweep of that name"):
+        checkpoints.main(["nothing", "--dir", str(tmp_path)])
+    make_run(tmp_path / "empty")
+    assert checkpoints.main(["--dir", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().out == "no checkpoints here\n"

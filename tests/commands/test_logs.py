@@ -1,0 +1,213 @@
+"""`hpctrain logs`: why a run has failed, and the end of its output."""
+
+import json
+import logging
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpctrain.commands import logs as logs_module
+from hpctrain.commands.logs import _start
+from hpctrain.errors import ConfigError
+from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state.first_error import find_fault, tail
+from hpctrain.runs.state.log_files import rank_logs
+from hpctrain.runs.terminal_log import kept
+from tests.conftest import Completed, run_module, runs
+from tests.made_runs import NOW, SUBMITTED, make_run
+
+Train = Callable[..., Completed]
+
+
+RANK_DIED = """\
+Traceback (most recent call last):
+  File "job.py", line 3, in train
+    dist.all_reduce(total)
+RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:9. GLHF!
+"""
+SHAPES = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "tasks.py", line 3, in __call__
+[rank3]:     torch.zeros(2, 3) @ torch.zeros(2, 3)
+[rank3]: RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)
+"""
+CHAINED = """\
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+ValueError: no x
+in two lines
+"""
+KILLED = """\
+srun: error: node2: tasks 0-3: Exited with exit code 9
+slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026 DUE TO JOB REQUEUE ***
+srun: launch/slurm: _step_signal: Terminating StepId=7.0
+srun: error: node1: task 0: Exited with exit code 1
+srun: error: node2: task 3: Killed
+"""
+OOM = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some processes were killed\n"
+
+
+def failed_run(folder: Path, logs: dict[int, str], batch: str = "") -> Facts:
+    """Make a failed run; the ranks stop writing their logs in the order of `logs`."""
+    run = make_run(
+        folder, state="failed", submission=SUBMITTED | {"script": f"{folder}/sweeps/a/job.sh"}
+    )
+    (folder / "sweeps" / "a" / "batch").mkdir(parents=True)
+    (folder / "sweeps" / "a" / "job_id").write_text("7\n")
+    (folder / "sweeps" / "a" / "batch" / "7_0.log").write_text(batch)
+    for place, (rank, text) in enumerate(logs.items()):
+        path = run / "logs" / f"7_0.rank{rank}.log"
+        path.write_text(text)
+        os.utime(path, (NOW + place, NOW + place))
+    return Facts.read(run)
+
+
+@pytest.mark.parametrize(
+    ("logs", "batch", "summary", "rank", "line"),
+    [
+        ({0: RANK_DIED, 3: SHAPES, 1: RANK_DIED}, KILLED, "mat1 and mat2 shapes", 3, 4),
+        ({3: "step 1\n", 0: RANK_DIED}, KILLED, "node2: task 3: Killed", None, 5),
+        ({0: RANK_DIED}, KILLED + OOM, "1 oom-kill event", None, 6),
+        ({0: RANK_DIED}, "", "Connection closed by peer", 0, 4),
+        (
+            {0: RANK_DIED},
+            "srun: error: node2: task 1: Exited with exit code 3\n" + KILLED.splitlines()[3],
+            "task 1: Exited with exit code 3",
+            None,
+            1,
+        ),
+        ({1: CHAINED, 0: SHAPES}, "", "ValueError: no x", 1, 9),
+        ({0: "step 1\nerror: data.path=x: gone\n"}, "", "error: data.path=x: gone", 0, 2),
+        ({0: "", 1: ""}, "module: command not found\n", "module: command not found", None, 1),
+        (
+            {0: "slurmstepd-node2: error: execve(): /x/python: No such file or directory\n"},
+            "srun: error: node2: task 0: Exited with exit code 2\n",
+            "execve(): /x/python: No such file",
+            0,
+            1,
+        ),
+    ],
+)
+def test_the_error_is_found(
+    tmp_path: Path, logs: dict[int, str], batch: str, summary: str, rank: int | None, line: int
+) -> None:
+    fault = find_fault(failed_run(tmp_path, logs, batch))
+    assert fault is not None
+    assert summary in fault.summary
+    assert (fault.rank, fault.line) == (rank, line)
+    assert summary in fault.file.read_text().splitlines()[fault.line - 1]
+
+
+def test_logs_shows_the_error_where_it_stands(tmp_path: Path, no_slurm: None) -> None:
+    run = failed_run(tmp_path, {0: RANK_DIED, 3: "step 1\n" * 100 + SHAPES})
+    where = ("logs", run.name, "--dir", str(tmp_path))
+    shown = run_module("hpctrain", *where).stdout
+    file = run.path / "logs" / "7_0.rank3.log"
+    assert "rank 3 says:" in shown
+    assert f"{file}:104: RuntimeError: mat1 and mat2" in shown
+    assert ">   104  [rank3]: RuntimeError" in shown
+    error = json.loads(run_module("hpctrain", *where, "--json").stdout)["error"]
+    assert (error["file"], error["line"], error["rank"]) == (str(file), 104, 3)
+    # The log of a rank that is named is shown without changes.
+    assert run_module("hpctrain", *where, "--rank", "0", "--lines", "4").stdout == RANK_DIED
+    wrong = run_module("hpctrain", *where, "--rank", "7", code=6)
+    assert "no rank 7; there are 0 to 3" in wrong.stderr
+
+
+def test_line_numbers_of_a_huge_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(f"line {number}\n" for number in range(1, 700_001)))
+    log = tail(path, 0)
+    assert 1 < len(log.lines) < 700_000
+    assert log.lines[-1] == f"line {log.first + len(log.lines) - 1}"
+
+
+def test_the_end_of_a_log_that_is_longer_than_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.truncate(64 << 30)  # a hole, which takes no space
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + b"".join(b"line %d\n" % number for number in range(30_000)))
+    tracemalloc.start()
+    try:
+        begin = _start(path, 20_000)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    with path.open("rb") as file:
+        file.seek(begin)
+        assert file.readline() == b"line 10000\n"
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 100])
+def test_which_lines_are_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(logs_module, "_BLOCK", block)
+    path = tmp_path / "log"
+    texts = (b"", b"\n", b"a", b"a\nbc\n", b"a\r\nb\rc\r\n\r\nd", b"a\r", b"\r\n\r\n\r\nx\n\r")
+    for text in texts:
+        path.write_bytes(text)
+        for count in range(8):
+            kept = b"".join(text.splitlines(keepends=True)[-count:]) if count else b""
+            assert text[_start(path, count) :] == kept, (text, count)
+
+
+def test_logs_needs_one_run_with_a_log(tmp_path: Path, no_slurm: None) -> None:
+    here = {"launcher": "single", "host": "login1"}
+    make_run(tmp_path, state="finished", attempts=[here])
+    where = ("--dir", str(tmp_path))
+    done = run_module("hpctrain", "logs", "digits", *where, code=6)
+    assert "started in a terminal on login1" in done.stderr
+    assert "logs needs a run" in run_module("hpctrain", "logs", *where, code=2).stderr
+
+
+@pytest.mark.slow
+def test_logs_of_submitits_local_jobs(train: Train, tmp_path: Path, no_slurm: None) -> None:
+    size = ("train.max_steps=5", "launch.tasks_per_node=2")
+    train("-m", "seed=1", *size, "tracking=off", "launch.snapshot=off")
+    (run,) = runs(tmp_path / "runs")
+    shown = run_module("hpctrain", "logs", run.name, cwd=tmp_path)
+    assert "step 5/5" in shown.stdout
+    assert "_0_log.out <==" in shown.stderr
+    assert (
+        "_1_log.out <=="
+        in run_module("hpctrain", "logs", "digits", "--rank=1", cwd=tmp_path).stderr
+    )
+
+
+def test_attempts_and_ranks_in_a_terminal_have_logs_of_their_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    before = list(logging.getLogger().handlers)
+
+    def attempt(rank: int, error: Exception) -> None:
+        with kept(run / "logs", "torchrun", rank):
+            logging.getLogger("anywhere").warning("a line")
+            raise error
+
+    for rank, text in ((0, "first"), (0, "second"), (1, "beside")):
+        with pytest.raises(ValueError, match=text):
+            attempt(rank, ValueError(text))
+    with pytest.raises(ConfigError):
+        attempt(2, ConfigError("KEY=1: wrong"))
+    with kept(run / "logs", "slurm", 3), kept(run / "absent" / "logs", "single", 3):
+        assert logging.getLogger().handlers == before
+    assert logging.getLogger().handlers == before
+    logs = rank_logs(Facts.read(run))
+    assert {rank: path.name for rank, path in logs.items()} == {
+        0: "terminal_2.rank0.log",
+        1: "terminal_1.rank1.log",
+        2: "terminal_1.rank2.log",
+    }
+    assert logs[2].read_text().endswith("a line\nerror: KEY=1: wrong\n")
+    assert "a line\nTraceback (most recent call last):\n" in logs[1].read_text()
+    assert logs[0].read_text().endswith("\nValueError: second\n")

@@ -1,0 +1,277 @@
+"""The table of `hpctrain status`, once and again."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.commands import status as status_module
+from hpctrain.commands.status import Row, _table
+from hpctrain.console import Console
+from hpctrain.report.account.run_account import read
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state.state import State
+from hpctrain.tracking import samples
+from hpctrain.tracking.meta import Meta, Uploaded
+from hpctrain.tracking.pending_upload import left_behind
+from tests import forkserver
+from tests.conftest import Completed, ignoring_sigint, run_json, run_module
+from tests.made_runs import ATTEMPT, BEAT, NOW, facts_of, make_run, status_json
+
+Train = Callable[..., Completed]
+
+
+def drawn(rows: list[Row], width: int, most: int = 40) -> list[str]:
+    """Return the lines of `status` on a terminal of this width."""
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(_table(rows, " in runs", width, most))
+    return capture.get().splitlines()
+
+
+def test_status_of_runs_that_end_here(train: Train, tmp_path: Path, no_slurm: None) -> None:
+    train("train.max_steps=3", "tracking=off")
+    train("train.max_steps=3", "tracking=off", "model.dropout=7", code=2)
+    (tmp_path / "runs" / "digits-0000000d").mkdir()
+    (tmp_path / "runs" / "digits-0000000d" / "run.json").write_text("{")
+    rows = {row["state"]: row for row in status_json(tmp_path / "runs")}
+    assert rows.keys() == {"finished", "failed", "damaged"}
+    finished, failed = rows["finished"], rows["failed"]
+    assert (finished["step"], finished["max_steps"], finished["metric"]) == (3, 3, "val/accuracy")
+    assert 0 <= finished["metrics"]["val/accuracy"] <= 1
+    assert failed["reason"].startswith("ConfigError: model._target_")
+    shown = run_module("hpctrain", "status", cwd=tmp_path).stdout
+    assert "3 runs in runs" in shown
+    assert "1 failed, 1 damaged, 1 finished" in shown
+    # Their logs are kept, though they were started in a terminal.
+    name = Path(finished["run"]).name
+    log = run_module("hpctrain", "logs", name, cwd=tmp_path)
+    assert f"{name}/logs/terminal_1.rank0.log <==" in log.stderr
+    assert "step 3/3  loss" in log.stdout
+    log = run_module("hpctrain", "logs", Path(failed["run"]).name, cwd=tmp_path)
+    assert "rank 0 says:" in log.stdout
+    assert "terminal_1.rank0.log" in log.stdout
+    assert "error: model._target_" in log.stdout
+
+
+def test_a_run_that_is_deleted_in_mlflow_says_so(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"digits-0000000{n}", state="finished") for n in range(6)]
+    for run in runs[1:]:
+        Uploaded("http://h:1", "u", "1", "2", 3, problem="the run is deleted").write(run)
+    rows = [Row(facts, State("finished"), NOW) for facts in map(Facts.read, runs)]
+    lines = drawn(rows, 400)
+    cure = f"the run is deleted; then `python -m hpctrain sync {runs[1]}` uploads the rest"
+    assert f"{runs[1].name}: {cure}" in lines
+    assert lines[-1] == "… 2 more runs have such a problem (--json)"
+    assert [row.facts()["upload_problem"] for row in rows[:2]] == ["", cure]
+    assert Row(rows[1].run, State("running"), NOW).upload_problem == "the run is deleted"
+
+
+def test_names_and_errors_are_no_markup(tmp_path: Path, no_slurm: None) -> None:
+    make_run(tmp_path, "[red]-00000001", state="failed", attempts=[{"error": "[/nope] [bold]x"}])
+    shown = run_module("hpctrain", "status", "--dir", str(tmp_path)).stdout
+    assert "[red]-00000001" in shown
+    assert "[/nope] [bold]x" in shown
+
+
+def test_a_long_table_shows_what_wants_attention(tmp_path: Path, no_slurm: None) -> None:
+    for number in range(60):
+        state = "failed" if number == 7 else "finished"
+        attempts = [{"started": NOW + number, "ended": NOW + number + 90}]
+        make_run(tmp_path, f"digits-{number:08x}", state=state, attempts=attempts)
+    where = ("status", "--dir", str(tmp_path))
+    shown = run_module("hpctrain", *where).stdout
+    assert "60 runs" in shown
+    assert "1 failed, 59 finished" in shown
+    # The newest come first; the failed run is an old one.
+    names = [int(word[7:], 16) for word in shown.split() if word.startswith("digits-")]
+    assert names == [*range(59, 20, -1), 7]
+    assert "... 20 more (--all, --json)" in shown
+    assert run_module("hpctrain", *where, "--all").stdout.count("digits-") == 60
+    assert len(status_json(tmp_path)) == 60
+
+
+def test_watching_ends_by_itself_and_by_ctrl_c(tmp_path: Path, no_slurm: None) -> None:
+    run = make_run(tmp_path, state="finished", attempts=[{}])
+    where = ("status", "--dir", str(tmp_path), "--watch=2")
+    assert run_module("hpctrain", *where).stdout.count("1 finished") == 1
+    with RunDir(run).lock():
+        (run / "run.json").write_text(json.dumps({"state": "running", "attempts": [ATTEMPT]}))
+        command = [sys.executable, "-u", "-m", "hpctrain", *where]
+        with ignoring_sigint():  # the command heeds Ctrl-C all the same
+            watching = forkserver.Popen(command, stdout=subprocess.PIPE, text=True)
+        with watching:
+            assert watching.stdout is not None
+            seen = ""
+            while seen.count("1 running") < 2:
+                seen += watching.stdout.readline()
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(60) == 0
+    wrong = run_module("hpctrain", "status", "--watch", run.name, code=2)
+    assert "give the run first" in wrong.stderr
+
+
+def test_the_commands_import_nothing_heavy(tmp_path: Path, no_slurm: None) -> None:
+    run = make_run(tmp_path)
+    (run / "logs" / "1_0_log.out").write_text("hello\n")
+    program = (
+        "import sys; from hpctrain.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = {'torch', 'mlflow', 'h5py', 'hydra', 'submitit'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    for command in (["status"], ["logs", run.name], ["cancel", "--all"], ["gc"]):
+        given = [sys.executable, "-c", program, *command, "--dir", str(tmp_path)]
+        done = subprocess.run(given, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (command, done.stderr)
+        asked = run_module("hpctrain", command[0], "--help", new=True).stdout
+        assert f"usage: python -m hpctrain {command[0]}" in asked
+
+
+def test_another_users_uploader_is_not_called_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, state="finished")
+    Meta("sqlite:////x", "exp", "name", "uid").write(run)
+    for name in ("upload.lock", "uploader.log"):
+        (run / "journal" / name).touch()
+    assert "its uploader has ended" in left_behind(run)
+    # A mock, because the kernel lets root read everything.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "upload.lock")
+    assert left_behind(run) == ""
+
+
+def test_a_folder_without_runs(tmp_path: Path, no_slurm: None) -> None:
+    shown = run_module("hpctrain", "status", "--dir", str(tmp_path)).stdout
+    assert shown.startswith(f"0 runs in {tmp_path}, ")
+    assert status_json(tmp_path) == []
+
+
+def test_names_are_whole_on_a_narrow_terminal() -> None:
+    name = "digits-with-a-name-00000001"
+    facts = facts_of(Path(name), {"state": "failed"}, BEAT, job_id="7_0")
+    row = Row(facts, State("failed", "ValueError: " + "word " * 20), NOW)
+    for width in (60, 80, 120):
+        lines = drawn([row], width)
+        assert max(map(len, lines)) <= width
+        assert any(line.startswith(f"{name}  failed") and "50/100" in line for line in lines)
+        assert lines[-1].endswith("word ...")
+
+
+def test_reason_and_metric_fit_into_80_columns() -> None:
+    beat = {**BEAT, "metric": "val/accuracy", "metrics": {"val/accuracy": 0.98125}}
+    facts = facts_of(Path("digits-3fa92c1b"), {"state": "interrupted"}, beat, job_id="1234567_10")
+    rows = [
+        Row(facts, State("interrupted", "saved at step 1200, preempted"), NOW),
+        Row(facts_of(Path("digits-00000001"), {"state": "queued"}, {}), State("queued"), NOW),
+    ]
+    lines = drawn(rows, 80)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    for shown in ("metric: val/accuracy", "  0.9812", "  50/100  ", "saved at"):
+        assert shown in text, text
+
+
+def test_what_runs_is_shown_first_and_on_every_terminal() -> None:
+    def row(number: int, state: str) -> Row:
+        facts = facts_of(
+            Path(f"digits-{number:08x}"), {"attempts": [{"started": NOW + number}]}, {}
+        )
+        return Row(facts, State(state), NOW + 99)
+
+    rows = [row(1, "failed"), row(2, "running"), *(row(n, "finished") for n in range(3, 50))]
+    for most in (4, 40):
+        words = " ".join(drawn(rows, 100, most)).split()
+        names = [int(word[7:], 16) for word in words if word.startswith("digits-")]
+        assert names == [2, *range(49, 51 - most, -1), 1]
+
+
+def test_swept_values_time_and_best_value_are_shown() -> None:
+    attempts = [{"started": NOW - 900, "ended": NOW - 300}, {"started": NOW - 180, "nodes": 3}]
+    attempts[1] |= {"host": "node7", "hosts": []}  # torchrun tells no rank the other hosts
+    beat = {**BEAT, "metric": "val/mse", "metrics": {"val/mse": 0.5}}
+    beat["best"] = {"value": 0.25, "step": 40}
+    record = {"attempts": attempts, "swept": ["optimizer.lr=0.1", "seed=2"]}
+    row = Row(facts_of(Path("digits-00000001"), record, beat), State("running"), NOW)
+    cells = dict(zip(status_module._COLUMNS, map(str, row.cells("val/mse")), strict=True))
+    assert (cells["swept"], cells["time"]) == ("lr=0.1 seed=2", "13 min")
+    assert (cells["metric"], cells["best"], cells["node"]) == ("0.5", "0.25", "node7 +2")
+    facts = row.facts()
+    assert facts["swept"] == ("optimizer.lr=0.1", "seed=2")
+    assert facts["best"] == {"value": 0.25, "step": 40}
+    assert facts["duration_s"] == 780
+    # An attempt that was killed has lasted until its last heartbeat.
+    assert Row(row.run, State("lost"), NOW).facts()["duration_s"] == 600 + 177
+
+
+def test_attempts_that_were_killed_have_taken_time(tmp_path: Path) -> None:
+    run = RunDir(make_run(tmp_path))
+    now = time.time()
+    signs = samples.Writer(samples.folder(run.path) / "n01.jsonl")
+    # Killed after 240 s, at the start-up after 60 s, and before anything was heard of it.
+    for begun_s, heartbeat_s, sample_s in ((1000, 760, 770), (500, None, 440), (200, None, None)):
+        run.begin_attempt(host="n01")
+        content = run_json(run.path)
+        content["attempts"][-1]["started"] = now - begun_s
+        (run.path / "run.json").write_text(json.dumps(content))
+        if heartbeat_s:
+            beat = BEAT | {"time": now - heartbeat_s}
+            (run.path / "progress.json").write_text(json.dumps(beat))
+        if sample_s:
+            signs.write(now - sample_s, metrics={"cpu_utilization_percentage": 1.0})
+    signs.close()
+    facts = Facts.read(run.path)
+    assert facts.trained_s(None) == pytest.approx(240 + 60, abs=0.01)
+    assert facts.trained_s(now) == pytest.approx(240 + 60 + 200, abs=0.01)
+    (account,) = read([run.path])
+    assert [round(span.end - span.begin) for span in account.spans] == [240, 60, 0]
+
+
+def test_watching_on_a_terminal_waits_for_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    states = [[], ["created"], ["queued"], ["running"], ["finished"]]
+    looks = iter(states)
+    facts = facts_of(Path("digits-00000001"), {"state": "queued"}, {})
+
+    def look(options: Any) -> list[Row]:
+        return [Row(facts, State(name), NOW) for name in next(looks)]
+
+    monkeypatch.setattr(status_module, "look", look)
+    later = tmp_path / "runs"
+    monkeypatch.setattr(status_module.time, "sleep", lambda seconds: later.mkdir(exist_ok=True))
+    monkeypatch.setattr(sys, "stdout", shown := io.StringIO())
+    console = Console(width=200, force_terminal=True)
+    monkeypatch.setattr(status_module, "Console", lambda: console)
+    assert status_module.main(["--dir", str(later), "--watch"]) == 0
+    assert next(looks, None) is None  # `logs -f` went on until the run had ended
+    assert f"there is no folder {later} yet" in shown.getvalue()
+    assert "nothing is queued or running yet" in shown.getvalue()
+    # A run that is named is watched until it has ended, even if it has.
+    looks = iter([["finished"]])
+    assert status_module.main(["digits-00000001", "--dir", str(tmp_path), "--watch"]) == 0
+
+
+def test_what_is_printed_may_go_nowhere_or_to_an_old_terminal(
+    tmp_path: Path, no_slurm: None
+) -> None:
+    make_run(tmp_path, state="failed", attempts=[{"error": "Fehler: über"}])
+    old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    shown = run_module("hpctrain", "status", "--dir", str(tmp_path), **old).stdout
+    assert "\\xfcber" in shown
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "hpctrain", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")

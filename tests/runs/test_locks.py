@@ -1,0 +1,66 @@
+"""Who holds a run, and who may lock it."""
+
+import fcntl
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpctrain.errors import StorageError
+from hpctrain.lock import file_lock
+from hpctrain.runs.run_dir import RunDir
+from tests.made_runs import (
+    make_run,
+)
+
+
+def test_looking_at_the_lock_takes_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert not RunDir(run).is_locked()
+    assert not (run / "lock").exists()
+    with RunDir(run).lock():
+        assert RunDir(run).is_locked()
+        said = (run / "lock").read_text()
+        assert str(os.getpid()) in said
+    assert not RunDir(run).is_locked()
+    assert (run / "lock").read_text() == said
+
+
+def test_who_may_only_read_a_run_cannot_lock_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    before = os.umask(0o027)  # HPCTRAIN_UMASK=027: the group may read
+    try:
+        with RunDir(run).lock():
+            RunDir(run).update(state="running")
+            with file_lock(run / "other.lock", lambda: None):
+                modes = {path.name: path.stat().st_mode & 0o777 for path in run.glob("*lock")}
+    finally:
+        os.umask(before)
+    assert modes == {"lock": 0o600, ".run.json.lock": 0o600, "other.lock": 0o600}
+    # A lock that an older release has made is mended; who may write may also lock.
+    for mode, mended in ((0o644, 0o600), (0o660, 0o660), (0o666, 0o666), (0o664, 0o660)):
+        (run / "lock").chmod(mode)
+        with RunDir(run).lock():
+            assert (run / "lock").stat().st_mode & 0o777 == mended
+
+
+def test_who_holds_a_run_is_not_guessed(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    with subprocess.Popen(["true"]) as process:
+        gone = process.pid
+    here = socket.gethostname()
+    for text, said in (
+        ("", "in use by another process"),
+        (f"process {os.getpid()} on {here}\n", f"in use by process {os.getpid()} on {here}:"),
+        (f"process {gone} on elsewhere\n", f"in use by process {gone} on elsewhere:"),
+        (f"process {gone} on {here}\n", f"but not by process {gone} on {here}, which has ended"),
+    ):
+        with (run / "lock").open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.truncate(0)
+            file.write(text)
+            file.flush()
+            with pytest.raises(StorageError, match=said):
+                RunDir(run).check_unlocked()

@@ -1,0 +1,359 @@
+"""The copy of the code that a job runs from, and the provenance of a run."""
+
+import json
+import os
+import py_compile
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config.schema import LaunchConfig
+from hpctrain.errors import ConfigError
+from hpctrain.runs.code import git, provenance, snapshot
+from hpctrain.runs.code.snapshot import Snapshot
+
+
+def commit(folder: Path) -> None:
+    shell = "git init -q . && git add . && git -c user.name=me -c user.email=me@x commit -qm one"
+    subprocess.run(shell, shell=True, check=True, cwd=folder)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with tracked, changed, new, ignored and generated files."""
+    folder = tmp_path / "project"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "ignored").mkdir()
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/net.py": "WIDTH = 1\n",
+        "pkg/gone.py": "",
+        ".gitignore": "ignored/\n_version.py\n*.bin\n",
+        "pkg/_version.py": "VERSION = 1\n",
+        "ignored/other.py": "",
+        "pkg/weights.bin": "x",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    commit(folder)
+    (folder / "pkg/net.py").write_text("WIDTH = 2\n")
+    (folder / "pkg/new.py").write_text("")
+    (folder / "pkg/gone.py").unlink()
+    provenance.collect.cache_clear()
+    return folder
+
+
+def take(folder: Path, output_dir: Path | None = None, **launch: Any) -> Snapshot | None:
+    """Return the copy of the code of a job; `folder` is that of the test."""
+    output_dir = output_dir or folder / "project" / "runs"
+    return snapshot.take(LaunchConfig(**launch), str(output_dir), str(folder / "data"))
+
+
+def taken_from(folder: Path, output_dir: Path | None = None, **launch: Any) -> Snapshot:
+    taken = take(folder, output_dir, **launch)
+    assert taken is not None
+    return taken
+
+
+def test_the_snapshot_holds_the_code_as_it_is_typed(project: Path, tmp_path: Path) -> None:
+    (project / "runs").mkdir()
+    (project / "runs" / "result.txt").write_text("not code")
+    taken = taken_from(tmp_path)
+    assert not taken.path.exists()
+    assert taken.write()
+    assert not taken.write()
+    copy = taken.path / "project"
+    names = {str(p.relative_to(copy)) for p in copy.rglob("*") if p.is_file()}
+    assert names == {
+        *("pkg/__init__.py", "pkg/net.py", "pkg/new.py", "pkg/_version.py", ".gitignore")
+    }
+    assert (copy / "pkg/net.py").read_text() == "WIDTH = 2\n"
+    assert copy in taken.pythonpath
+    assert any((folder / "hpctrain" / "cli.py").exists() for folder in taken.pythonpath)
+    # The same content gets the same name, and other content gets another name.
+    again = taken_from(tmp_path)
+    assert again.digest == taken.digest
+    (project / "pkg/new.py").write_text("X = 1\n")
+    other = taken_from(tmp_path)
+    assert other.digest != taken.digest
+
+
+def test_bytecode_goes_along_if_it_is_that_of_the_copy(project: Path, tmp_path: Path) -> None:
+    net, new = project / "pkg" / "net.py", project / "pkg" / "new.py"
+    net.write_text("def width():\n    return 2\n")
+    net.chmod(0o640)
+    for file in (net, new):
+        py_compile.compile(str(file), doraise=True)
+    new.write_text("edited = True\n")
+    taken = taken_from(tmp_path)
+    assert taken.write()
+    copy = taken.path / "project"
+    (cached,) = (copy / "pkg" / "__pycache__").iterdir()
+    assert stat.S_IMODE(cached.stat().st_mode) == 0o440
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-v",
+            "-c",
+            "from pkg.net import width; print(width.__code__.co_filename)",
+        ],
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"# {cached} matches {copy / 'pkg' / 'net.py'}" in done.stderr
+    assert done.stdout == f"{copy / 'pkg' / 'net.py'}\n"
+    again = taken_from(tmp_path)
+    assert again.digest == taken.digest
+
+
+def test_results_around_the_code_are_not_code(project: Path, tmp_path: Path) -> None:
+    taken = taken_from(tmp_path, project)
+    assert taken.write()
+    (project / "run-12345678").mkdir()
+    (project / "run-12345678" / "run.json").write_text("{}")
+    (project / "sweeps" / "2026-01-31_x").mkdir(parents=True)
+    (project / "sweeps" / "2026-01-31_x" / "job.sh").write_text("")
+    again = taken_from(tmp_path, project)
+    assert again.digest == taken.digest
+
+
+def test_what_is_no_code_is_left_out_and_told(project: Path, tmp_path: Path) -> None:
+    taken = taken_from(tmp_path)
+    assert taken.left_out == ()
+    # An earlier output_dir, which is not that of this config, and data that no .gitignore names.
+    files = {
+        "old/net-12345678/run.json": 2,
+        "old/net-12345678/checkpoints/step-00000010/model.bin2": 3_000_000,
+        "old/code/0123456789abcdef/pkg/net.py": 1,
+        "old/sweeps/2026-01-31_x/job.sh": 1,
+        "old/mlflow.db": 5,
+        "pkg/set/index.json": 2,
+        "pkg/set/train-00000.h5": 100,
+        "pkg/weights.npy": 10_000_001,
+    }
+    for name, size in files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_bytes(bytes(size))
+    again = taken_from(tmp_path)
+    assert again.digest == taken.digest
+    assert sorted(again.left_out) == [
+        f"{project}/old (2 files, 3.0 MB): results of runs",
+        f"{project}/old/code (1 file, 0.0 MB): results of runs",
+        f"{project}/old/mlflow.db (1 file, 0.0 MB): results of runs",
+        f"{project}/old/sweeps (1 file, 0.0 MB): results of runs",
+        f"{project}/pkg/set (2 files, 0.0 MB): a data set",
+        f"{project}/pkg/weights.npy (1 file, 10.0 MB): above 10 MB; `git add` it if the code "
+        "needs it",
+    ]
+    subprocess.run(["git", "add", "pkg/weights.npy"], check=True)
+    tracked = taken_from(tmp_path)
+    assert "project/pkg/weights.npy" in tracked._files
+
+
+def test_too_much_code_is_refused_and_the_largest_named(project: Path, tmp_path: Path) -> None:
+    (project / "pkg" / "data.npy").write_bytes(bytes(3_000_000))
+    with pytest.raises(ConfigError, match=r"snapshot_max_mb=2: .*largest: .*data\.npy 3 MB"):
+        take(tmp_path, snapshot_max_mb=2)
+    assert take(tmp_path, snapshot="off") is None
+    assert not (project / "runs").exists()
+
+
+def test_git_is_insisted_on_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("")
+    with pytest.raises(ConfigError, match=r"launch\.snapshot=git: .* is in no git repository"):
+        take(tmp_path, snapshot="git")
+    taken = taken_from(tmp_path, snapshot="auto")
+    assert taken.unfrozen == (tmp_path,)
+
+
+def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        ["git", "remote", "add", "origin", "https://me:s3cret@example.org/x.git"], check=True
+    )
+    content = provenance.collect()
+    (facts,) = [repo for repo in json.loads(content["git.json"]) if repo["path"] == str(project)]
+    assert len(facts["commit"]) == 40
+    assert facts["dirty"]
+    assert facts["remote"] == "https://example.org/x.git"
+    assert "+WIDTH = 2" in content["project.diff"]
+    assert "\nhydra_core==1." in content["packages.txt"]
+    folder = tmp_path / "provenance"
+    provenance.store(folder, content)
+    provenance.store(folder, content)
+    assert provenance.changes(folder) == []
+    assert provenance.commit(folder) == facts["commit"] + "-dirty"
+    assert provenance.source(folder) == "https://example.org/x.git"
+    assert provenance.source(tmp_path / "absent") == "hpctrain"
+    (folder / "packages.txt").write_text(
+        content["packages.txt"].replace("\nhydra_core==", "\nhydra_core==0.")
+    )
+    assert [line[:13] for line in provenance.changes(folder)] == ["-hydra_core==", "+hydra_core=="]
+    # Another state of the code is stored next to the first.
+    provenance.store(folder, content)
+    assert "hydra_core==0." in (tmp_path / "provenance.1" / "packages.txt").read_text()
+
+
+def test_no_secret_of_a_working_tree_is_written_down(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A private file stays private, and a secret in a tracked file is not in the patch."""
+    token = "hf_" + 2 * "aB3dE5gH7jK9mN1pQ"
+    monkeypatch.setenv("MY_API_TOKEN", "tok-4f9a2c71e8")
+    tracked = {
+        ".env": "X=tracked-secret",
+        "pkg/login.py": 'eos_token = "</s>"\n',
+        "pkg/site.yaml": "user: me\n",
+    }
+    for name, text in tracked.items():
+        (project / name).write_text(text)
+    commit(project)
+    untracked = {
+        "pkg/.env": "PASSWORD=untracked-secret",
+        "pkg/id_ed25519": "secret",
+        "pkg/server.key": "-----BEGIN PRIVATE KEY-----\nsecret",
+        "pkg/private.py": "WIDTH = 3\n",
+    }
+    for name, text in untracked.items():
+        (project / name).write_text(text)
+        (project / name).chmod(0o600)
+    (project / "pkg/public.pem").write_text("-----BEGIN CERTIFICATE-----")
+    (project / ".env.example").write_text("X=...")
+    (project / ".env").write_text("X=changed-secret")
+    (project / "pkg/login.py").write_text(
+        f'login(token="{token}", password="hunter22")\nNAME = "tok-4f9a2c71e8"\n'
+        'eos_token = "</s>"\nmask_token: str = "[MASK]"\nmax_tokens = 1000000\n'
+    )
+    (project / "pkg/site.yaml").write_text(
+        "user: me\npassword: hunter23 # old\nurl: https://me:p@ss@host/x\nkey: ${oc.env:A_TOKEN}\n"
+    )
+    subprocess.run(
+        ["git", "remote", "add", "origin", "https://u:p@s/s@host/x.git?private_token=abc"],
+        check=True,
+    )
+    content = provenance.collect()
+    whole = content["project.diff"] + content["git.json"]
+    assert '"remote": "https://host/x.git"' in content["git.json"]
+    for secret in (token, "hunter2", "tok-4f9a", "p@s", "private_token", "changed-secret"):
+        assert secret not in whole
+    patch = content["project.diff"].splitlines()
+    assert '+login(token="***", password="***")' in patch
+    assert "+password: *** # old" in patch
+    for visible in ('eos_token = "</s>"', 'mask_token: str = "[MASK]"', "max_tokens = 1000000"):
+        assert any(line[1:] == visible for line in patch)
+    assert "+key: ${oc.env:A_TOKEN}" in patch
+    (tmp_path / "p.diff").write_text(content["project.diff"])
+    shell = f"git stash -q && git apply --check {tmp_path}/p.diff && git stash pop -q"
+    subprocess.run(shell, shell=True, check=True)
+
+    before = os.umask(0o027)
+    try:
+        taken = taken_from(tmp_path)
+        taken.write()
+    finally:
+        os.umask(before)
+    copy = taken.path / "project"
+    names = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert {"pkg/login.py", "pkg/public.pem", ".env.example", "pkg/private.py"} <= names
+    assert not names & {".env", "pkg/.env", "pkg/id_ed25519", "pkg/server.key"}
+    told = "\n".join(taken.left_out)
+    for name in (".env", "pkg/.env", "pkg/id_ed25519", "pkg/server.key"):
+        assert f"{project / name} (1 file, 0.0 MB): it may hold secrets" in told
+    assert (copy / "pkg/private.py").stat().st_mode & 0o777 == 0o400
+    assert (copy / "pkg/login.py").stat().st_mode & 0o777 == 0o440
+    (line,) = (line for line in taken.telling if line.startswith("project/"))
+    assert line.startswith("project/pkg/login.py has the value of MY_API_TOKEN in it; say os.env")
+
+
+def test_working_folders_are_those_that_nobody_installed(project: Path) -> None:
+    folders = git.code_folders()
+    assert folders[0] == project
+    assert not any("site-packages" in folder.parts for folder in folders)
+
+
+def test_repositories_have_names_of_their_own(tmp_path: Path) -> None:
+    folders = [tmp_path / place for place in ("a/net", "a/net/src", "b/net", "tools", "none")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        if folder.name in ("net", "tools"):
+            (folder / ".git").mkdir()
+    repos, outside = git.repositories(folders)
+    assert [repo.name for repo in repos] == ["net", "net.2", "tools"]
+    assert repos[0].used == folders[:2]
+    assert outside == folders[-1:]
+
+
+def test_code_imported_from_elsewhere_is_another_copy(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For two folders without git and one output_dir there are two copies of the code."""
+    copies = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        taken = taken_from(tmp_path)
+        taken.write()
+        copies.append(Snapshot.load(taken.path))
+        assert copies[-1] is not None
+        assert copies[-1].pythonpath == taken.pythonpath
+        assert tmp_path / name in taken.pythonpath
+    assert copies[0] != copies[1]
+
+
+def test_an_installed_package_inside_the_repository_is_copied(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git ignores a `.venv` in the project and so does not list the packages in it."""
+    place = project / "ignored" / "site-packages" / "hpctrain"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text("")
+    monkeypatch.setattr(snapshot, "PACKAGE", place)
+    monkeypatch.setattr(git, "_editable", lambda: iter(()))
+    monkeypatch.setattr(sys, "path", [str(place.parent)])
+    taken = taken_from(tmp_path)
+    assert taken.pythonpath == (taken.path / "project", taken.path / "installed")
+    assert "installed/hpctrain/__init__.py" in taken._files
+
+
+def test_repositories_inside_and_links_are_copied_as_they_are(
+    project: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "__init__.py").write_text("")
+    commit(other)
+    allow = ["git", "-c", "protocol.file.allow=always"]
+    subprocess.run([*allow, "submodule", "add", "-q", str(other), "sub"], check=True, cwd=project)
+    subprocess.run(["git", "clone", "-q", str(other), "clone"], check=True, cwd=project)
+    for folder in ("sub", "clone"):
+        (project / folder / "new.py").write_text("")
+    # Tracked packages that have been replaced, one by a link and one by a file.
+    for name in ("linked", "filed"):
+        (project / name).mkdir()
+        (project / name / "x.py").write_text("")
+    subprocess.run(["git", "add", "linked", "filed"], check=True, cwd=project)
+    shutil.rmtree(project / "filed")
+    (project / "filed").write_text("")
+    (project / "linked").rename(project / "moved")
+    (project / "linked").symlink_to("moved")
+    (project / "outside").symlink_to("../other")
+    (project / "a b\nü.py").write_text("")
+    taken = taken_from(tmp_path)
+    assert taken.write()
+    copy = taken.path / "project"
+    for name in ("sub/__init__.py", "sub/new.py", "clone/__init__.py", "clone/new.py"):
+        assert (copy / name).is_file()
+    assert os.readlink(copy / "linked") == "moved"
+    assert (copy / "linked" / "x.py").is_file()
+    assert (copy / "filed").is_file()
+    assert (copy / "outside").resolve() == other
+    assert (copy / "a b\nü.py").is_file()

@@ -1,0 +1,198 @@
+"""The state of a run, from its directory and the scheduler."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.runs.state import state as state_module
+from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.runs.state.state import duration, ended_for_good, eta_s, judge
+from hpctrain.slurm.queue import Ended, Job
+from tests.made_runs import (
+    ATTEMPT,
+    BEAT,
+    FAST,
+    NOW,
+    RAISED,
+    REQUEST,
+    SAVED,
+    SLOW,
+    SUBMITTED,
+    facts_of,
+    make_run,
+)
+
+
+def job(state: str, reason: str = "None", start: float | None = None) -> Job:
+    when = "N/A" if start is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start))
+    return Job("7_0", state, reason, "" if state == "PENDING" else "node1", when)
+
+
+def ended(state: str) -> Ended:
+    return Ended(state, "1:0", "None", "node1")
+
+
+RUNS = job("RUNNING")
+ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "failed": RAISED}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "reason", "more"),
+    [
+        ("finished", "finished", "", {}),
+        ("created", "created", "", {"local": True}),
+        # The job is in the queue.
+        ("queued", "queued", "Resources", {"job": job("PENDING", "Resources")}),
+        ("queued", "queued", "to start about", {"job": job("PENDING", "Priority", NOW + 60)}),
+        ("queued", "queued", "pending", {"attempts": [SAVED], "job": job("PENDING")}),
+        # A person has to do something.
+        (
+            "queued",
+            "queued",
+            "launch failed requeued held: held until somebody releases it: scontrol release 7_0",
+            {"job": job("PENDING", "launch failed requeued held", NOW + 60)},
+        ),
+        (
+            "running",
+            "running",
+            "suspended until the cluster or its administrator resumes it: 7_0",
+            {"job": job("SUSPENDED"), "progress": BEAT},
+        ),
+        ("queued", "running", "starting", {"job": job("RUNNING", start=NOW - 5)}),
+        ("created", "queued", "Priority", {"job": job("PENDING", "Priority")}),
+        ("running", "running", "", {"job": RUNS, "progress": BEAT}),
+        ("running", "running", "starting", {"job": RUNS}),
+        ("running", "running", "ending", {"job": job("COMPLETING")}),
+        ("running", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
+        ("interrupted", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
+        ("interrupted", "requeued", "requeue_hold", {"job": job("REQUEUE_HOLD")}),
+        # The run has saved and its job is still there. The job may just be requeued, so the run is
+        # not yet called interrupted.
+        ("interrupted", "running", "saved at step 40, ending", {"job": job("COMPLETING")}),
+        (
+            "interrupted",
+            "running",
+            "saved at step 40, ending",
+            {"job": job("RUNNING", start=NOW - 900)},
+        ),
+        ("interrupted", "running", "starting", {"job": job("RUNNING", start=NOW - 9)}),
+        ("failed", "failed", "two lines", {"job": job("RUNNING", start=NOW - 900)}),
+        ("failed", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
+        # The job is out of the queue, and the run itself has noted how it ended.
+        ("failed", "failed", "ValueError: two lines", {}),
+        ("interrupted", "interrupted", "saved at step 40, SIGTERM", {}),
+        ("interrupted", "interrupted", "step 40, cancelled by ann", {"stop_request": REQUEST}),
+        ("interrupted", "interrupted", "SIGTERM; TIMEOUT", {"ended": ended("TIMEOUT")}),
+        # The job is out of the queue, and the run has not noted how it ended.
+        ("running", "lost", "OUT_OF_MEMORY", {"ended": ended("OUT_OF_MEMORY")}),
+        ("running", "lost", "NODE_FAIL", {"ended": ended("NODE_FAIL")}),
+        ("queued", "lost", "FAILED, exit code 1:0", {"ended": ended("FAILED")}),
+        ("queued", "cancelled", "CANCELLED by 0", {"ended": ended("CANCELLED by 0")}),
+        ("queued", "cancelled", "by ann", {"stop_request": REQUEST}),
+        ("running", "cancelled", "after step 50", {"stop_request": REQUEST, "progress": BEAT}),
+        ("queued", "lost", "no longer in the queue", {}),
+        ("running", "lost", "on node1, after step 50", {"progress": BEAT}),
+        ("queued", "queued", "being submitted", {"asked": NOW - 5, "unanswered": True}),
+        ("queued", "lost", "no longer in the queue", {"asked": NOW - 99, "unanswered": True}),
+        ("queued", "lost", "no longer in the queue", {"asked": NOW - 5}),
+        # The scheduler could not be asked, so only the run directory tells the state.
+        ("queued", "queued", "squeue was not asked", {"scheduler": False}),
+        ("running", "running", "", {"scheduler": False, "progress": BEAT}),
+        ("running", "running", "squeue was not asked", {"scheduler": False}),
+        # The run was started without Slurm, or by slurm/train.sbatch.
+        ("running", "running", "", {"local": True, "held": True, "progress": BEAT}),
+        ("running", "running", "", {"local": True, "progress": BEAT}),
+        (
+            "running",
+            "lost",
+            "no process holds it on node1, after step 50",
+            {"local": True, "progress": BEAT | {"time": NOW - 500}},
+        ),
+        ("running", "running", "starting", {"local": True, "ended": ended("RUNNING")}),
+        ("interrupted", "requeued", "None", {"local": True, "ended": ended("PENDING")}),
+        # The run is running.
+        (
+            "running",
+            "running",
+            "asked to stop by ann",
+            {"job": RUNS, "progress": BEAT, "stop_request": REQUEST},
+        ),
+        (
+            "running",
+            "running",
+            "no step for 12 min",
+            {"job": RUNS, "progress": BEAT | {"stepped": NOW - 723}},
+        ),
+        (
+            "running",
+            "running",
+            "no step for 2 min: an evaluation is under way",
+            {"job": RUNS, "progress": BEAT | FAST | {"stepped": NOW - 103}},
+        ),
+        ("running", "running", "", {"job": RUNS, "progress": BEAT | SLOW | {"stepped": NOW - 723}}),
+        (
+            "running",
+            "running",
+            "starting",
+            {"attempts": [ATTEMPT | {"started": NOW - 1}], "job": RUNS, "progress": BEAT},
+        ),
+    ],
+)
+def test_the_state_of_a_run(said: str, expected: str, reason: str, more: dict[str, Any]) -> None:
+    usual = [ATTEMPTS[said]] if said in ATTEMPTS else []
+    record: dict[str, Any] = {"state": said, "attempts": more.pop("attempts", usual)}
+    if not more.pop("local", False):
+        record["submission"] = SUBMITTED | {"time": more.pop("asked", NOW - 1000)}
+        more = {"scheduler": True} | more
+    state = judge(facts_of(Path("/runs/x"), record, **more), NOW)
+    assert (state.name, reason in state.reason) == (expected, True), state
+    assert bool(reason) == bool(state.reason)
+
+
+def test_mlflow_learns_only_of_runs_whose_jobs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, said: str = "running", **more: Any) -> Facts:
+        attempts = [ATTEMPT | ({"error": "boom"} if said == "failed" else {})]
+        record = {"state": said, "attempts": attempts, "submission": SUBMITTED}
+        return facts_of(Path(name), record, **{"scheduler": True} | more)
+
+    found = [
+        *(run("lost", ended=ended("NODE_FAIL")), run("failed", "failed")),
+        *(run("waits", job=job("PENDING")), run("runs", job=job("RUNNING"))),
+        *(run("unknown", scheduler=False), run("held", held=True)),
+    ]
+    monkeypatch.setattr(state_module, "gather", lambda paths: found)
+    assert ended_for_good([each.path for each in found]) == {
+        Path("lost"): ("KILLED", "lost: NODE_FAIL"),
+        Path("failed"): ("FAILED", "failed: boom"),
+    }
+
+
+def test_a_job_says_nothing_of_a_run_taken_up_in_a_terminal(tmp_path: Path, no_slurm: None) -> None:
+    here = ATTEMPT | {"launcher": "single"}
+    for name, attempt, expected in (
+        ("a-00000001", ATTEMPT, ("running", "says run.json; squeue was not asked")),
+        ("b-00000001", here, ("lost", "no process holds it on node1")),
+    ):
+        run = make_run(tmp_path, name, state="running", attempts=[attempt], submission=SUBMITTED)
+        state = judge(gather([run])[0], NOW)
+        assert (state.name, state.reason) == expected
+
+
+def test_the_time_left() -> None:
+    record = {"state": "running", "attempts": [ATTEMPT]}
+    assert eta_s(facts_of(Path("x"), record, BEAT), NOW) == pytest.approx(50 / 2 - 3)
+    # A run that hangs has none, although its heartbeat goes on.
+    assert eta_s(facts_of(Path("x"), record, BEAT | FAST | {"stepped": NOW - 103}), NOW) is None
+    # The heartbeat of the previous attempt is not used.
+    record["attempts"] = [ATTEMPT | {"started": NOW}]
+    assert eta_s(facts_of(Path("x"), record, BEAT), NOW) is None
+    shown = [duration(s) for s in (45, 100, 5399, 12_000, 200_000)]
+    assert shown == ["45 s", "2 min", "1 h 30 min", "3 h 20 min", "2 d 7 h"]
+
+
+def test_the_reason_of_a_failed_run_has_no_lines_of_code() -> None:
+    error = 'ConfigError: model._target_=a.B:\n odd  sizes\n  File "a.py", line 3, in f\n    f()'
+    facts = facts_of(Path("a-00000001"), {"state": "failed", "attempts": [{"error": error}]}, {})
+    assert judge(facts, NOW).reason == "ConfigError: model._target_=a.B: odd sizes"

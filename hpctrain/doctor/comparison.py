@@ -9,7 +9,7 @@ from statistics import median
 
 from hpctrain.doctor import against_hardware
 from hpctrain.doctor.checks import clocks, reach
-from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
+from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
 from hpctrain.doctor.probe import Probe
 

@@ -18,16 +18,18 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import (
     affinity,
+    dcgm,
     file_systems,
+    gpu_health,
     infiniband,
     installed,
     interfaces,
     kernel_log,
     limits,
 )
-from hpctrain.doctor.checks.gpus import dcgm, gpu_health
-from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
+from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, unknown
+from hpctrain.monitor.gpu_library import Library
 
 
 @dataclass(frozen=True)
@@ -97,17 +99,21 @@ class Probe:
 
 
 def probe(
-    asked: Expectation, ranks: RankInfo, uuids: list[str], *, disks: bool, nvml: Any = None
+    asked: Expectation,
+    ranks: RankInfo,
+    uuids: list[str],
+    *,
+    disks: bool,
+    library: Library | None = None,
 ) -> Probe:
     """Return what this rank sees; the GPUs are those that torch sees.
 
-    With `disks` probes are written, and DCGM's diagnostics run, which take a second or more. `nvml`
-    is the module `pynvml`, or one with the same functions.
+    With `disks` probes are written, and DCGM's diagnostics run, which take a second or more.
     """
     own = _own(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
     first = ranks.local_rank if alone else min(own, default=0)
-    gpus, findings = gpu_health.checked([uuids[each] for each in own], nvml, first)
+    gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library)
     findings.append(affinity.checked(asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks)

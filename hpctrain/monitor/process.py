@@ -26,8 +26,6 @@ from pathlib import Path
 
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
-from hpctrain.monitor import amd
-from hpctrain.monitor.amd import AmdGpus
 from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.sensors import Sensors
@@ -135,7 +133,7 @@ class _Monitor:
                 named += gpu_file(self._run, self._node, rank).read_text().split()
         uuids = list(dict.fromkeys(named))
         if uuids != self._uuids:
-            self._uuids, gpus = uuids, AmdGpus(uuids) if amd.is_here() else Gpus(uuids)
+            self._uuids, gpus = uuids, Gpus(uuids)
             self._sensors = Sensors(self._job, gpus)
             self._writer.write(time.time(), facts=self._known | gpus.facts)
 

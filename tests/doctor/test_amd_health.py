@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.doctor.checks.gpus import gpu_health
-from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
+from hpctrain.doctor.checks import gpu_health
+from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding
 from hpctrain.hardware import of_device
 from hpctrain.monitor import amd
@@ -14,7 +14,7 @@ from tests.monitor.played_amdsmi import UUIDS, AmdSmi
 
 
 def found_of(smi: AmdSmi, verdicts: tuple[str, ...] = ("warn", "fail")) -> dict[str, str]:
-    _, findings = gpu_health.checked([UUIDS[1]], smi=smi)
+    _, findings = gpu_health.checked([UUIDS[1]], library=amd.Amd(smi))
     assert all(one.cure for one in findings if one.verdict in ("warn", "fail"))
     return {one.check.removeprefix("GPU 0: "): one.verdict for one in findings if of(one, verdicts)}
 
@@ -50,7 +50,7 @@ def test_an_amd_gpu(planted: dict[str, Any], expected: dict[str, str]) -> None:
 
 
 def test_its_facts_are_those_of_its_file() -> None:
-    (facts,), _ = gpu_health.checked([UUIDS[1]], smi=AmdSmi())
+    (facts,), _ = gpu_health.checked([UUIDS[1]], library=amd.Amd(AmdSmi()))
     name, memory = "AMD Instinct MI300X", 196_592 * 2**20
     assert facts == GpuFacts(name, "6.12.12", memory, 2100, 750.0, pytest.approx(63, rel=0.01))
     hardware = of_device(facts.name, facts.memory_bytes)
@@ -79,7 +79,7 @@ def test_what_amdsmi_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         *("NUMA", "Infinity Fabric", "throttling", "ECC", "other processes")
     }
     gone = "ffffffff-ffff-ffff-ffff-ffffffffffff"
-    facts, (lost,) = gpu_health.checked([gone], smi=AmdSmi(), first=5)
+    facts, (lost,) = gpu_health.checked([gone], library=amd.Amd(AmdSmi()), first=5)
     assert (facts, lost.check, lost.verdict) == ([], "GPU 5", "fail")
     smi.broken = {"amdsmi_init": 34}
     assert found_of(smi) == {"GPUs": "fail"}

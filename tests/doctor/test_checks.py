@@ -15,10 +15,18 @@ import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor.checks import affinity, clocks, interfaces, limits
-from hpctrain.doctor.checks.gpus import gpu_health, links
+from hpctrain.doctor.checks import (
+    affinity,
+    clocks,
+    gpu_health,
+    gpu_judgements,
+    interfaces,
+    limits,
+)
 from hpctrain.doctor.finding import Finding, worst
 from hpctrain.doctor.probe import Expectation, probe
+from hpctrain.monitor import amd
+from hpctrain.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
 
 GPU = "GPU-a"
@@ -66,7 +74,7 @@ def test_a_gpu(plant: Callable[[Nvml], None], expected: dict[str, str]) -> None:
     nvml = Nvml()
     healthy(nvml)
     plant(nvml)
-    _, findings = gpu_health.checked([GPU], nvml)
+    _, findings = gpu_health.checked([GPU], library=Nvidia(nvml))
     assert bad(findings) == expected
     assert all(one.cure for one in findings if one.verdict in ("warn", "fail"))
     # The kernel does not know the PCI address of a GPU that is not there, and says so.
@@ -92,7 +100,7 @@ def test_what_others_have_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def found() -> dict[str, str]:
         return {
             one.verdict: one.found
-            for one in gpu_health.checked([GPU], nvml)[1]
+            for one in gpu_health.checked([GPU], library=Nvidia(nvml))[1]
             if one.check == check
         }
 
@@ -115,7 +123,7 @@ def test_an_amd_gpu_without_amdsmi_is_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The kernel's driver is there (a stand-in), its package is not."""
-    monkeypatch.setattr(gpu_health, "_KFD", tmp_path)
+    monkeypatch.setattr(amd, "_KFD", tmp_path)
     facts, (found,) = gpu_health.checked([GPU])
     assert (facts, found.verdict) == ([], "unknown")
     assert "amdsmi cannot be imported" in found.found
@@ -123,11 +131,11 @@ def test_an_amd_gpu_without_amdsmi_is_unknown(
 
 def test_what_nvml_does_not_tell_is_said() -> None:
     """A GPU for games has no ECC, and a MIG instance has no health of its own."""
-    _, findings = gpu_health.checked([GPU], Nvml())
+    _, findings = gpu_health.checked([GPU], library=Nvidia(Nvml()))
     assert "GPU 0: ECC" in {one.check for one in findings if one.verdict == "unknown"}
-    _, findings = gpu_health.checked(["MIG-c"], Nvml())
+    _, findings = gpu_health.checked(["MIG-c"], library=Nvidia(Nvml()))
     assert [one.verdict for one in findings] == ["unknown"]
-    facts, findings = gpu_health.checked(["GPU-x"], Nvml())
+    facts, findings = gpu_health.checked(["GPU-x"], library=Nvidia(Nvml()))
     assert (facts, bad(findings)) == ([], {"GPU 0": "fail"})
 
 
@@ -138,19 +146,25 @@ def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pat
     nvml = Nvml()
     nvml.ecc, nvml.used = (0, 1), 0
     seen = probe(
-        asked, RankInfo("slurm", 7, 3, 1, 8, 4, 2, "", 0, ()), [GPU], disks=False, nvml=nvml
+        asked,
+        RankInfo("slurm", 7, 3, 1, 8, 4, 2, "", 0, ()),
+        [GPU],
+        disks=False,
+        library=Nvidia(nvml),
     )
     assert bad(seen.findings) == {"GPU 3: ECC": "fail"}
     assert (seen.uuids, seen.gpus_given, seen.peers) == ([GPU], 4, 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")  # torch sees one of them
     ranks = RankInfo("slurm", 1, 1, 0, 2, 2, 1, "", 0, ())
-    assert probe(asked, ranks, ["MIG-c"], disks=False, nvml=nvml).gpus_given == 0
+    assert probe(asked, ranks, ["MIG-c"], disks=False, library=Nvidia(nvml)).gpus_given == 0
 
 
 def test_pcie_is_judged_by_its_bandwidth() -> None:
-    assert links.pcie_bandwidth(4, 8) == pytest.approx(links.pcie_bandwidth(3, 16), rel=0.01)
-    assert links.pcie("GPU 0", (3, 8), (3, 16)).verdict == "warn"
-    assert links.nvlink("GPU 0", 0, 4).verdict == "warn"
+    assert gpu_judgements.pcie_bandwidth(4, 8) == pytest.approx(
+        gpu_judgements.pcie_bandwidth(3, 16), rel=0.01
+    )
+    assert gpu_judgements.pcie("GPU 0", (3, 8), (3, 16)).verdict == "warn"
+    assert gpu_judgements.nvlink("GPU 0", 0, 4).verdict == "warn"
 
 
 def test_limits() -> None:
@@ -183,7 +197,7 @@ def test_locked_memory_matters_only_to_gpus_of_several_nodes(
     nvml = Nvml()
 
     def verdict(ranks: RankInfo, gpus: list[str]) -> str:
-        seen = probe(asked, ranks, gpus, disks=False, nvml=nvml)
+        seen = probe(asked, ranks, gpus, disks=False, library=Nvidia(nvml))
         (found,) = (one for one in seen.findings if one.check == "locked memory (ulimit -l)")
         return found.verdict
 

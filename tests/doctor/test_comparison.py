@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpctrain.config.schema import Config
 from hpctrain.doctor import comparison, failed_hosts, history
-from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
+from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.command import settings
 from hpctrain.doctor.finding import Finding, good, worst
 from hpctrain.doctor.measures import all_reduce, pairs

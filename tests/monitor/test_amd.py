@@ -4,13 +4,14 @@ import logging
 
 import pytest
 
-from hpctrain.monitor.amd import AmdGpus
+from hpctrain.monitor.amd import Amd
+from hpctrain.monitor.gpus import Gpus
 from tests.monitor.played_amdsmi import UUIDS, AmdSmi
 
 
 def test_only_the_jobs_own_gpu_is_read() -> None:
     smi = AmdSmi()
-    gpus = AmdGpus([UUIDS[1]], smi)
+    gpus = Gpus([UUIDS[1]], Amd(smi))
     assert gpus.facts == {"gpu_0": "AMD Instinct MI300X", "driver": "6.12.12"}
     found = gpus.read()
     assert smi.asked == {1}, "another job's GPU was read"
@@ -32,7 +33,7 @@ def test_only_the_jobs_own_gpu_is_read() -> None:
 
 def test_a_missing_sensor_costs_itself_alone(caplog: pytest.LogCaptureFixture) -> None:
     smi = AmdSmi()
-    gpus = AmdGpus([*UUIDS, "0-1"], smi)
+    gpus = Gpus([*UUIDS, "0-1"], Amd(smi))
     assert "GPU 2 (0-1) is not measured" in caplog.text
     every = gpus.read()
     smi.broken = {"amdsmi_get_energy_count": 2, "amdsmi_get_gpu_activity": 7}
@@ -50,5 +51,5 @@ def test_a_missing_sensor_costs_itself_alone(caplog: pytest.LogCaptureFixture) -
 def test_a_driver_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
     smi = AmdSmi()
     smi.broken = {"amdsmi_init": 34}
-    assert AmdGpus([UUIDS[0]], smi).read() == {}
+    assert Gpus([UUIDS[0]], Amd(smi)).read() == {}
     assert "GPUs are not measured: error 34" in caplog.text

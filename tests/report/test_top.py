@@ -22,6 +22,7 @@ from hpctrain.console import Console
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.monitor.gpus import Gpus
+from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.report.live.live import main
 from hpctrain.report.live.picture import picture
 from hpctrain.report.live.snapshot import snapshot
@@ -58,7 +59,7 @@ def made(folder: Path, hosts: list[str], state: str = "running", now: float = NO
 
 def sampled(run: RunDir, node: str, nvml: Nvml | None, at: float = NOW, **own: float) -> None:
     """Write ten samples of a node, the last one at the time `at`."""
-    gpus = Gpus([] if nvml is None else ["GPU-a", "GPU-b"], nvml)
+    gpus = Gpus([] if nvml is None else ["GPU-a", "GPU-b"], Nvidia(nvml))
     writer = samples.Writer(samples.folder(run.path) / f"{node}.jsonl")
     writer.write(at - 100, facts=gpus.facts)
     for number in range(10):

@@ -30,12 +30,11 @@ def enough(cpus: int, real: int, asked: int) -> Finding:
     return good("CPU cores", f"{cpus} CPUs, {real} cores")
 
 
-def near_gpu(label: str, bus_id: str, cpus: set[int], devices: Path = _DEVICES) -> Finding:
+def near_gpu(check: str, bus_id: str, cpus: set[int], devices: Path = _DEVICES) -> Finding:
     """Check that a rank with these CPUs may run on the socket to which its GPU is attached.
 
     The address is that of PCI as NVML writes it: `00000000:17:00.0`.
     """
-    check = f"{label}: NUMA"
     name = bus_id.lower()[-12:]  # the kernel writes a domain of 4 digits
     try:
         local = _expand((devices / name / "local_cpulist").read_text().strip())

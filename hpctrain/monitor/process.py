@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import select
-import signal
 import socket
 import sys
 import time
@@ -31,9 +30,8 @@ from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.sensors import Sensors
 from hpctrain.run_record import Progress
 from hpctrain.runs.state import stop_request
-from hpctrain.secrets import mask_logging
 from hpctrain.tracking import samples
-from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
+from hpctrain.tracking.uploader_process import begin_child
 
 log = logging.getLogger(__name__)
 
@@ -182,14 +180,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Run the monitor of this node."""
     options = parsed(argv)
-    for number in BROADCAST_SIGNALS:  # it ends with the training, and not before
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BROADCAST_SIGNALS)
-    os.nice(5)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    mask_logging()
+    begin_child()
     try:
         _Monitor(options).run()
     except Exception:

@@ -12,16 +12,14 @@ import argparse
 import logging
 import os
 import select
-import signal
 import sys
 import time
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
-from hpctrain.secrets import mask_logging
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.final_status import UNRECORDED
-from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
+from hpctrain.tracking.uploader_process import begin_child
 from hpctrain.tracking.uploading.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
@@ -103,15 +101,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--drain", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--uri", help="the store, which the tracker knows from its config")
     options = parser.parse_args(argv)
-    for number in BROADCAST_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    # The tracker has blocked them, so that none could arrive before the lines above.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BROADCAST_SIGNALS)
-    os.nice(5)  # the uploader shares the cores of the training
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    mask_logging()
+    begin_child()
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
         uploader = _Uploader(options.run_dir, options.poll, options.drain, options.uri)

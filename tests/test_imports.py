@@ -110,7 +110,7 @@ NO_TORCH = (
     "distributed.leaving distributed.ranks distributed.rendezvous.hostlist "
     "distributed.rendezvous.port distributed.rendezvous.run_secret distributed.report "
     "distributed.variables doctor.against_hardware doctor.checks doctor.command "
-    "doctor.comparison doctor.finding doctor.history doctor.login doctor.probe doctor.nodes "
+    "doctor.comparison doctor.finding doctor.history doctor.login doctor.probe "
     "doctor.table errors faults.early_signals estimates forks hardware "
     "job.compile_cache job.here job.verdict launch lock monitor plan.memory "
     "progress_bar record report run_record runs secret_text secrets shards.format shards.index "

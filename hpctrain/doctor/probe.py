@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import DataConfig, LaunchConfig, ParallelConfig, SiteConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import (
     affinity,
@@ -49,17 +49,24 @@ class Expectation:
     mixed: bool = False
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        """Return what a config asks for."""
-        launch, parallel, data, site = config.launch, config.parallel, config.data, config.site
+    def of(
+        cls,
+        launch: LaunchConfig,
+        parallel: ParallelConfig,
+        data: DataConfig,
+        site: SiteConfig,
+        interface: str | None,
+        output_dir: str,
+    ) -> Self:
+        """Return what the sections of a config ask for."""
         chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
         return cls(
             launch.gpus_per_node,
             launch.cpus_per_task,
             parallel.device,
             parallel.backend,
-            config.network.interface,
-            config.output_dir,
+            interface,
+            output_dir,
             data.stage_dir or "",
             data.path,
             data.train_split,

@@ -19,12 +19,12 @@ from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor import node_job
 from hpctrain.doctor.checks import gpu_health, installed
-from hpctrain.doctor.probe import Expectation
 from hpctrain.errors import NodeError
 from hpctrain.job.preflight import checked, preflight
 from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import excluded_hosts
+from tests.doctor.planted_gpus import expectation
 from tests.monitor.nvml import Nvml
 from tests.ranks import run_ranks
 
@@ -56,7 +56,7 @@ def checks(output: str, fault: str, count: int, full: bool) -> list[dict[str, di
         nullcontext() if full else planted(ill, rank),
     ):
         for _ in range(count):
-            asked = Expectation.of(config(output))
+            asked = expectation(config(output))
             places, _ = checked(asked, node(rank), CPU, full=full)
             found.append(
                 {

@@ -24,9 +24,10 @@ from hpctrain.doctor.checks import (
     limits,
 )
 from hpctrain.doctor.finding import Finding, worst
-from hpctrain.doctor.probe import Expectation, probe
+from hpctrain.doctor.probe import probe
 from hpctrain.monitor import amd
 from hpctrain.monitor.nvidia import Nvidia
+from tests.doctor.planted_gpus import expectation
 from tests.monitor.nvml import Nvml
 
 GPU = "GPU-a"
@@ -142,7 +143,7 @@ def test_what_nvml_does_not_tell_is_said() -> None:
 def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Slurm's --gpus-per-task=1: the GPU is number 0 to its rank, and the fourth of the node."""
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    asked = Expectation.of(Config(output_dir=str(tmp_path)))
+    asked = expectation(Config(output_dir=str(tmp_path)))
     nvml = Nvml()
     nvml.ecc, nvml.used = (0, 1), 0
     seen = probe(
@@ -192,7 +193,7 @@ def test_locked_memory_matters_only_to_gpus_of_several_nodes(
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr(limits, "_INFINIBAND", tmp_path)
     monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (8 * 2**20, 8 * 2**20))
-    asked = Expectation.of(Config(output_dir=str(tmp_path)))
+    asked = expectation(Config(output_dir=str(tmp_path)))
     alone, several = ALONE, RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("localhost",) * 2)
     nvml = Nvml()
 

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from hpctrain.distributed.cores import cores
-from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.doctor.finding import Finding, judged, unknown
+from hpctrain.monitor.cgroup import cpu_list
 
 _DEVICES = Path("/sys/bus/pci/devices")
 
@@ -18,16 +19,15 @@ def checked(cpus_per_task: int) -> Finding:
 
 def enough(cpus: int, real: int, asked: int) -> Finding:
     """Judge the CPUs that a rank may use against `launch.cpus_per_task`; `real` are its cores."""
-    if cpus < asked:
-        return Finding(
-            "CPU cores",
-            "fail",
-            f"{cpus} CPUs",
-            f"{asked} (launch.cpus_per_task)",
-            "Unset SLURM_CPU_BIND in your shell and set site.cpu_bind=cores, so that srun gives "
-            "each rank its own.",
-        )
-    return good("CPU cores", f"{cpus} CPUs, {real} cores")
+    return judged(
+        "CPU cores",
+        cpus >= asked,
+        f"{cpus} CPUs, {real} cores",
+        f"{asked} (launch.cpus_per_task)",
+        "Unset SLURM_CPU_BIND in your shell and set site.cpu_bind=cores, so that srun gives each "
+        "rank its own.",
+        "fail",
+    )
 
 
 def near_gpu(check: str, bus_id: str, cpus: set[int], devices: Path = _DEVICES) -> Finding:
@@ -37,25 +37,14 @@ def near_gpu(check: str, bus_id: str, cpus: set[int], devices: Path = _DEVICES) 
     """
     name = bus_id.lower()[-12:]  # the kernel writes a domain of 4 digits
     try:
-        local = _expand((devices / name / "local_cpulist").read_text().strip())
+        local = cpu_list((devices / name / "local_cpulist").read_text().strip())
     except (OSError, ValueError):
         return unknown(check, "the kernel does not tell which cores are near")
     near = len(cpus & local)
-    if near or not local:
-        return good(check, f"{near} of {len(cpus)} CPUs are near")
-    return Finding(
+    return judged(
         check,
-        "warn",
-        f"none of the {len(cpus)} CPUs of the rank is near its GPU",
+        bool(near) or not local,
+        f"{near} of {len(cpus)} CPUs are near",
         "CPUs of the same socket",
         "Set site.distribution=block:block and site.cpu_bind=cores.",
     )
-
-
-def _expand(text: str) -> set[int]:
-    """Return the numbers of a list of the kernel, such as `0-3,8`."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found

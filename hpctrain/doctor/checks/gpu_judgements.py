@@ -12,7 +12,7 @@ from contextlib import suppress
 import psutil
 from rich.filesize import decimal
 
-from hpctrain.doctor.finding import Finding, bounded, good, unknown
+from hpctrain.doctor.finding import Finding, bounded, good, judged, unknown
 
 _MANY_CORRECTED = 10_000
 _PART_OF_POWER = 0.9
@@ -30,10 +30,9 @@ def ecc(check: str, corrected: int | None, uncorrected: int | None) -> Finding:
         cure = "Ask the administrators to switch ECC on: wrong bits are not noticed."
         return Finding(check, "warn", "is off", "on", cure)
     found = f"{uncorrected:,} uncorrected, {corrected:,} corrected errors"
-    if not uncorrected and corrected < _MANY_CORRECTED:
-        return good(check, found)
     cure = "Ask the administrators to reset the GPU, and to replace it if the errors come back."
-    return Finding(check, "fail" if uncorrected else "warn", found, "none uncorrected", cure)
+    few = not uncorrected and corrected < _MANY_CORRECTED
+    return judged(check, few, found, "none uncorrected", cure, "fail" if uncorrected else "warn")
 
 
 def retired(check: str, found: str, waits: bool, failed: bool) -> Finding:
@@ -49,31 +48,29 @@ def retired(check: str, found: str, waits: bool, failed: bool) -> Finding:
 
 def throttling(check: str, hard: Sequence[str], soft: Sequence[str]) -> Finding:
     """Judge what lowers the clock of a GPU at rest: reasons of its hardware, and of its driver."""
-    if not hard and not soft:
-        return good(check, "no")
     cure = "Ask the administrators to look at cooling and power of the node."
-    found = ", ".join((*hard, *soft))
-    return Finding(check, "fail" if hard else "warn", found, "no, with nothing running", cure)
+    found, expected = ", ".join((*hard, *soft)) or "no", "no, with nothing running"
+    return judged(check, found == "no", found, expected, cure, "fail" if hard else "warn")
 
 
 def temperature(check: str, celsius: float, critical: float | None) -> Finding:
     """Judge the temperature of a GPU on which nothing runs; at `critical` it lowers its clock."""
-    found = f"{celsius:.0f} degrees Celsius"
     most = _HOT if critical is None else min(_HOT, critical)
-    if celsius < most:
-        return good(check, found)
-    cure = "Ask the administrators to look at the cooling of the node."
-    is_critical = critical is not None and celsius >= critical
-    expected = f"below {most:.0f} with nothing running"
-    return Finding(check, "fail" if is_critical else "warn", found, expected, cure)
+    return judged(
+        check,
+        celsius < most,
+        f"{celsius:.0f} degrees Celsius",
+        f"below {most:.0f} with nothing running",
+        "Ask the administrators to look at the cooling of the node.",
+        "fail" if critical is not None and celsius >= critical else "warn",
+    )
 
 
 def mig(check: str, is_cut: bool) -> Finding:
     """Judge a whole GPU that may be cut into instances."""
-    if not is_cut:
-        return good(check, "off")
     cure = "Ask for an instance by its type (site.gpu_type), or for nodes without MIG."
-    return Finding(check, "warn", "the GPU is cut into instances", "off", cure)
+    found = "the GPU is cut into instances" if is_cut else "off"
+    return judged(check, not is_cut, found, "off", cure)
 
 
 def power_limit(check: str, limit: float, usual: float, command: str) -> Finding:
@@ -118,14 +115,14 @@ def nvlink(check: str, active: int, total: int) -> Finding:
     Boards use a part of them by design, such as 12 of 18, so a lost one shows only against the
     other GPUs of the job (`hpctrain.doctor.comparison`).
     """
-    if active or not total:
-        return good(check, f"{active} of {total} links are up" if total else "this GPU has none")
-    cure = (
+    return judged(
+        check,
+        bool(active) or not total,
+        f"{active} of {total} links are up" if total else "this GPU has none",
+        f"{total}, unless the board has no bridge",
         "If GPUs of this cluster are usually bridged, ask the administrators to look at the "
-        "fabric manager (`systemctl status nvidia-fabricmanager`)."
+        "fabric manager (`systemctl status nvidia-fabricmanager`).",
     )
-    found, expected = f"none of {total} links is up", f"{total}, unless the board has no bridge"
-    return Finding(check, "warn", found, expected, cure)
 
 
 def processes(check: str, memory: Mapping[int, int], used: int, size: int) -> Finding:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.doctor.finding import Finding, Verdict, bounded, good
+from hpctrain.doctor.finding import Finding, bounded, good
 from hpctrain.units import MIB
 
 # NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB.
@@ -70,5 +70,5 @@ def locked_memory(soft: int, has_infiniband: bool) -> Finding:
         "Let slurmd start with LimitMEMLOCK=infinity (administrators), and submit from a shell "
         "whose own limit is not lower (PropagateResourceLimits)."
     )
-    verdict: Verdict = "fail" if soft < _LOCKED else "warn"
-    return Finding(check, verdict, found, "unlimited, because there is InfiniBand", cure)
+    expected = "unlimited, because there is InfiniBand"
+    return Finding(check, "fail" if soft < _LOCKED else "warn", found, expected, cure)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 
 from omegaconf import OmegaConf
 
 from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.frozen import typed
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.slow_hosts import SlowHost, slow_hosts
@@ -100,14 +98,11 @@ def _shares(account: RunAccount) -> Iterator[str]:
 def _cures(account: RunAccount, kind: str, power: int = 2) -> str:
     """Return what could be changed of this run; the keys that its file lacks have their default."""
     data = {"path": "", **account.config.get("data", {})}
-    config = Config()
-    with suppress(ConfigError, AttributeError, TypeError):  # of another version
+    try:
         config = typed(OmegaConf.create({**account.config, "data": data}))
-    return cures(kind, config, _ranks(account), power)
-
-
-def _ranks(account: RunAccount) -> int:
-    return account.spans[-1].facts.world_size
+    except (ConfigError, AttributeError, TypeError):  # of another version
+        config = typed(OmegaConf.create({"data": {"path": ""}}))
+    return cures(kind, config, account.spans[-1].facts.world_size, power)
 
 
 def _slow_host(account: RunAccount) -> SlowHost | None:

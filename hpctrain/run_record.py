@@ -82,6 +82,11 @@ class Attempt(Record, frozen=True):
     misfit: bool = False
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
+    def host_of(self, rank: int) -> str:
+        """Return the host of a rank; "" if it is not known."""
+        place = rank * len(self.hosts) // self.world_size
+        return self.hosts[place] if 0 <= rank < self.world_size and self.hosts else ""
+
 
 class Note(Record, frozen=True):
     """What looked wrong with a run at a step: one note for each topic, such as `flat`.

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 # Every package may import these.
 EVERYBODY = (
     "__init__ console disk errors forks lock progress_bar record run_record secrets step_names "
-    "terminal units yaml_file"
+    "slow terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -99,6 +99,7 @@ APART = {
     "console": "terminal",
     "progress_bar": "console",
     "yaml_file": "disk errors",
+    "slow": "",
     "step_names": "",
     "units": "",
     "__init__": "",

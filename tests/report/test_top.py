@@ -124,6 +124,9 @@ def test_a_run_whose_process_is_gone_has_no_forecast(tmp_path: Path) -> None:
     seen = snapshot(run, NOW + 3600)
     assert seen.progress.left_s is None
     assert seen.notes[0].startswith("no sign of life for 36")
+    assert seen.state == "lost"  # one word for `status` and `top`
+    with run.lock():
+        assert snapshot(run, NOW + 3600).state == "running"
 
 
 def test_throttling_idleness_and_what_is_over(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.frozen import typed
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.slow_hosts import SlowHost, slow_hosts
+from hpctrain.report.account.slow_hosts import slow_host
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
 _SMALL_MEMORY = 50.0  # percent of a GPU
@@ -59,7 +59,7 @@ def _shares(account: RunAccount) -> Iterator[str]:
         )
     slow = account.facts.record.noted("slow_rank")
     yield from (f"{text}: look at what it does there, or leave its node out" for text in slow)
-    known = slow or share["slow_rank"] or _slow_host(account)
+    known = slow or share["slow_rank"] or slow_host(account)
     if share["communication"] > _SENDS and not known:
         yield (
             f"{_percent(share['communication'])} of the time rank 0 waited for other ranks: "
@@ -105,15 +105,8 @@ def _cures(account: RunAccount, kind: str, power: int = 2) -> str:
     return cures(kind, config, account.spans[-1].facts.world_size, power)
 
 
-def _slow_host(account: RunAccount) -> SlowHost | None:
-    """Return the host that the others wait for, if there is one."""
-    hosts = slow_hosts(account)
-    waits = hosts and hosts[0].slowest > max(_HALF, _ROOM / len(hosts))
-    return hosts[0] if waits else None
-
-
 def _hosts(account: RunAccount) -> Iterator[str]:
-    if (slow := _slow_host(account)) is not None:
+    if (slow := slow_host(account)) is not None:
         yield (
             f"{slow.host} had the slowest rank in {_percent(slow.slowest)} of the reports: "
             f"`python -m hpctrain doctor --nodes 1 +site.sbatch.nodelist={slow.host}` looks at "

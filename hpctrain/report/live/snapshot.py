@@ -23,12 +23,11 @@ from msgspec import structs
 from hpctrain.config.frozen import load
 from hpctrain.run_record import Attempt, Progress
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.slow import BUSY_PERCENT, GPU_CLOCK
 from hpctrain.tracking import samples
 
 _HISTORY = 40  # samples of a sparkline
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
-_CLOCK = 0.9  # of the median clock; a GPU below it is slow
-_BUSY = 50.0  # percent; the clock of a GPU without work says nothing
 _SILENT = 3.0  # intervals without a sample
 _ALIVE_S = 60.0  # a run writes its progress more often
 _GPU = re.compile(r"gpu_(\d+)_(.+)")
@@ -60,7 +59,7 @@ class Snapshot:
     """A run at a moment."""
 
     run: Path
-    state: str  # of run.json
+    state: str  # of run.json; "lost" if the run shows no sign of life
     progress: Progress  # empty before the first step
     nodes: list[Node]  # of the newest attempt, those with notes first
     slowest: str  # rank and node at the last report; "" if unknown
@@ -114,6 +113,8 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
     nodes.sort(key=lambda node: (not node.notes, node.name))
     notes, age_s = record.noted(), now - progress.time
     if state == "running" and begun <= progress.time and age_s > _ALIVE_S:
+        # As `status` says, unless the scheduler knows more.
+        state = state if run.is_locked() else "lost"
         notes = [f"no sign of life for {age_s:.0f} s: `status` says what became of it", *notes]
         progress = structs.replace(progress, steps_per_s=None)  # nothing is forecast
     return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt), notes)
@@ -144,7 +145,7 @@ def _gpu(number: int, found: Sequence[samples.Sample]) -> Device:
 
 def _compare(nodes: Sequence[Node]) -> None:
     """Note what makes a node slower than the others."""
-    busy = [gpu for node in nodes for gpu in node.gpus if gpu.now.get(_USE, 0.0) >= _BUSY]
+    busy = [gpu for node in nodes for gpu in node.gpus if gpu.now.get(_USE, 0.0) >= BUSY_PERCENT]
     clocks = [gpu.now["clock_megahertz"] for gpu in busy if "clock_megahertz" in gpu.now]
     usual = statistics.median(clocks) if clocks else 0.0
     for node in nodes:
@@ -152,7 +153,7 @@ def _compare(nodes: Sequence[Node]) -> None:
             clock = gpu.now.get("clock_megahertz")
             if gpu.now.get("throttled_by_heat"):
                 node.notes.append(f"slow: {gpu.name} is too hot, its clock is lowered")
-            elif gpu in busy and clock is not None and clock < _CLOCK * usual:
+            elif gpu in busy and clock is not None and clock < GPU_CLOCK * usual:
                 node.notes.append(
                     f"slow: {gpu.name} has {clock:.0f} MHz, the median is {usual:.0f} MHz"
                 )
@@ -162,8 +163,8 @@ def _compare(nodes: Sequence[Node]) -> None:
 
 def _slowest(progress: Progress, attempt: Attempt) -> str:
     """Return `rank 3 on n02`: the slowest rank at the last report."""
-    rank, hosts = progress.metrics.get("perf/slowest_rank", math.nan), attempt.hosts
+    rank = progress.metrics.get("perf/slowest_rank", math.nan)
     if not 0 <= rank < attempt.world_size:
         return ""
-    place = int(rank) * len(hosts) // attempt.world_size
-    return f"rank {int(rank)}" + (f" on {hosts[place]}" if place < len(hosts) else "")
+    host = attempt.host_of(int(rank))
+    return f"rank {int(rank)}" + (f" on {host}" if host else "")

@@ -34,7 +34,7 @@ ALLOWED = {
         "models.lora models.plan models.ties shards.types tasks"
     ),
     "slurm": "config distributed.ranks",
-    "estimates": "config hardware tracking.journal",
+    "estimates": "config hardware tracking.journal tracking.journal_line",
     "runs": (
         "checkpoint.manifest checkpoint.weight_files config data.places.origin "
         "data.samplers.subset estimates shards.index slurm tracking.journal tracking.page.links "

@@ -7,6 +7,8 @@
 import dataclasses
 import json
 import os
+import pwd
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +66,30 @@ class Meta:
         except DamageError as error:
             raise TrackingError(str(error)) from error
         return dataclasses.replace(found, uri=_expanded(found.uri, owner), owner=owner)
+
+
+def check_known(meta: Meta, run_dir: Path) -> None:
+    """Check that the store of a run is one that this user has chosen.
+
+    Requests to a server carry the user's credentials for MLflow, so they must not go to a server
+    that only a file of somebody else names. Nor is a database of that name written.
+
+    If it is not, the TrackingError says how to choose it.
+    """
+    chosen = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
+    if meta.is_ours or chosen == meta.uri.rstrip("/"):
+        return
+    try:
+        owner = pwd.getpwuid(meta.owner or 0).pw_name
+    except KeyError:
+        owner = f"user {meta.owner}"
+    uri = secrets.mask(meta.uri)
+    raise TrackingError(
+        f"this run belongs to {owner}, and its journal/meta.json names the store {uri}: nothing "
+        "was sent there, since your credentials for MLflow would go with it. If you know that "
+        f"store, say so: `python -m hpctrain sync --uri {shlex.quote(uri)} "
+        f"{shlex.quote(str(run_dir))}`, or set MLFLOW_TRACKING_URI to it"
+    )
 
 
 @dataclass(frozen=True)

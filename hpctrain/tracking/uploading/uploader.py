@@ -36,6 +36,7 @@ class _Uploader:
         self._deadline: float | None = None
         self._stdin_open = True
         self._upload = Upload(run_dir, self._pause, uri)
+        self._journal = self._upload.journal
         self._alerts = Alerts(run_dir)
 
     def run(self) -> None:
@@ -44,14 +45,14 @@ class _Uploader:
         with upload_lock(self._run_dir, lambda: self._pause(0.2)):
             while True:
                 # Checked before `drain`: if it has died, `drain` uploads its last record.
-                died = self._upload.writer_died
+                died = self._journal.writer_died
                 self._alerts.look()
                 try:
                     self._upload.drain()
-                    if self._upload.ended or not self._upload.writer_here:
+                    if self._journal.ended or not self._journal.writer_here:
                         self._alerts.look()
                         return
-                    if died and self._upload.writer_died:
+                    if died and self._journal.writer_died:
                         self._upload.close_killed()
                         if "SLURM_JOB_ID" not in os.environ:  # else the batch script decides
                             self._alerts.killed(UNRECORDED)
@@ -74,7 +75,7 @@ class _Uploader:
 
     def _pause(self, seconds: float) -> None:
         self._alerts.look()
-        if self._deadline is None and (not self._stdin_open or self._upload.writer_died):
+        if self._deadline is None and (not self._stdin_open or self._journal.writer_died):
             self._deadline = time.monotonic() + self._drain
         if self._deadline is None:
             self._nap(seconds)

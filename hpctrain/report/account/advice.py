@@ -118,8 +118,7 @@ def _devices(account: RunAccount) -> Iterator[str]:
     usage = account.usage
     if not usage.gpus:
         return
-    used = usage.mean(usage.of_gpus("utilization_percentage").values())
-    memory = usage.peak(usage.of_gpus("memory_usage_percentage").values())
+    used, memory = usage.gpu_use, usage.gpu_memory
     if memory is not None and memory < _SMALL_MEMORY:
         power = 2 ** int(math.log2(max(1.0, 0.9 * 100 / memory)))
         several = account.gpus(account.spans[-1]) > 1
@@ -136,7 +135,7 @@ def _devices(account: RunAccount) -> Iterator[str]:
     if used is not None and used < _HALF * 100 and not waits:  # which has its own note
         ways = [_cures(account, "room"), "fewer GPUs"]
         yield f"the GPUs were used {used:.0f}% of the time: {'; or '.join(filter(None, ways))}"
-    idle = usage.idle_gpu_hours(float(account.value("monitor.idle_percent", 5.0)))
+    idle = account.idle_gpu_hours
     if idle is not None and account.gpu_hours and idle > 0.2 * account.gpu_hours:
         yield (
             f"{idle:.2g} of {account.gpu_hours:.2g} GPU-hours were idle: "
@@ -153,17 +152,11 @@ def _requests(account: RunAccount) -> Iterator[str]:
     usage, launch = account.usage, account.value("launch", {})
     if any(span.facts.launcher != "slurm" for span in account.spans):
         return
-    asked, peak = launch.get("mem_gb"), usage.of_nodes("system_memory_usage_megabytes")
-    used = usage.peak(peak.values())
-    gpus = int(launch.get("gpus_per_node") or 0)
-    least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * (used or 0) / 1000))
-    if asked and used is not None and used / 1000 < _HALF * asked and least < asked:
-        yield f"{used / 1000:.1f} GB of {asked:g} GB of memory used: `launch.mem_gb={least}`"
-    cores, busy = (
-        int(launch.get("cpus_per_task") or 1),
-        usage.of_nodes("cpu_utilization_percentage"),
-    )
-    load = usage.mean(busy.values())
+    asked, used, gpus = launch.get("mem_gb"), usage.memory_gb, int(launch.get("gpus_per_node") or 0)
+    least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * (used or 0)))
+    if asked and used is not None and used < _HALF * asked and least < asked:
+        yield f"{used:.1f} GB of {asked:g} GB of memory used: `launch.mem_gb={least}`"
+    cores, load = int(launch.get("cpus_per_task") or 1), usage.cores_use
     if load is not None and cores > 1 and load / 100 * cores < _HALF * cores:
         of_gpus = math.ceil(CORES_PER_GPU * gpus / int(launch.get("tasks_per_node") or 1))
         need = max(1, of_gpus, math.ceil(_ROOM * load / 100 * cores))

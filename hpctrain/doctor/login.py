@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 from hpctrain.config.schema import TrackingConfig
@@ -85,8 +84,7 @@ def _sqlite(check: str, path: Path) -> Finding:
     if not path.exists():
         return good(check, f"{path} is made by the first run")
     try:
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, timeout=_LOCKED_S)) as database:
+        with store.opened(path, "ro", _LOCKED_S) as database:
             said = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.OperationalError as error:
         return Finding(check, "warn", f"{path}: {error}", "a readable store", "Try again later.")

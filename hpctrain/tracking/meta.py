@@ -32,17 +32,14 @@ class Meta:
     file of somebody else must not send them a variable of this process.
     """
 
-    uri: str
-    """The MLflow store: an absolute sqlite path, or a server."""
+    uri: str  # the MLflow store: an absolute sqlite path, or a server
     experiment: str
     run_name: str
-    uid: str
-    """Our own id of the run, stored as a tag in MLflow: its run id cannot be chosen."""
-    parent_uid: _Name | None = None
-    """The id of the sweep that the run belongs to."""
+    uid: str  # our own id of the run, stored as a tag in MLflow: its run id cannot be chosen
+    parent_uid: _Name | None = None  # the id of the sweep that the run belongs to
     parent_name: str | None = None
+    # The user id that `meta.json` belongs to; None if it was not read.
     owner: int | None = dataclasses.field(default=None, compare=False)
-    """The user id that `meta.json` belongs to; None if it was not read."""
 
     @property
     def is_ours(self) -> bool:
@@ -100,20 +97,17 @@ class Uploaded:
     uid: str
     experiment_id: str
     run_id: str
-    offset: Count
-    """The position in the journal."""
-    parent_uid: str | None = None
-    """The sweep that the run is under in MLflow."""
+    offset: Count  # the position in the journal
+    parent_uid: str | None = None  # the sweep that the run is under in MLflow
+    # Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped.
     problem: str = ""
-    """Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped."""
+    # The position in the samples of each node (`hpctrain.monitor`).
     samples: dict[str, Count] = dataclasses.field(default_factory=dict)
-    """The position in the samples of each node (`hpctrain.monitor`)."""
+    # The steps of the recorded evaluations (`hpctrain.tracking.recorded`).
     evaluations: list[Count] = dataclasses.field(default_factory=list)
-    """The steps of the recorded evaluations (`hpctrain.tracking.recorded`)."""
+    # The positions of records whose artifacts could not be stored; they are tried again.
     waiting: list[Count] = dataclasses.field(default_factory=list)
-    """The positions of records whose artifacts could not be stored; they are tried again."""
-    has_view: bool = False
-    """Whether the experiment has the view that shows the main metrics."""
+    has_view: bool = False  # whether the experiment has the view that shows the main metrics
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""

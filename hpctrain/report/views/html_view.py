@@ -90,15 +90,7 @@ def sweep_page(
     charts: Sequence[Chart],
     more: Iterable[str] = (),
 ) -> str:
-    """Return the page of several runs.
-
-    Args:
-        accounts: The runs.
-        sweep: The runs, sorted by their metric.
-        settings: The estimates over seeds; empty without `--over`.
-        charts: The charts.
-        more: Lines about the runs together, such as those about scaling.
-    """
+    """Return the page of several runs; the settings are of `--over`, and `more` says of scaling."""
     hours = sum(account.gpu_hours for account in accounts)
     seconds = sum(account.time["allocated"] for account in accounts)
     total = f"{len(accounts)} runs, {duration(seconds)} allocated"

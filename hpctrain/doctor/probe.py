@@ -17,7 +17,6 @@ from typing import Any, Self
 from hpctrain.config.schema import DataConfig, LaunchConfig, ParallelConfig, SiteConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import (
-    affinity,
     dcgm,
     file_systems,
     gpu_health,
@@ -121,7 +120,7 @@ def probe(
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
     first = ranks.local_rank if alone else min(own, default=0)
     gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library)
-    findings.append(affinity.checked(asked.cpus_per_task))
+    findings.append(limits.cores_of_rank(asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks)
     versions: dict[str, str] = {}

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import platform
-import re
 import select
 import socket
 import sys
@@ -35,8 +34,8 @@ from hpctrain.tracking.uploader_process import begin_child
 
 log = logging.getLogger(__name__)
 
-_USE = re.compile(r"(gpu_\d+)_utilization_percentage")
-_CORES = "cpu_utilization_percentage"
+_USE = "utilization_percentage"
+_CORES = f"cpu_{_USE}"
 
 
 def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
@@ -50,8 +49,8 @@ class Idle:
     A device is idle in a sample below this use in percent; the window has at least 3 samples.
     """
 
-    def __init__(self, percent: float, samples: int) -> None:
-        self._percent, self._samples = percent, samples
+    def __init__(self, percent: float, window: int) -> None:
+        self._percent, self._window = percent, window
         self._seen: dict[str, deque[float]] = {}
         self._told: set[str] = set()
 
@@ -64,17 +63,17 @@ class Idle:
 
         Without any GPU, the cores of the job are the device.
         """
-        found = {name: _USE.fullmatch(name) for name in metrics}
-        use = {match[1]: metrics[name] for name, match in found.items() if match}
+        found = (samples.GPU.fullmatch(name) for name in metrics)
+        use = {gpu[1]: metrics[gpu[0]] for gpu in found if gpu and gpu[2] == _USE}
         if not use and _CORES in metrics:
             use = {"the cores": metrics[_CORES]}
         idle = []
         for device, value in use.items():
-            window = self._seen.setdefault(device, deque(maxlen=self._samples))
+            window = self._seen.setdefault(device, deque(maxlen=self._window))
             window.append(value)
             if max(window) >= self._percent:
                 self._told.discard(device)
-            elif len(window) == self._samples and device not in self._told:
+            elif len(window) == self._window and device not in self._told:
                 self._told.add(device)
                 idle.append(device)
         return idle

@@ -8,12 +8,11 @@ What a GPU does not tell is said to be unknown.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.doctor.checks import affinity, gpu_judgements
+from hpctrain.doctor.checks import gpu_judgements
 from hpctrain.doctor.checks.gpu_judgements import pcie_bandwidth
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor import gpus
@@ -29,7 +28,7 @@ _CHECKS: dict[str, tuple[str, Callable[..., Finding]]] = {
     "other processes": ("processes", gpu_judgements.processes),
     "PCIe": ("pcie", gpu_judgements.pcie),
     "NVLink": ("nvlinks", gpu_judgements.nvlink),
-    "NUMA": ("bus", lambda check, bus: affinity.near_gpu(check, bus, os.sched_getaffinity(0))),
+    "NUMA": ("bus", gpu_judgements.numa),
 }
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 from rich.filesize import decimal
 
 from hpctrain.doctor.finding import Finding, bounded, good, judged, unknown
+from hpctrain.monitor.cgroup import cpu_list
 
+_DEVICES = Path("/sys/bus/pci/devices")
 _MANY_CORRECTED = 10_000
 _PART_OF_POWER = 0.9
 _HOT = 85.0  # degrees Celsius: about the most that GPUs of data centres work at, under load
@@ -123,6 +126,23 @@ def nvlink(check: str, active: int, total: int) -> Finding:
         "If GPUs of this cluster are usually bridged, ask the administrators to look at the "
         "fabric manager (`systemctl status nvidia-fabricmanager`).",
     )
+
+
+def numa(check: str, bus_id: str, devices: Path = _DEVICES) -> Finding:
+    """Judge whether this process may run on the socket to which its GPU is attached.
+
+    The address is that of PCI as NVML writes it: `00000000:17:00.0`.
+    """
+    cpus = os.sched_getaffinity(0)
+    name = bus_id.lower()[-12:]  # the kernel writes a domain of 4 digits
+    try:
+        local = cpu_list((devices / name / "local_cpulist").read_text().strip())
+    except (OSError, ValueError):
+        return unknown(check, "the kernel does not tell which cores are near")
+    near = len(cpus & local)
+    cure = "Set site.distribution=block:block and site.cpu_bind=cores."
+    found = f"{near} of {len(cpus)} CPUs are near"
+    return judged(check, near > 0 or not local, found, "CPUs of the same socket", cure)
 
 
 def processes(check: str, memory: Mapping[int, int], used: int, size: int) -> Finding:

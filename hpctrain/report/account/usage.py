@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from statistics import median
 
 from hpctrain.tracking import samples
 
-_GPU = re.compile(r"(gpu_\d+)_(.+)")
 _GAP = 3.0  # times the usual time between two samples; a longer gap was no measurement
 _JOULES = 3.6e6  # in a kWh
 
@@ -76,7 +74,7 @@ class Usage:
                     if name.startswith("gpu_") and name[4:].isdecimal():
                         usage.gpus[node, name] = title
             for name in sensors:
-                if found := _GPU.fullmatch(name):
+                if found := samples.GPU.fullmatch(name):
                     usage.gpus.setdefault((node, found[1]), "")
             usage.nodes[node] = dict(sensors)
         return usage

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -30,7 +29,6 @@ _HISTORY = 40  # samples of a sparkline
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
 _SILENT = 3.0  # intervals without a sample
 _ALIVE_S = 60.0  # a run writes its progress more often
-_GPU = re.compile(r"gpu_(\d+)_(.+)")
 _USE = "utilization_percentage"
 
 
@@ -129,9 +127,9 @@ def _node(path: Path, name: str, now: float) -> Node | None:
     if not found:
         return None
     last = found[-1].metrics
-    numbers = sorted({int(m[1]) for m in map(_GPU.fullmatch, last) if m})
+    numbers = sorted({int(m[1][4:]) for m in map(samples.GPU.fullmatch, last) if m})
     gpus = [_gpu(number, found) for number in numbers]
-    own = {key: value for key, value in last.items() if not _GPU.fullmatch(key)}
+    own = {key: value for key, value in last.items() if not samples.GPU.fullmatch(key)}
     use = [s.metrics.get(f"cpu_{_USE}", 0.0) for s in found]
     return Node(name, max(0.0, now - found[-1].time), Device("cores", own, use), gpus)
 

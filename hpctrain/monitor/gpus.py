@@ -76,20 +76,22 @@ class Gpus:
         self._sensors: dict[int, dict[str, _Sensor]] = {}  # that each GPU has
         self._first: dict[str, float] = {}  # readings of counters
         self._rates = Rates()
+        if not uuids:
+            return
         try:
-            if uuids:
-                self._library = library or maker()()
-                self._open(uuids)
+            self._library = library or maker()()
         except (ImportError, OSError, KeyError) as error:  # amdsmi without ROCm
             log.warning("GPUs are not measured: %s", error)
-
-    def _open(self, uuids: Sequence[str]) -> None:
-        library = self._library
+            return
         try:
-            library.open()
-        except library.errors as error:
+            self._library.open()
+        except self._library.errors as error:
             log.warning("GPUs are not measured: %s", error)
             return
+        self._find(uuids)
+
+    def _find(self, uuids: Sequence[str]) -> None:
+        library = self._library
         for number, uuid in enumerate(uuids):
             try:
                 gpu = library.find(uuid)

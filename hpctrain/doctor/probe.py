@@ -29,6 +29,7 @@ from hpctrain.doctor.checks import (
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor.gpu_library import Library
+from hpctrain.record import convert
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,8 @@ class Probe:
 
     @classmethod
     def of_json(cls, facts: dict[str, Any]) -> Self:
-        """Return the look that `to_json` has written."""
-        gpus = [GpuFacts(**each) for each in facts["gpus"]]
-        findings = [Finding(**each) for each in facts["findings"]]
-        return cls(**{**facts, "gpus": gpus, "findings": findings})
+        """Return the look that `to_json` has written; one of another form is a DamageError."""
+        return convert(cls, facts, "the answer of a rank")
 
 
 def probe(

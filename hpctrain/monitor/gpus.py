@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from hpctrain.monitor import amd
 from hpctrain.monitor.gpu_library import Library, NotTold
 from hpctrain.monitor.nvidia import Nvidia
-from hpctrain.monitor.rates import Rates
 
 log = logging.getLogger(__name__)
 _MB = 1e6
@@ -62,6 +62,22 @@ _SENSORS = {
     "NVLink": _Sensor("nvlink_traffic", _in_and_out("nvlink"), "rate"),
 }
 _OF_A_PART = ("memory",)  # what a MIG instance has of its own
+
+
+class Rates:
+    """How fast counters rise; it keeps the last reading of each, by name."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[float, float]] = {}
+
+    def of(self, name: str, total: float) -> float | None:
+        """Return how fast a counter has risen per second; None at its first reading or a reset."""
+        now = time.monotonic()
+        before = self._before.get(name)
+        self._before[name] = (now, total)
+        if before is None or now <= before[0] or total < before[1]:
+            return None
+        return (total - before[1]) / (now - before[0])
 
 
 class Gpus:

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import psutil
 
 from hpctrain.monitor.cgroup import JobCgroup
-from hpctrain.monitor.gpus import Gpus
-from hpctrain.monitor.rates import Rates
+from hpctrain.monitor.gpus import Gpus, Rates
 
 log = logging.getLogger(__name__)
 _MB = 1e6

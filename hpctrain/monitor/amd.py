@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hpctrain.monitor.gpu_library import Library, NotTold
 from hpctrain.units import MIB
@@ -41,7 +41,7 @@ class Amd(Library):
     """The module `amdsmi`."""
 
     NAME, MODULE, TOOL = "amdsmi", "amdsmi", "amd-smi"
-    UNSEEN: Mapping[str, str] = {  # type: ignore[misc]
+    UNSEEN: ClassVar[Mapping[str, str]] = {
         "Infinity Fabric": "the state of its links is not looked at (`amd-smi xgmi`); a full check "
         "measures them"
     }

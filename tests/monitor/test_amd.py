@@ -1,9 +1,11 @@
 """Tests of the sensors of AMD's GPUs, with a stand-in for amdsmi: this machine has no GPU."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
+from hpctrain.monitor import amd
 from hpctrain.monitor.amd import Amd
 from hpctrain.monitor.gpus import Gpus
 from tests.monitor.played_amdsmi import UUIDS, AmdSmi
@@ -46,6 +48,15 @@ def test_a_missing_sensor_costs_itself_alone(caplog: pytest.LogCaptureFixture) -
     assert sum("gpu_1 has no use" in message for message in caplog.messages) == 2
     smi.broken = {}
     assert gpus.read().keys() == {n for n in every if "energy" not in n}
+
+
+def test_a_library_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel's driver is there (a stand-in), its package is not."""
+    monkeypatch.setattr(amd, "_KFD", tmp_path)
+    assert Gpus([UUIDS[0]]).read() == {}
+    assert "GPUs are not measured: No module named 'amdsmi'" in caplog.text
 
 
 def test_a_driver_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from hpctrain.config import frozen
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError
 from hpctrain.shards.index import Index
-from hpctrain.tracking.journal import parse
+from hpctrain.tracking.journal_line import parse
 from hpctrain.tracking.uploader_process import python_module
 from tests.conftest import ROOT
 

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 # Every package may import these.
 EVERYBODY = (
     "__init__ console disk errors forks lock progress_bar record run_record secrets step_names "
-    "terminal units yaml_file"
+    "slow terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -34,7 +34,7 @@ ALLOWED = {
         "models.expert_bank models.lora models.plan models.ties shards.types tasks"
     ),
     "slurm": "config distributed.ranks",
-    "estimates": "config distributed.ranks hardware tracking.journal",
+    "estimates": "config distributed.ranks hardware tracking.journal tracking.journal_line",
     "runs": (
         "checkpoint.manifest checkpoint.weight_files config data.places.origin "
         "data.samplers.subset estimates shards.index slurm tracking.journal tracking.page.links "
@@ -99,6 +99,7 @@ APART = {
     "console": "terminal",
     "progress_bar": "console",
     "yaml_file": "disk errors",
+    "slow": "",
     "step_names": "",
     "units": "",
     "__init__": "",
@@ -110,7 +111,7 @@ NO_TORCH = (
     "distributed.leaving distributed.ranks distributed.rendezvous.hostlist "
     "distributed.rendezvous.port distributed.rendezvous.run_secret distributed.report "
     "distributed.variables doctor.against_hardware doctor.checks doctor.command "
-    "doctor.comparison doctor.finding doctor.history doctor.login doctor.probe doctor.nodes "
+    "doctor.comparison doctor.finding doctor.history doctor.login doctor.probe "
     "doctor.table errors faults.early_signals estimates forks hardware "
     "job.compile_cache job.here job.verdict launch lock monitor plan.memory "
     "progress_bar record report run_record runs secret_text secrets shards.format shards.index "

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import socket
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
+from tempfile import TemporaryDirectory
 
 import msgspec
 from omegaconf import OmegaConf
@@ -16,12 +19,20 @@ from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.console import Console, Table
-from hpctrain.doctor import history, login, nodes, table
-from hpctrain.doctor.finding import worst
-from hpctrain.errors import ConfigError, NodeError
+from hpctrain.distributed.rendezvous.hostlist import expand_hostlist
+from hpctrain.doctor import comparison, history, login, node_job, table
+from hpctrain.doctor.checks import scheduler
+from hpctrain.doctor.comparison import Places
+from hpctrain.doctor.finding import Finding, worst
+from hpctrain.doctor.probe import Expectation, Probe
+from hpctrain.errors import ConfigError, LaunchError, NodeError
+from hpctrain.launch import function
+from hpctrain.slurm import queue
+from hpctrain.slurm.excluded_hosts import folder_of
 
 # The cluster and the folders; the data set, too, if one is named.
 _SECTIONS = ("launch", "site", "network", "parallel", "tracking", "name", "output_dir")
+_TIME_MIN = 10  # of the job
 
 
 def main(argv: list[str]) -> int:
@@ -58,12 +69,13 @@ def main(argv: list[str]) -> int:
     count = [] if options.nodes is None else [f"launch.nodes={options.nodes}"]
     config, here = settings([*options.overrides, *count], options.config_dir)
     if options.history:
-        return _show_history(config, as_json=options.json)
+        return _show_history(config.output_dir, as_json=options.json)
     host, figures = socket.gethostname(), dict[str, dict[str, float]]()
     if options.nodes is None:
-        places = {host: list(login.checked(config))}
+        where = config.output_dir, config.data.path, config.tracking
+        places = {host: [*login.checked(*where, scheduler.checked(config))]}
     else:
-        places, figures = nodes.checked(config, here)
+        places, figures = _nodes(config, here)
     verdict = worst(finding for found in places.values() for finding in found)
     if options.json:
         table.print_json(verdict, places, figures=figures)
@@ -72,6 +84,9 @@ def main(argv: list[str]) -> int:
     else:
         table.print_findings(f"{host}: {verdict}", places[host])
         table.print_cures(places[host])
+    if options.nodes is not None:  # a full disk is among the findings, so they are shown first
+        history.add(config.output_dir, "doctor", places, figures)
+        history.exclude(config.output_dir, places)
     return NodeError.exit_code if verdict == "fail" else 0
 
 
@@ -101,13 +116,58 @@ def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[C
     return config, here
 
 
-def _show_history(config: Config, *, as_json: bool) -> int:
-    entries = history.read(config.output_dir)
+def _nodes(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, float]]]:
+    """Check nodes by one short job; return the findings and the figures of each host.
+
+    The ranks are started on this machine if `here`. A refused job, or one that has ended without
+    any answer, is a LaunchError.
+    """
+    launch = config.launch
+    asked = Expectation.of(
+        *(launch, config.parallel, config.data, config.site),
+        *(config.network.interface, config.output_dir),
+    )
+    longest = launch.time_min if isinstance(launch.time_min, int) else _TIME_MIN
+    launch.time_min = min(longest, _TIME_MIN)
+    if config.name == Config().name:
+        config.name = "doctor"
+    folder = folder_of(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    # The ranks leave the secret here by which they know each other.
+    with TemporaryDirectory(dir=folder, prefix="ranks-", ignore_cleanup_errors=True) as meeting:
+        job = function.submit(config, node_job.check, [asdict(asked), meeting], {}, here)
+        # Standard output may be JSON.
+        print(f"job {job.job_id} checks the nodes; its logs: {job.paths.folder}", file=sys.stderr)
+        answers = job.answers()
+    looks = [Probe.of_json(facts) for facts in answers.values()]
+    if not looks:
+        raise LaunchError(f"job {job.job_id}: no rank has answered; see {job.paths.folder}")
+    places = comparison.compared(looks, mixed=asked.mixed)
+    if missing := sorted(set(range(config.asked_world_sizes[0])) - answers.keys()):
+        _add_missing(places, missing, launch.tasks_per_node, job.job_id)
+    return places, comparison.figures(looks)
+
+
+def _add_missing(places: Places, missing: Sequence[int], ranks: int, job_id: str) -> None:
+    """Add a failure to the node of each rank that has not answered; a node has `ranks` of them."""
+    ended = queue.ended([job_id.partition("_")[0]]) or {}
+    listed = ended[job_id].nodes if job_id in ended else ""
+    hosts = expand_hostlist(listed) if listed and listed[0] != "N" else []
+    for rank in missing:
+        number = rank // ranks
+        host = hosts[number] if number < len(hosts) else f"node {number} of the job"
+        cure = "See the logs of the job; the node may be down or without memory."
+        finding = Finding("answer", "fail", f"rank {rank} has not answered", "an answer", cure)
+        places.setdefault(host, []).append(finding)
+
+
+def _show_history(output_dir: str, *, as_json: bool) -> int:
+    entries = history.read(output_dir)
     if as_json:
         print(msgspec.json.encode(entries).decode())
         return 0
     if not entries:
-        print(f"{config.output_dir}: no host was checked yet")
+        print(f"{output_dir}: no host was checked yet")
         return 0
     shown = Table("host", "time", "by", "verdict", "what")
     for entry in sorted(entries, key=lambda each: (each.host, each.time)):

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
+from hpctrain import slow
 from hpctrain.doctor import against_hardware
 from hpctrain.doctor.checks import clocks, reach
-from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
+from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, Verdict, bounded, good
 from hpctrain.doctor.probe import Probe
 
@@ -23,9 +24,6 @@ _SAME = {
 }
 # A new version of these does not change numbers; administrators update node by node.
 _MAY_DIFFER = ("system", "InfiniBand")
-# What a figure of one rank may lose against the median of all ranks.
-_FAIL_PART, _WARN_PART = 0.5, 0.8
-_FAIL_LINK, _WARN_LINK = 0.5, 0.7
 # Of a CPU, these depend on what else runs there, and are only shown.
 _BY_THE_CLOCK = ("matmul_tflops", "memory_gb_s")
 _LOSES = {
@@ -160,12 +158,13 @@ def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
         ]
         middle = median(value for _, value in judged) if judged else 0.0
         for each, value in judged:
+            part = slow.FIGURE if each.gpus else slow.CORE
             finding = bounded(
                 f"rank {each.rank}: {name}",
                 value,
                 f"{value:.4g}",
-                fail_below=_FAIL_PART * middle if each.gpus else None,
-                warn_below=(_WARN_PART if each.gpus else _FAIL_PART) * middle,
+                fail_below=part.fails * middle,
+                warn_below=part.warns * middle,
                 expected=f"the median, {middle:.4g}",
                 cure=f"This rank {loss}",
             )
@@ -190,8 +189,8 @@ def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:
             "link to other nodes",
             own,
             shown,
-            fail_below=_FAIL_LINK * middle,
-            warn_below=_WARN_LINK * middle,
+            fail_below=slow.LINK.fails * middle,
+            warn_below=slow.LINK.warns * middle,
             expected=f"the median of the other nodes, {middle:,.0f} MB/s",
             cure="Ask the administrators to look at cable, port and adapter of this node.",
         )

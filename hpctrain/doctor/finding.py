@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Verdict = Literal["pass", "unknown", "warn", "fail"]
 _ORDER: tuple[Verdict, ...] = ("pass", "unknown", "warn", "fail")
@@ -22,10 +22,6 @@ class Finding:
     expected: str = ""  # "" where `found` says it all
     cure: str = ""  # one sentence; "" after "pass"
 
-    def facts(self) -> dict[str, Any]:
-        """Return the finding for JSON."""
-        return asdict(self)
-
 
 def good(check: str, found: str) -> Finding:
     """Return the finding of a check that has passed."""
@@ -35,6 +31,18 @@ def good(check: str, found: str) -> Finding:
 def unknown(check: str, why: str, cure: str = "") -> Finding:
     """Return the finding of something that could not be looked at, with the reason."""
     return Finding(check, "unknown", why, cure=cure)
+
+
+def judged(
+    check: str,
+    well: bool,
+    found: str,
+    expected: str,
+    cure: str,
+    otherwise: Verdict = "warn",
+) -> Finding:
+    """Return the finding of a check that has passed if it is `well`."""
+    return good(check, found) if well else Finding(check, otherwise, found, expected, cure)
 
 
 def bounded(

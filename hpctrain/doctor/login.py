@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hpctrain.config.schema import Config
-from hpctrain.doctor.checks import file_systems, installed, scheduler
+from hpctrain.config.schema import TrackingConfig
+from hpctrain.doctor.checks import file_systems, installed
 from hpctrain.doctor.finding import Finding, good, unknown
 from hpctrain.errors import TrackingError
 from hpctrain.slurm import excluded_hosts
@@ -17,19 +16,21 @@ from hpctrain.tracking import store
 _LOCKED_S = 2.0
 
 
-def checked(config: Config) -> Iterator[Finding]:
-    """Yield what is found here, on this host, for a config of `hpctrain.doctor.command`."""
+def checked(
+    output_dir: str, data: str, tracking: TrackingConfig, of_scheduler: Iterable[Finding]
+) -> Iterator[Finding]:
+    """Yield what is found here, on this host; `data` is "" if no data set is named."""
     yield from installed.checked()
-    yield from scheduler.checked(config)
-    yield from file_systems.checked("output_dir", Path(config.output_dir))
+    yield from of_scheduler
+    yield from file_systems.checked("output_dir", Path(output_dir))
     yield unknown(
         "quotas",
         "the free space of a file system does not tell them",
         "Ask with the command of your site, such as `quota -s` or `lfs quota`.",
     )
-    yield from _data(config)
-    yield mlflow_store(config)
-    yield _excluded(config)
+    yield from _data(data)
+    yield mlflow_store(tracking)
+    yield _excluded(output_dir)
     yield unknown(
         "nodes and GPUs",
         "not seen from a login node",
@@ -37,8 +38,7 @@ def checked(config: Config) -> Iterator[Finding]:
     )
 
 
-def _data(config: Config) -> Iterator[Finding]:
-    path = config.data.path
+def _data(path: str) -> Iterator[Finding]:
     if not path:
         yield unknown("data.path", "no data set is named", "Add experiment=NAME or data.path=PATH.")
     elif "://" in path:
@@ -47,8 +47,8 @@ def _data(config: Config) -> Iterator[Finding]:
         yield from file_systems.readable("data.path", Path(path))
 
 
-def _excluded(config: Config) -> Finding:
-    hosts = excluded_hosts.read(config.output_dir)
+def _excluded(output_dir: str) -> Finding:
+    hosts = excluded_hosts.read(output_dir)
     if not hosts:
         return good("excluded nodes", "none")
     shown = ", ".join(f"{host} ({facts.why})" for host, facts in sorted(hosts.items()))
@@ -59,19 +59,19 @@ def _excluded(config: Config) -> Finding:
     return Finding("excluded nodes", "warn", shown, "none", cure)
 
 
-def mlflow_store(config: Config) -> Finding:
+def mlflow_store(tracking: TrackingConfig) -> Finding:
     """Check `tracking.uri` without importing mlflow."""
-    check, uri = "MLflow", str(config.tracking.uri)
-    if not config.tracking.enabled:
+    check, uri = "MLflow", str(tracking.uri)
+    if not tracking.enabled:
         return good(check, "tracking.enabled=false")
     try:
         store.check_uri(uri)
         if store.is_server(uri):
             from hpctrain.tracking import server
 
-            has = server.experiment_id(uri, config.tracking.experiment) is not None
+            has = server.experiment_id(uri, tracking.experiment) is not None
             made = "is there" if has else "is made by the first run"
-            return good(check, f"{uri} answers; experiment {config.tracking.experiment} {made}")
+            return good(check, f"{uri} answers; experiment {tracking.experiment} {made}")
         return _sqlite(check, store.sqlite_path(uri))
     except TrackingError as error:
         return Finding(check, "fail", str(error), "a store", "Correct tracking.uri.")
@@ -84,8 +84,7 @@ def _sqlite(check: str, path: Path) -> Finding:
     if not path.exists():
         return good(check, f"{path} is made by the first run")
     try:
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, timeout=_LOCKED_S)) as database:
+        with store.opened(path, "ro", _LOCKED_S) as database:
             said = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.OperationalError as error:
         return Finding(check, "warn", f"{path}: {error}", "a readable store", "Try again later.")

@@ -14,20 +14,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import DataConfig, LaunchConfig, ParallelConfig, SiteConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import (
-    affinity,
+    dcgm,
     file_systems,
+    gpu_health,
     infiniband,
     installed,
     interfaces,
     kernel_log,
     limits,
 )
-from hpctrain.doctor.checks.gpus import dcgm, gpu_health
-from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
+from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, unknown
+from hpctrain.monitor.gpu_library import Library
+from hpctrain.record import convert
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,24 @@ class Expectation:
     mixed: bool = False
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        """Return what a config asks for."""
-        launch, parallel, data, site = config.launch, config.parallel, config.data, config.site
+    def of(
+        cls,
+        launch: LaunchConfig,
+        parallel: ParallelConfig,
+        data: DataConfig,
+        site: SiteConfig,
+        interface: str | None,
+        output_dir: str,
+    ) -> Self:
+        """Return what the sections of a config ask for."""
         chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
         return cls(
             launch.gpus_per_node,
             launch.cpus_per_task,
             parallel.device,
             parallel.backend,
-            config.network.interface,
-            config.output_dir,
+            interface,
+            output_dir,
             data.stage_dir or "",
             data.path,
             data.train_split,
@@ -90,25 +99,27 @@ class Probe:
 
     @classmethod
     def of_json(cls, facts: dict[str, Any]) -> Self:
-        """Return the look that `to_json` has written."""
-        gpus = [GpuFacts(**each) for each in facts["gpus"]]
-        findings = [Finding(**each) for each in facts["findings"]]
-        return cls(**{**facts, "gpus": gpus, "findings": findings})
+        """Return the look that `to_json` has written; one of another form is a DamageError."""
+        return convert(cls, facts, "the answer of a rank")
 
 
 def probe(
-    asked: Expectation, ranks: RankInfo, uuids: list[str], *, disks: bool, nvml: Any = None
+    asked: Expectation,
+    ranks: RankInfo,
+    uuids: list[str],
+    *,
+    disks: bool,
+    library: Library | None = None,
 ) -> Probe:
     """Return what this rank sees; the GPUs are those that torch sees.
 
-    With `disks` probes are written, and DCGM's diagnostics run, which take a second or more. `nvml`
-    is the module `pynvml`, or one with the same functions.
+    With `disks` probes are written, and DCGM's diagnostics run, which take a second or more.
     """
     own = _own(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
     first = ranks.local_rank if alone else min(own, default=0)
-    gpus, findings = gpu_health.checked([uuids[each] for each in own], nvml, first)
-    findings.append(affinity.checked(asked.cpus_per_task))
+    gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library)
+    findings.append(limits.cores_of_rank(asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks)
     versions: dict[str, str] = {}

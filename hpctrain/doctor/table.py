@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from hpctrain.console import Cell, Console, Table
@@ -115,7 +116,7 @@ def _print_line(text: str) -> None:
 def print_json(verdict: Verdict, places: Mapping[str, Sequence[Finding]], **more: Any) -> None:
     """Print one JSON object: the verdict, the findings by place, and what else was measured."""
     hosts = {
-        place: {"verdict": worst(findings), "findings": [each.facts() for each in findings]}
+        place: {"verdict": worst(findings), "findings": [asdict(each) for each in findings]}
         for place, findings in places.items()
     }
     print(json.dumps({"verdict": verdict, "places": hosts, **more}))

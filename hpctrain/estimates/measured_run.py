@@ -25,7 +25,8 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.run_record import RunRecord
-from hpctrain.tracking.journal import decode, journal_path, read_all
+from hpctrain.tracking.journal import journal_path, read_all
+from hpctrain.tracking.journal_line import decode
 from hpctrain.units import GIB
 
 ENOUGH_STEPS = 20

@@ -20,7 +20,7 @@ import torch
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor import comparison, failed_hosts, history, node_job
+from hpctrain.doctor import comparison, history, node_job
 from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.finding import worst
 from hpctrain.doctor.probe import Expectation, Probe, probe
@@ -42,7 +42,11 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
     begin = time.monotonic()
-    places, figures = checked(Expectation.of(config), ranks, device, full=mode == "full")
+    asked = Expectation.of(
+        *(config.launch, config.parallel, config.data, config.site),
+        *(config.network.interface, config.output_dir),
+    )
+    places, figures = checked(asked, ranks, device, full=mode == "full")
     requeued = _remember(config, run, ranks, places, figures) if ranks.is_main else False
     if ranks.is_main:
         seconds = time.monotonic() - begin
@@ -89,7 +93,7 @@ def _remember(
     failed: Iterable[str] = ()
     with suppress(OSError, StorageError):  # a full disk, which is among the findings
         history.add(config.output_dir, run.name, places, figures)
-        failed = failed_hosts.exclude(config.output_dir, places)
+        failed = history.exclude(config.output_dir, places)
     whole = [host for host, findings in places.items() if worst(findings) == "fail"]
     again = run.read().preflight_requeues
     if not whole:

@@ -1,32 +1,180 @@
-"""The sensors of the job's own AMD GPUs, by amdsmi, the successor of rocm-smi's library.
+"""AMD's GPUs by amdsmi, the successor of rocm-smi's library, which ROCm installs.
 
-ROCm installs amdsmi; it is no dependency of this package. torch's UUID of an AMD GPU holds the 16
-letters of its serial number, by which it is found here. The names of the metrics are those of
-NVIDIA's GPUs.
+The names of functions and keys are those of amdsmi 6.1 to 7.0. A value that a GPU does not have is
+"N/A", or the function raises an error. There was no AMD GPU to try this on.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from hpctrain.monitor.gpus import read_each
+from hpctrain.monitor.gpu_library import Library, NotTold
+from hpctrain.units import MIB
 
-log = logging.getLogger(__name__)
+_KFD = Path("/dev/kfd")
 _NOT_SUPPORTED = 2  # AMDSMI_STATUS_NOT_SUPPORTED
+# What lowers the clock at this moment: by the hardware at once, or by its firmware bit by bit.
+_HARD = {"active_prochot_thrm": "heat or power (PROCHOT)"}
+_SOFT = {
+    "active_socket_thrm": "heat (socket)",
+    "active_vr_thrm": "heat (voltage regulator)",
+    "active_hbm_thrm": "heat (memory)",
+}
+# The generation of PCIe by GT/s of one lane.
+_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+_PENDING, _UNRESERVABLE = 1, 2  # amdsmi_memory_page_status_t; 0 is a page that is set aside
+_MICRO = 1e-6
 
 
 def is_here() -> bool:
-    """Return whether this host has amdsmi, and no driver of NVIDIA."""
+    """Return whether this host has the driver or the library of AMD, and no driver of NVIDIA."""
     return not Path("/proc/driver/nvidia").exists() and (
-        importlib.util.find_spec("amdsmi") is not None
+        _KFD.exists() or importlib.util.find_spec("amdsmi") is not None
     )
 
 
-def serial(uuid: str) -> str:
+class Amd(Library):
+    """The module `amdsmi`."""
+
+    NAME, MODULE, TOOL = "amdsmi", "amdsmi", "amd-smi"
+    UNSEEN: ClassVar[Mapping[str, str]] = {
+        "Infinity Fabric": "the state of its links is not looked at (`amd-smi xgmi`); a full check "
+        "measures them"
+    }
+
+    def __init__(self, module: Any = None) -> None:
+        super().__init__(module)
+        smi = self.module
+        # Versions of amdsmi differ in functions, keys and types.
+        self.errors = (smi.AmdSmiException, LookupError, TypeError, AttributeError)
+        self._by_serial: dict[str, Any] = {}
+        self.readings = {
+            "model": lambda gpu: str(
+                smi.amdsmi_get_gpu_asic_info(gpu).get("market_name", "AMD GPU")
+            ),
+            "driver": self._driver,
+            "size": self._size,
+            "memory": self._memory,
+            "use": lambda gpu: _number(smi.amdsmi_get_gpu_activity(gpu), "gfx_activity"),
+            "power": self._power,
+            "limit": lambda gpu: self._limits(gpu)[0],
+            "limits": self._limits,
+            "energy": self._energy,
+            "heat": self._heat,
+            "clock": lambda gpu: _number(self._clocks(gpu), "cur_clk", "clk"),
+            "top_clock": lambda gpu: int(_number(self._clocks(gpu), "max_clk")),
+            "slowdowns": self._slowdowns,
+            "ecc": self._ecc,
+            "ecc_if_on": self._ecc,
+            "retired": self._retired,
+            "pcie": self._pcie,
+            "processes": self._processes,
+            "bus": lambda gpu: str(smi.amdsmi_get_gpu_device_bdf(gpu)),
+        }
+
+    def open(self) -> None:
+        """Connect to the driver, and find the serial numbers of the GPUs."""
+        self.module.amdsmi_init()
+        for handle in self.module.amdsmi_get_processor_handles():
+            number = self.module.amdsmi_get_gpu_asic_info(handle).get("asic_serial", "")
+            self._by_serial[str(number).lower().removeprefix("0x")] = handle
+
+    def find(self, uuid: str) -> Any:
+        """Return the GPU whose serial number is in the UUID."""
+        if (serial := _serial(uuid)) not in self._by_serial:
+            raise LookupError("amdsmi does not know this GPU")
+        return self._by_serial[serial]
+
+    def lacks(self, error: Exception) -> bool:
+        """Return whether an error says that a GPU never has what was asked for."""
+        return getattr(error, "err_code", None) == _NOT_SUPPORTED
+
+    def _driver(self, gpu: Any) -> str:
+        with suppress(*self.errors):
+            return str(self.module.amdsmi_get_gpu_driver_info(gpu)["driver_version"] or "unknown")
+        return "unknown"
+
+    def _size(self, gpu: Any) -> int | None:
+        with suppress(*self.errors):
+            return self._memory(gpu)[1]
+        return None
+
+    def _memory(self, gpu: Any) -> tuple[int, ...]:
+        found = self.module.amdsmi_get_gpu_vram_usage(gpu)
+        return tuple(int(MIB * _number(found, key)) for key in ("vram_used", "vram_total"))
+
+    def _power(self, gpu: Any) -> tuple[float, float | None]:
+        info = self.module.amdsmi_get_power_info(gpu)
+        # Of the two, each kind of GPU has one.
+        kinds = "current_socket_power", "average_socket_power"
+        watts = _known(info, kinds[0]) or _number(info, *kinds[::-1])
+        limit = _known(info, "power_limit") or 0.0
+        limit = limit * _MICRO if limit > 1e5 else limit  # some versions: microwatts
+        return watts, limit if limit > 0 else None
+
+    def _limits(self, gpu: Any) -> tuple[float, float, str]:
+        cap = self.module.amdsmi_get_power_cap_info(gpu)
+        limit, usual = (_number(cap, key) * _MICRO for key in ("power_cap", "default_power_cap"))
+        return limit, usual, "amd-smi set --power-cap"
+
+    def _energy(self, gpu: Any) -> float:
+        counted = self.module.amdsmi_get_energy_count(gpu)
+        steps = _number(counted, "energy_accumulator", "power")
+        return steps * _number(counted, "counter_resolution") * _MICRO
+
+    def _heat(self, gpu: Any) -> tuple[float, float | None]:
+        """Return the temperature of the hottest place, and its limit."""
+        smi, metric = self.module, self.module.AmdSmiTemperatureMetric
+        place, critical = smi.AmdSmiTemperatureType.HOTSPOT, 0.0
+        now = float(smi.amdsmi_get_temp_metric(gpu, place, metric.CURRENT))
+        with suppress(ValueError, *self.errors):
+            critical = float(smi.amdsmi_get_temp_metric(gpu, place, metric.CRITICAL))
+        return now, critical if 0 < critical < 200 else None
+
+    def _clocks(self, gpu: Any) -> Any:
+        return self.module.amdsmi_get_clock_info(gpu, self.module.AmdSmiClkType.GFX)
+
+    def _slowdowns(self, gpu: Any) -> tuple[list[str], ...]:
+        status = self.module.amdsmi_get_violation_status(gpu)
+        if all(_known(status, name) is None for name in (*_HARD, *_SOFT)):
+            raise NotTold("not of this kind of GPU")
+        return tuple([t for n, t in kind.items() if _known(status, n)] for kind in (_HARD, _SOFT))
+
+    def _ecc(self, gpu: Any) -> tuple[int, ...]:
+        counted = self.module.amdsmi_get_gpu_total_ecc_count(gpu)
+        kinds = "correctable_count", "uncorrectable_count"
+        return tuple(int(_number(counted, kind)) for kind in kinds)
+
+    def _retired(self, gpu: Any) -> tuple[str, bool, bool]:
+        pages = self.module.amdsmi_get_gpu_bad_page_info(gpu)
+        if isinstance(pages, str):  # some versions: "No bad pages found."
+            pages = []
+        # ctypes may have wrapped the number of the state.
+        states = [int(getattr(page["status"], "value", page["status"])) for page in pages]
+        return f"{len(states)} pages retired", _PENDING in states, _UNRESERVABLE in states
+
+    def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+        info = self.module.amdsmi_get_pcie_info(gpu)
+        now, best = info["pcie_metric"], info["pcie_static"]
+        return (
+            (_generation(now, "pcie_speed"), int(_number(now, "pcie_width"))),
+            (_generation(best, "max_pcie_speed"), int(_number(best, "max_pcie_width"))),
+        )
+
+    def _processes(self, gpu: Any) -> tuple[Any, ...]:
+        memory: dict[int, int] = {}
+        for each in self.module.amdsmi_get_gpu_process_list(gpu):
+            used = int(_number(each.get("memory_usage", {}), "vram_mem"))
+            if used:  # a process that only has the driver open computes nothing here
+                memory[int(each["pid"])] = used
+        return memory, *self._memory(gpu)
+
+
+def _serial(uuid: str) -> str:
     """Return the serial number in a UUID as torch writes it: each byte is a letter.
 
     A UUID that has no such letters is returned as it is.
@@ -37,137 +185,23 @@ def serial(uuid: str) -> str:
         return uuid.lower()
 
 
-def handles(smi: Any) -> dict[str, Any]:
-    """Return amdsmi's handle of each GPU here, by its serial number; `smi` was initialised."""
-    found = {}
-    for handle in smi.amdsmi_get_processor_handles():
-        number = smi.amdsmi_get_gpu_asic_info(handle).get("asic_serial", "")
-        found[str(number).lower().removeprefix("0x")] = handle
-    return found
+def _known(values: Mapping[str, Any], key: str) -> float | None:
+    """Return a number; None where amdsmi has N/A or does not know the key."""
+    value = values.get(key)
+    return float(value) if isinstance(value, (bool, int, float)) else None
 
 
-class AmdGpus:
-    """The AMD GPUs of the job on this node; the same as `hpctrain.monitor.gpus.Gpus`.
-
-    `smi` is the module `amdsmi`, or one with the same functions.
-    """
-
-    def __init__(self, uuids: Sequence[str], smi: Any = None) -> None:
-        self.facts: dict[str, str] = {}
-        self._handles: dict[int, Any] = {}
-        self._missing: set[tuple[int, str]] = set()
-        self._energy: dict[int, float] = {}
-        self._smi = smi
-        if uuids:
-            self._open(uuids)
-
-    def _open(self, uuids: Sequence[str]) -> None:
-        if self._smi is None:
-            import amdsmi  # type: ignore[import-not-found, unused-ignore]
-
-            self._smi = amdsmi
-        smi = self._smi
-        try:
-            smi.amdsmi_init()
-            there = handles(smi)
-        except smi.AmdSmiException as error:
-            log.warning("GPUs are not measured: %s", error)
-            return
-        for number, uuid in enumerate(uuids):
-            if (handle := there.get(serial(uuid))) is None:
-                log.warning("GPU %d (%s) is not measured: amdsmi does not know it", number, uuid)
-                continue
-            self._handles[number] = handle
-            self.facts[f"gpu_{number}"] = str(self._asic(handle).get("market_name", "AMD GPU"))
-            self.facts.setdefault("driver", self._driver(handle))
-
-    def _asic(self, handle: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self._smi.amdsmi_get_gpu_asic_info(handle)
-        return found
-
-    def _driver(self, handle: Any) -> str:
-        try:
-            return str(self._smi.amdsmi_get_gpu_driver_info(handle)["driver_version"])
-        except (self._smi.AmdSmiException, KeyError):
-            return "unknown"
-
-    def read(self) -> dict[str, float]:
-        """Return the value of every sensor that answers; one that fails costs itself alone."""
-        return read_each(
-            self._handles,
-            self._sensors,
-            self._missing,
-            (self._smi.AmdSmiException, KeyError, TypeError) if self._smi else (),
-            lambda error: getattr(error, "err_code", None) == _NOT_SUPPORTED,
-        )
-
-    def _sensors(self, number: int) -> Iterator[tuple[str, Callable[[Any], dict[str, float]]]]:
-        smi = self._smi
-        yield "memory", self._memory
-        yield "use", lambda h: _known(smi.amdsmi_get_gpu_activity(h), {"gfx_activity": _USE})
-        yield "power", self._power
-        yield "energy", lambda h: self._used_energy(number, h)
-        yield "temperature", self._temperature
-        yield "clock", self._clock
-        yield (
-            "ECC",
-            lambda h: _known(
-                smi.amdsmi_get_gpu_total_ecc_count(h),
-                {
-                    "correctable_count": "ecc_corrected_errors",
-                    "uncorrectable_count": "ecc_uncorrected_errors",
-                },
-            ),
-        )
-
-    def _memory(self, handle: Any) -> dict[str, float]:
-        memory = self._smi.amdsmi_get_gpu_vram_usage(handle)
-        return {  # amdsmi counts in MiB
-            "memory_usage_megabytes": memory["vram_used"] * 2**20 / 1e6,
-            "memory_usage_percentage": 100 * memory["vram_used"] / memory["vram_total"],
-        }
-
-    def _power(self, handle: Any) -> dict[str, float]:
-        info = self._smi.amdsmi_get_power_info(handle)
-        # Of the two, each kind of GPU has one.
-        values = _known(info, {"average_socket_power": "a", "current_socket_power": "c"})
-        if not values:
-            return {}
-        watts = values.get("c", 0.0) or values.get("a", 0.0)
-        found = {"power_usage_watts": watts}
-        for limit in _known(info, {"power_limit": "limit"}).values():
-            if limit > 0:
-                watts_limit = limit / 1e6 if limit > 1e5 else limit  # some versions: microwatts
-                found["power_usage_percentage"] = 100 * watts / watts_limit
-        return found
-
-    def _used_energy(self, number: int, handle: Any) -> dict[str, float]:
-        """Return the energy since the first reading; the counter has a resolution of its own."""
-        counted = self._smi.amdsmi_get_energy_count(handle)
-        name = "energy_accumulator" if "energy_accumulator" in counted else "power"
-        now = counted[name] * counted["counter_resolution"] / 1e6
-        first = self._energy.setdefault(number, now)
-        if now < first:  # the driver was loaded anew
-            self._energy[number] = first = now
-        return {"energy_joules": now - first}
-
-    def _temperature(self, handle: Any) -> dict[str, float]:
-        smi = self._smi
-        kind, now = smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
-        return {"temperature_celsius": float(smi.amdsmi_get_temp_metric(handle, kind, now))}
-
-    def _clock(self, handle: Any) -> dict[str, float]:
-        info = self._smi.amdsmi_get_clock_info(handle, self._smi.AmdSmiClkType.GFX)
-        return _known(info, {"clk": "clock_megahertz", "cur_clk": "clock_megahertz"})
+def _number(values: Mapping[str, Any], *keys: str) -> float:
+    """Return the number of the first of the keys that has one."""
+    for key in keys:
+        if (value := _known(values, key)) is not None:
+            return value
+    raise NotTold(f"{keys[0]} is {values.get(keys[0])}")
 
 
-_USE = "utilization_percentage"
-
-
-def _known(values: dict[str, Any], names: dict[str, str]) -> dict[str, float]:
-    """Return the numbers under other names; amdsmi writes N/A where a GPU has no such sensor."""
-    return {
-        name: float(values[key])
-        for key, name in names.items()
-        if isinstance(values.get(key), (int, float))
-    }
+def _generation(values: Mapping[str, Any], key: str) -> int:
+    speed = _number(values, key)
+    speed = speed / 1000 if speed >= 1000 else speed  # MT/s; in some versions GT/s
+    if speed not in _GENERATIONS:
+        raise LookupError(f"{key} is {speed:g} GT/s")
+    return _GENERATIONS[speed]

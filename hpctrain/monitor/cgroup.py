@@ -54,7 +54,7 @@ class JobCgroup:
     def _cores(self) -> float:
         """Return the cores that the job may use: of its set of cores, and of its quota."""
         text = _text(self._cpuset, "cpuset.cpus.effective") or _text(self._cpuset, "cpuset.cpus")
-        count = float(_count(text) if text else len(os.sched_getaffinity(self._pid)))
+        count = float(len(cpu_list(text)) if text else len(os.sched_getaffinity(self._pid)))
         quota, period = [*(_text(self._cpu, "cpu.max") or "max").split(), "100000"][:2]
         return count if quota == "max" else min(count, int(quota) / int(period))
 
@@ -90,10 +90,10 @@ def _text(folder: Path | None, name: str) -> str | None:
         return None
 
 
-def _count(cores: str) -> int:
-    """Return how many cores a list such as `0-3,8` has."""
-    ranges = [part.partition("-") for part in cores.split(",")]
-    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+def cpu_list(text: str) -> set[int]:
+    """Return the numbers of a list of the kernel, such as `0-3,8`."""
+    ranges = [part.partition("-") for part in filter(None, text.split(","))]
+    return {n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)}
 
 
 def _cpu_seconds(folder: Path | None) -> float | None:

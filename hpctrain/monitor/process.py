@@ -13,9 +13,7 @@ import logging
 import math
 import os
 import platform
-import re
 import select
-import signal
 import socket
 import sys
 import time
@@ -26,21 +24,18 @@ from pathlib import Path
 
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
-from hpctrain.monitor import amd
-from hpctrain.monitor.amd import AmdGpus
 from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
 from hpctrain.monitor.sensors import Sensors
 from hpctrain.run_record import Progress
 from hpctrain.runs.state import stop_request
-from hpctrain.secrets import mask_logging
 from hpctrain.tracking import samples
-from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
+from hpctrain.tracking.uploader_process import begin_child
 
 log = logging.getLogger(__name__)
 
-_USE = re.compile(r"(gpu_\d+)_utilization_percentage")
-_CORES = "cpu_utilization_percentage"
+_USE = "utilization_percentage"
+_CORES = f"cpu_{_USE}"
 
 
 def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
@@ -54,8 +49,8 @@ class Idle:
     A device is idle in a sample below this use in percent; the window has at least 3 samples.
     """
 
-    def __init__(self, percent: float, samples: int) -> None:
-        self._percent, self._samples = percent, samples
+    def __init__(self, percent: float, window: int) -> None:
+        self._percent, self._window = percent, window
         self._seen: dict[str, deque[float]] = {}
         self._told: set[str] = set()
 
@@ -68,17 +63,17 @@ class Idle:
 
         Without any GPU, the cores of the job are the device.
         """
-        found = {name: _USE.fullmatch(name) for name in metrics}
-        use = {match[1]: metrics[name] for name, match in found.items() if match}
+        found = (samples.GPU.fullmatch(name) for name in metrics)
+        use = {gpu[1]: metrics[gpu[0]] for gpu in found if gpu and gpu[2] == _USE}
         if not use and _CORES in metrics:
             use = {"the cores": metrics[_CORES]}
         idle = []
         for device, value in use.items():
-            window = self._seen.setdefault(device, deque(maxlen=self._samples))
+            window = self._seen.setdefault(device, deque(maxlen=self._window))
             window.append(value)
             if max(window) >= self._percent:
                 self._told.discard(device)
-            elif len(window) == self._samples and device not in self._told:
+            elif len(window) == self._window and device not in self._told:
                 self._told.add(device)
                 idle.append(device)
         return idle
@@ -135,7 +130,7 @@ class _Monitor:
                 named += gpu_file(self._run, self._node, rank).read_text().split()
         uuids = list(dict.fromkeys(named))
         if uuids != self._uuids:
-            self._uuids, gpus = uuids, AmdGpus(uuids) if amd.is_here() else Gpus(uuids)
+            self._uuids, gpus = uuids, Gpus(uuids)
             self._sensors = Sensors(self._job, gpus)
             self._writer.write(time.time(), facts=self._known | gpus.facts)
 
@@ -184,14 +179,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Run the monitor of this node."""
     options = parsed(argv)
-    for number in BROADCAST_SIGNALS:  # it ends with the training, and not before
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BROADCAST_SIGNALS)
-    os.nice(5)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    mask_logging()
+    begin_child()
     try:
         _Monitor(options).run()
     except Exception:

@@ -6,14 +6,12 @@ MLflow shows the metrics `system/NODE/NAME` on the page "System metrics" of a ru
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 import psutil
 
-from hpctrain.monitor.amd import AmdGpus
 from hpctrain.monitor.cgroup import JobCgroup
-from hpctrain.monitor.gpus import Gpus
+from hpctrain.monitor.gpus import Gpus, Rates
 
 log = logging.getLogger(__name__)
 _MB = 1e6
@@ -22,9 +20,9 @@ _MB = 1e6
 class Sensors:
     """The sensors of this node, for the job."""
 
-    def __init__(self, job: JobCgroup, gpus: Gpus | AmdGpus) -> None:
+    def __init__(self, job: JobCgroup, gpus: Gpus) -> None:
         self._job, self._gpus = job, gpus
-        self._before: dict[str, tuple[float, float]] = {}
+        self._rates = Rates()
         self._silent: set[str] = set()
         self.read()  # rates need a reading before
 
@@ -54,7 +52,7 @@ class Sensors:
     def _of_job(self) -> dict[str, float]:
         use = self._job.use()
         found: dict[str, float] = {}
-        if use.cpu_s is not None and (rate := self._rate("cpu", use.cpu_s)) is not None:
+        if use.cpu_s is not None and (rate := self._rates.of("cpu", use.cpu_s)) is not None:
             found["cpu_utilization_percentage"] = 100 * rate / use.cores
         if use.memory is not None:
             found["system_memory_usage_megabytes"] = use.memory / _MB
@@ -66,7 +64,7 @@ class Sensors:
         if counters is None:
             return {}
         totals = {"read": counters.read_bytes, "write": counters.write_bytes}
-        return self._rates("node_disk", totals)
+        return self._speeds("node_disk", totals)
 
     def _network(self) -> dict[str, float]:
         """Return the rates of all interfaces but the loopback; one may vanish at any time."""
@@ -74,23 +72,14 @@ class Sensors:
         for name, counters in psutil.net_io_counters(pernic=True).items():
             if name != "lo":
                 totals = {"receive": counters.bytes_recv, "transmit": counters.bytes_sent}
-                for key, value in self._rates("node_network", totals, name).items():
+                for key, value in self._speeds("node_network", totals, name).items():
                     found[key] = found.get(key, 0.0) + value
         return found
 
-    def _rates(self, what: str, totals: dict[str, int], device: str = "") -> dict[str, float]:
-        rates = {name: self._rate(f"{what}_{device}_{name}", t) for name, t in totals.items()}
+    def _speeds(self, what: str, totals: dict[str, int], device: str = "") -> dict[str, float]:
+        rates = {name: self._rates.of(f"{what}_{device}_{name}", t) for name, t in totals.items()}
         return {
             f"{what}_{name}_megabytes_per_second": rate / _MB
             for name, rate in rates.items()
             if rate is not None
         }
-
-    def _rate(self, name: str, total: float) -> float | None:
-        """Return how fast a counter has risen since the reading before, per second."""
-        now = time.monotonic()
-        before = self._before.get(name)
-        self._before[name] = (now, total)
-        if before is None or now <= before[0] or total < before[1]:
-            return None
-        return (total - before[1]) / (now - before[0])

@@ -16,12 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.config.schema import MonitorConfig
-from hpctrain.disk import opener, write_atomically
+from hpctrain.disk import write_atomically
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.forks import keep_private
 from hpctrain.monitor.process import gpu_file
 from hpctrain.tracking import samples
-from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, python_module
+from hpctrain.tracking.uploader_process import start_child
 
 log = logging.getLogger(__name__)
 _END_S = 3.0  # the last sample is taken within this time
@@ -63,38 +62,23 @@ def _name_gpus(file: Path, uuids: Sequence[str]) -> None:
 def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> subprocess.Popen[bytes] | None:
     # Where the ranks are in no control group of a job, they descend from their launcher.
     above = os.getppid() if ranks.local_world_size > 1 else os.getpid()
-    command, env = python_module(
-        "hpctrain.monitor.process",
-        str(run_dir),
-        f"--pid={above}",
-        f"--ranks={max(1, ranks.local_world_size)}",
-        f"--every={config.every_s}",
-        f"--idle-percent={config.idle_percent}",
-        f"--idle-minutes={config.idle_minutes}",
-        f"--idle-action={config.idle_action}",
-    )
-    # Until it ignores them, a signal to the whole job would end it before its last sample.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
-    log_file = samples.folder(run_dir) / f"{socket.gethostname()}.log"
     try:
-        with open(log_file, "ab", opener=opener(2)) as output:
-            process = subprocess.Popen(
-                command,
-                env={**env, "OMP_NUM_THREADS": "1"},
-                cwd=run_dir,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        assert process.stdin is not None
-        keep_private(process.stdin.fileno())
-        return process
+        return start_child(
+            "hpctrain.monitor.process",
+            str(run_dir),
+            f"--pid={above}",
+            f"--ranks={max(1, ranks.local_world_size)}",
+            f"--every={config.every_s}",
+            f"--idle-percent={config.idle_percent}",
+            f"--idle-minutes={config.idle_minutes}",
+            f"--idle-action={config.idle_action}",
+            cwd=run_dir,
+            log_file=samples.folder(run_dir) / f"{socket.gethostname()}.log",
+            OMP_NUM_THREADS="1",
+        )
     except OSError as error:
         log.warning("the sensors of this node are not read: %s", error)
         return None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,25 @@ from hpctrain.tracking.tracker import JournalTracker, Status, Tracker, flatten, 
 log = logging.getLogger(__name__)
 
 _IMAGE = re.compile(r"artifacts/images/(?P<key>.+?)\+step\+(?P<step>\d+)\+")
+
+
+def _passed_on(method: str, told: Callable[..., Any] | None = None, *, steps: bool = False) -> Any:
+    """Return a method that calls that of the journal, and then those of the other trackers.
+
+    The others get what `told` returns of the argument, or the arguments. With `steps` the last
+    argument is a step.
+    """
+
+    def call(self: SeveralTrackers, *given: Any, **named: Any) -> None:
+        getattr(self._journal, method)(*given, **named)
+        if steps:
+            self._tell_step(named["step"] if "step" in named else given[-1])
+        if told is None:
+            self._tell(method, *given, **named)
+        else:
+            self._tell(method, told(*given, *named.values()))
+
+    return update_wrapper(call, getattr(Tracker, method))
 
 
 class SeveralTrackers(Tracker):
@@ -47,58 +67,21 @@ class SeveralTrackers(Tracker):
         self._journal.start(params, tags)
         self._tell("start", public(flatten(params)), public(tags))
 
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record params that are known only after the start."""
-        self._journal.log_params(params)
-        self._tell("log_params", public(flatten(params)))
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record the metrics of a step."""
-        self._journal.log_metrics(metrics, step)
-        self._tell_step(step)
-        self._tell("log_metrics", metrics, step)
-
-    def log_tags(self, tags: Mapping[str, str]) -> None:
-        """Record tags."""
-        self._journal.log_tags(tags)
-        self._tell("log_tags", public(tags))
-
-    def log_dataset(self, facts: Mapping[str, Any]) -> None:
-        """Record a data set."""
-        self._journal.log_dataset(facts)
-        self._tell("log_dataset", facts)
-
-    def log_image(self, key: str, image: Any, step: int) -> None:
-        """Record an image."""
-        self._journal.log_image(key, image, step)
-        self._tell_step(step)
-        self._tell("log_image", key, image, step)
-
-    def log_figure(self, key: str, figure: Any, step: int) -> None:
-        """Record a figure."""
-        self._journal.log_figure(key, figure, step)
-        self._tell_step(step)
-        self._tell("log_figure", key, figure, step)
-
-    def log_file(self, file: Path) -> None:
-        """Record a file."""
-        self._journal.log_file(file)
-        self._tell("log_file", file)
-
-    def log_model(self) -> None:
-        """Record that the trained model belongs to the run."""
-        self._journal.log_model()
-        self._tell("log_model")
+    log_params = _passed_on("log_params", lambda params: public(flatten(params)))
+    log_tags = _passed_on("log_tags", public)
+    log_metrics = _passed_on("log_metrics", steps=True)
+    log_image = _passed_on("log_image", steps=True)
+    log_figure = _passed_on("log_figure", steps=True)
+    log_dataset = _passed_on("log_dataset")
+    log_file = _passed_on("log_file")
+    log_model = _passed_on("log_model")
+    log_time = _passed_on("log_time")
+    sync = _passed_on("sync")
 
     def log_note(self, topic: str, text: str, step: int) -> None:
         """Record what looks wrong."""
         self._journal.log_note(topic, text, step)
         self._tell("log_tags", public({f"hpctrain.note.{topic}": text}))
-
-    def log_time(self, seconds: Mapping[str, float], step: int, device_s: float) -> None:
-        """Record where the time of this attempt went until now."""
-        self._journal.log_time(seconds, step, device_s)
-        self._tell("log_time", seconds, step, device_s)
 
     def position(self) -> int:
         """Return the position in the journal."""
@@ -109,11 +92,6 @@ class SeveralTrackers(Tracker):
         self._logged = _logged_since(self._run_dir, position)
         self._go_on = True
         self._journal.rewind(position)
-
-    def sync(self) -> None:
-        """Call fsync on the journal, and let the others write what they hold back."""
-        self._journal.sync()
-        self._tell("sync")
 
     def finish(
         self,

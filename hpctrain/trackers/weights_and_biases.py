@@ -75,25 +75,25 @@ class WeightsAndBiases(OtherTracker):
 
     def log_image(self, key: str, image: Any, step: int) -> None:
         """Log an image; see `hpctrain.tracking.tracker.JournalTracker.log_image`."""
-        import wandb
-
         from hpctrain.tracking.page.images import picture
 
-        if self._is_new(key, step):
-            self._run.log({_STEP: step, key: wandb.Image(picture(key, image))})
+        self._log_image(key, picture(key, image), step)
 
     def log_figure(self, key: str, figure: Any, step: int) -> None:
         """Log a figure of matplotlib as an image."""
-        import wandb
-
-        if self._is_new(key, step):
-            self._run.log({_STEP: step, key: wandb.Image(figure)})
+        self._log_image(key, figure, step)
 
     def finish(self, status: str = "FINISHED", *_: Any, **__: Any) -> None:
         """End the run of W&B, or this attempt of it."""
         if self._run is not None:
             self._run.finish(exit_code=0 if status == "FINISHED" else 1)
             self._run = None
+
+    def _log_image(self, key: str, content: Any, step: int) -> None:
+        import wandb
+
+        if self._is_new(key, step):
+            self._run.log({_STEP: step, key: wandb.Image(content)})
 
     def _is_new(self, key: str, step: int) -> bool:
         return step > self._logged.get(key, -1)

@@ -1,13 +1,8 @@
 """The journal: one append-only file with all params, metrics, tags and states of a run.
 
     <run_dir>/journal/events.jsonl
-    {"kind":"status","attempt":1,"time":1.7e9,"status":"RUNNING","host":"n01","pid":71,"started":5}
-    {"kind":"params","attempt":1,"time":1.7e9,"params":{"optimizer.lr":"0.1"}}
     {"kind":"metrics","attempt":1,"time":1.7e9,"step":1,"metrics":{"loss":2.3,"grad_norm":"nan"}}
-    {"kind":"time","attempt":1,"time":1.7e9,"step":1,"seconds":{"compute":9.1,...},"device_s":12.2}
-    {"kind":"note","attempt":1,"time":1.7e9,"topic":"slow_rank","text":"rank 3 ...","step":40}
-    {"kind":"superseded","attempt":2,"time":1.7e9,"from":214,"to":307}
-    {"kind":"artifact","attempt":2,"time":1.7e9,"file":"artifacts/images/a.png","to":"images"}
+    ...                               one record a line: `journal_line` has all kinds
 
 Rank 0 is the only writer. It writes each record with one `os.write` on an O_APPEND descriptor.
 
@@ -20,27 +15,21 @@ end are superseded; a `superseded` record says so. A crash can leave an incomple
 next start ends this line with a newline, and readers skip it.
 """
 
-import json
 import logging
-import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from hpctrain import record as door
 from hpctrain.disk import open_below, open_regular
-from hpctrain.errors import DamageError, StorageError
-from hpctrain.record import Count, Seconds, Time
+from hpctrain.errors import StorageError
+from hpctrain.tracking.journal_line import line, metrics_line, parse, parse_all, say
 
 log = logging.getLogger(__name__)
 
 _TAIL = 64 * 1024  # bytes
-# With these options, json.dumps would make an encoder for each record: about 1 us of 11 us.
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def journal_path(run_dir: Path) -> Path:
@@ -54,101 +43,6 @@ class Record(NamedTuple):
     start: int  # position of the first byte
     end: int  # position after the newline
     body: dict[str, Any]
-
-
-class _Event(door.Record, frozen=True):
-    """What every record has, also one of a kind that only a newer version knows."""
-
-    attempt: Count
-    time: Time
-
-
-class _Kind(_Event, frozen=True):
-    kind: str
-
-
-class _Metrics(_Event, frozen=True, tag_field="kind", tag="metrics"):
-    step: Count
-    metrics: dict[str, door.Number]
-
-
-class _Time(_Event, frozen=True, tag_field="kind", tag="time"):
-    step: Count
-    seconds: dict[str, Seconds]
-    device_s: Seconds = 0.0
-
-
-class _Params(_Event, frozen=True, tag_field="kind", tag="params"):
-    params: dict[str, str]
-
-
-class _Tags(_Event, frozen=True, tag_field="kind", tag="tags"):
-    tags: dict[str, str]
-
-
-class _Superseded(
-    _Event, frozen=True, tag_field="kind", tag="superseded", rename={"begin": "from", "end": "to"}
-):
-    begin: Count
-    end: Count
-
-
-class _Artifact(_Event, frozen=True, tag_field="kind", tag="artifact"):
-    file: str
-    to: str
-
-
-class _Field(door.Record, frozen=True):
-    dtype: str
-    shape: tuple[Count, ...]
-
-
-class _Dataset(_Event, frozen=True, tag_field="kind", tag="dataset"):
-    name: str
-    digest: str
-    source: str
-    context: str
-    samples: dict[str, Count]
-    fields: dict[str, _Field]
-
-
-class _Note(_Event, frozen=True, tag_field="kind", tag="note"):
-    step: Count
-    topic: str
-    text: str
-
-
-class _Model(_Event, frozen=True, tag_field="kind", tag="model"):
-    pass
-
-
-class _Status(_Event, frozen=True, tag_field="kind", tag="status"):
-    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
-    host: str = ""
-    pid: Count = 0
-    started: Count = 0
-    reason: str = ""
-    final: bool = True
-    killed: bool = False
-
-    def __post_init__(self) -> None:
-        if self.status == "RUNNING" and not (self.host and self.pid):
-            raise ValueError("a start has a host and a pid")
-
-
-_Checked: Any = (
-    _Metrics
-    | _Time
-    | _Params
-    | _Tags
-    | _Superseded
-    | _Artifact
-    | _Dataset
-    | _Note
-    | _Model
-    | _Status
-)
-_KINDS = {kind.__struct_config__.tag for kind in get_args(_Checked)}
 
 
 class Journal:
@@ -192,34 +86,21 @@ class Journal:
         """Append one record.
 
         A disk that is full or gone does not stop the training: the record is kept in memory and
-        written before the next record, once writing works again.
-
-        `at` is the time of the record in seconds since the epoch; None means now. The other fields
-        are JSON types, and floats must be finite (see `encode`).
+        written before the next record, once writing works again. `at` is the time of the record in
+        seconds since the epoch; None means now.
         """
-        body = {
-            "kind": kind,
-            "attempt": self.attempt,
-            "time": round(at or time.time(), 3),
-            **fields,
-        }
-        self._write(kind, _ENCODER.encode(body).encode() + b"\n")
+        self._write(kind, line(kind, self.attempt, at or time.time(), fields))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of a step, NaN or not: what `append` would, in a third of its time."""
-        values = ",".join([_name(name) + _number(value) for name, value in metrics.items()])
-        line = (
-            f'{{"kind":"metrics","attempt":{self.attempt},"time":{time.time():.3f},'
-            f'"step":{step},"metrics":{{{values}}}}}\n'
-        )
-        self._write("metrics", line.encode())
+        """Append the metrics of a step, NaN or not."""
+        self._write("metrics", metrics_line(self.attempt, time.time(), step, metrics))
 
-    def _write(self, kind: str, line: bytes) -> None:
+    def _write(self, kind: str, content: bytes) -> None:
         with self._lock:
             if self._fd < 0:
                 log.error("%s: a %s record after the end is dropped", self.path, kind)
                 return
-            self._unwritten += line
+            self._unwritten += content
             try:
                 while self._unwritten:
                     self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
@@ -286,20 +167,20 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Reco
     except FileNotFoundError:
         return [], position
     except OSError as error:
-        _say(f"{path}: it cannot be read ({error.strerror}); it is left out")
+        say(f"{path}: it cannot be read ({error.strerror}); it is left out")
         return [], position
     lines, ends = [], [position]
     with file:
         file.seek(position)
         stop = position + limit
-        for line in file:
-            if not line.endswith(b"\n"):
+        for each in file:
+            if not each.endswith(b"\n"):
                 break
-            lines.append(line)
-            ends.append(ends[-1] + len(line))
+            lines.append(each)
+            ends.append(ends[-1] + len(each))
             if ends[-1] >= stop:
                 break
-    found = zip(ends, ends[1:], _parse_all(lines), strict=False)
+    found = zip(ends, ends[1:], parse_all(lines), strict=False)
     return [Record(start, end, body) for start, end, body in found if body is not None], ends[-1]
 
 
@@ -316,59 +197,6 @@ def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[
         position = following
 
 
-def parse(line: bytes) -> dict[str, Any] | None:
-    """Return the record in `line`; None if the line is incomplete or is no record."""
-    try:
-        if door.decode(_Kind, line, "a record of the journal").kind in _KINDS:
-            door.decode(_Checked, line, "a record of the journal")
-        return door.decode(dict[str, Any], line, "")
-    except DamageError as error:
-        if error.at:  # a line that was cut off has none
-            _say(f"{error}: it is left out")
-        return None
-
-
-@cache
-def _say(problem: str) -> None:
-    log.warning("%s", problem)
-
-
-def _parse_all(lines: list[bytes]) -> Sequence[dict[str, Any] | None]:
-    """Do what `parse` does for each line. One call for all of them takes half of the time."""
-    text = b"[" + b",".join(lines) + b"]"
-    try:
-        door.decode(tuple[_Checked, ...], text, "")
-        bodies = door.decode(tuple[dict[str, Any], ...], text, "")
-    except DamageError:
-        bodies = ()
-    if len(bodies) != len(lines):  # some line is invalid, or of a newer version
-        return [parse(line) for line in lines]
-    return bodies
-
-
-@cache
-def _name(name: str) -> str:
-    """Return what stands before a value in JSON."""
-    return json.dumps(name) + ":"
-
-
-def _number(value: float) -> str:
-    """Return a float in JSON, as `encode` says."""
-    text = repr(float(value))
-    return f'"{text}"' if text[-1] in "nf" else text  # nan, inf, -inf
-
-
-def encode(value: float) -> float | str:
-    """Return a float as JSON can hold it: JSON has no NaN and no infinity, so these are text."""
-    value = float(value)
-    return value if math.isfinite(value) else repr(value)
-
-
-def decode(value: float | str) -> float:
-    """Return the float that `encode` was called with."""
-    return float(value)
-
-
 def last_step(path: Path) -> int:
     """Return the step of the last metrics; 0 if there are none."""
     return int((last_record(path, "step") or {"step": 0})["step"])
@@ -382,7 +210,7 @@ def last_record(path: Path, key: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        _say(f"{path}: it cannot be read ({error.strerror}); it is left out")
+        say(f"{path}: it cannot be read ({error.strerror}); it is left out")
         return None
 
 
@@ -391,8 +219,8 @@ def _last(fd: int, size: int, key: str) -> dict[str, Any] | None:
     while True:
         begin = max(0, size - window)
         lines = os.pread(fd, size - begin, begin).splitlines()
-        for line in reversed(lines if begin == 0 else lines[1:]):
-            body = parse(line)
+        for text in reversed(lines if begin == 0 else lines[1:]):
+            body = parse(text)
             if body is not None and key in body:
                 return body
         if begin == 0:

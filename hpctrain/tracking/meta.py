@@ -7,6 +7,8 @@
 import dataclasses
 import json
 import os
+import pwd
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,17 +34,14 @@ class Meta:
 
     VERSION: ClassVar[int] = 1
 
-    uri: str
-    """The MLflow store: an absolute sqlite path, or a server."""
+    uri: str  # the MLflow store: an absolute sqlite path, or a server
     experiment: str
     run_name: str
-    uid: str
-    """Our own id of the run, stored as a tag in MLflow: its run id cannot be chosen."""
-    parent_uid: _Name | None = None
-    """The id of the sweep that the run belongs to."""
+    uid: str  # our own id of the run, stored as a tag in MLflow: its run id cannot be chosen
+    parent_uid: _Name | None = None  # the id of the sweep that the run belongs to
     parent_name: str | None = None
+    # The user id that `meta.json` belongs to; None if it was not read.
     owner: int | None = dataclasses.field(default=None, compare=False)
-    """The user id that `meta.json` belongs to; None if it was not read."""
 
     @property
     def is_ours(self) -> bool:
@@ -66,6 +65,30 @@ class Meta:
         return dataclasses.replace(found, uri=_expanded(found.uri, owner), owner=owner)
 
 
+def check_known(meta: Meta, run_dir: Path) -> None:
+    """Check that the store of a run is one that this user has chosen.
+
+    Requests to a server carry the user's credentials for MLflow, so they must not go to a server
+    that only a file of somebody else names. Nor is a database of that name written.
+
+    If it is not, the TrackingError says how to choose it.
+    """
+    chosen = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
+    if meta.is_ours or chosen == meta.uri.rstrip("/"):
+        return
+    try:
+        owner = pwd.getpwuid(meta.owner or 0).pw_name
+    except KeyError:
+        owner = f"user {meta.owner}"
+    uri = secrets.mask(meta.uri)
+    raise TrackingError(
+        f"this run belongs to {owner}, and its journal/meta.json names the store {uri}: nothing "
+        "was sent there, since your credentials for MLflow would go with it. If you know that "
+        f"store, say so: `python -m hpctrain sync --uri {shlex.quote(uri)} "
+        f"{shlex.quote(str(run_dir))}`, or set MLFLOW_TRACKING_URI to it"
+    )
+
+
 @dataclass(frozen=True)
 class Uploaded:
     """What the uploader has uploaded. This is a copy: the position that counts is in the store."""
@@ -76,20 +99,17 @@ class Uploaded:
     uid: str
     experiment_id: str
     run_id: str
-    offset: Count
-    """The position in the journal."""
-    parent_uid: str | None = None
-    """The sweep that the run is under in MLflow."""
+    offset: Count  # the position in the journal
+    parent_uid: str | None = None  # the sweep that the run is under in MLflow
+    # Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped.
     problem: str = ""
-    """Why the rest cannot be uploaded, with the cure; "" if the uploader has not been stopped."""
+    # The position in the samples of each node (`hpctrain.monitor`).
     samples: dict[str, Count] = dataclasses.field(default_factory=dict)
-    """The position in the samples of each node (`hpctrain.monitor`)."""
+    # The steps of the recorded evaluations (`hpctrain.tracking.recorded`).
     evaluations: list[Count] = dataclasses.field(default_factory=list)
-    """The steps of the recorded evaluations (`hpctrain.tracking.recorded`)."""
+    # The positions of records whose artifacts could not be stored; they are tried again.
     waiting: list[Count] = dataclasses.field(default_factory=list)
-    """The positions of records whose artifacts could not be stored; they are tried again."""
-    has_view: bool = False
-    """Whether the experiment has the view that shows the main metrics."""
+    has_view: bool = False  # whether the experiment has the view that shows the main metrics
 
     def write(self, run_dir: Path) -> None:
         """Write `uploaded.json`."""

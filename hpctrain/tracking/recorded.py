@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 from hpctrain import disk
 from hpctrain.record import Count, Number, Record, Time, read_known, written
 from hpctrain.step_names import step_name
-from hpctrain.tracking.journal import decode, encode
+from hpctrain.tracking.journal_line import decode, encode
 
 _NAME = re.compile(r"step-(\d{8,18})\.json")
 

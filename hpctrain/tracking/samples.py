@@ -24,6 +24,8 @@ from hpctrain.errors import DamageError
 from hpctrain.record import Count, Record, Time, decode
 
 _TAIL = 64 * 1024  # bytes; a line is far shorter
+# The metric of a GPU: `gpu_0`, and the name of the sensor.
+GPU = re.compile(r"(gpu_\d+)_(.+)")
 _NODE = re.compile(r"[\w.-]{1,255}")  # it becomes a part of a metric's name in MLflow
 
 

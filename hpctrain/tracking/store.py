@@ -129,7 +129,7 @@ def experiment_id(uri: str, experiment: str) -> str | None:
         return None
     query = "SELECT experiment_id, lifecycle_stage FROM experiments WHERE name = ?"
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        with opened(path, "ro") as database:
             row = database.execute(query, (experiment,)).fetchone()
     except sqlite3.Error:
         return None
@@ -138,6 +138,12 @@ def experiment_id(uri: str, experiment: str) -> str | None:
     if row[1] != "active":
         raise deleted_experiment(uri, experiment, str(row[0]))
     return str(row[0])
+
+
+def opened(path: Path, mode: str, timeout_s: float = 5.0) -> "closing[sqlite3.Connection]":
+    """Return a context with an open SQLite database, read-only with the mode `ro`."""
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    return closing(sqlite3.connect(address, uri=True, timeout=timeout_s))
 
 
 def is_made(path: Path) -> bool:
@@ -150,13 +156,11 @@ def is_made(path: Path) -> bool:
     tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
     try:
         # Not read-only: SQLite first undoes what a killed process has left unfinished.
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database:
+        with opened(path, "rw") as database:
             names = {name for (name,) in database.execute(tables)}
             # MLflow makes the first experiment last.
-            half = (
-                "experiments" in names
-                and not database.execute("SELECT 1 FROM experiments").fetchone()
-            )
+            first = "SELECT 1 FROM experiments"
+            half = "experiments" in names and not database.execute(first).fetchone()
     except sqlite3.OperationalError as error:
         raise OSError(f"{path}: {error}") from error  # such as a lock
     except sqlite3.DatabaseError as error:

@@ -16,11 +16,11 @@ from hpctrain.terminal import printable
 from hpctrain.tracking import final_status
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.journal import journal_path
-from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.meta import Meta, check_known
 from hpctrain.tracking.pending_upload import is_uploaded
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploading.client import explain
-from hpctrain.tracking.uploading.upload import GaveUp, Upload, check_known, upload_lock
+from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
 _DONE, _AT_WORK = "nothing to do", "its own uploader is at work"
 _NOTHING = (_DONE, _AT_WORK)
@@ -192,7 +192,7 @@ def _upload(run_dir: Path, meta: Meta, from_start: bool, uri: str | None) -> str
             if from_start:
                 upload.fill_in()
             note = ""
-            if upload.writer_died:
+            if upload.journal.writer_died:
                 final_status.close(run_dir, "KILLED", final_status.UNRECORDED)
                 alerts.look()
                 upload.drain()

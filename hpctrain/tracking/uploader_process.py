@@ -1,5 +1,10 @@
-"""Processes: identify one, see whether it still runs, and start a module of hpctrain."""
+"""Processes: identify one, see whether it still runs, and start a module of hpctrain.
 
+A child of a training is started with its signals blocked (`start_child`), until it ignores them
+(`begin_child`). Its standard input ends with the training, however that ends.
+"""
+
+import logging
 import os
 import signal
 import site
@@ -9,11 +14,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.disk import give_home
+from hpctrain.disk import give_home, opener
+from hpctrain.forks import keep_private
+from hpctrain.secrets import mask_logging
 
-# A scheduler, a terminal or a user sends these signals to a whole job. The uploader ignores them:
-# it must still upload the records that the training writes when it gets the same signal.
-BROADCAST_SIGNALS = (
+# A scheduler, a terminal or a user sends these signals to a whole job. A child ignores them: the
+# uploader must still upload the records that the training writes when it gets the same signal.
+_BROADCAST_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -72,6 +79,46 @@ def python_module(module: str, *args: str) -> tuple[list[str], dict[str, str]]:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     # -P: a file in the working directory must not be imported in place of mlflow.
     return [sys.executable, "-P", "-m", module, *args], env
+
+
+def start_child(
+    module: str, *args: str, cwd: Path, log_file: Path, **variables: str
+) -> "subprocess.Popen[bytes]":
+    """Start a module of hpctrain, which calls `begin_child` first, in a session of its own.
+
+    `log_file` is in a folder of the run directory, and gets what the module prints. The variables
+    are those of the environment that are set for it. It cannot be started: OSError.
+    """
+    command, env = python_module(module, *args)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BROADCAST_SIGNALS)  # inherited
+    try:
+        with open(log_file, "ab", opener=opener(2)) as output:
+            process = subprocess.Popen(
+                command,
+                env=env | variables,
+                cwd=cwd,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert process.stdin is not None
+    keep_private(process.stdin.fileno())
+    return process
+
+
+def begin_child() -> None:
+    """Ignore the signals of the job, leave the cores to the training, and log without secrets."""
+    for number in _BROADCAST_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BROADCAST_SIGNALS)
+    os.nice(5)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    mask_logging()
 
 
 def run_python_module(module: str, *args: str, cwd: Path, timeout: float) -> tuple[int, str]:

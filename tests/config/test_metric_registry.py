@@ -10,6 +10,7 @@ from hpctrain.config.metric_registry import registered
 from hpctrain.errors import ConfigError
 from hpctrain.monitor.cgroup import JobCgroup
 from hpctrain.monitor.gpus import Gpus
+from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.monitor.sensors import Sensors
 from tests.monitor.nvml import Nvml
 
@@ -22,7 +23,7 @@ def test_each_metric_stands_once_with_a_meaning() -> None:
 
 def test_it_has_the_sensors_that_the_monitor_reads(tmp_path: Path) -> None:
     nvml = Nvml()
-    gpus = Gpus(["GPU-a"], nvml)
+    gpus = Gpus(["GPU-a"], Nvidia(nvml))
     gpus.read()  # rates need a reading before
     sensors = Sensors(JobCgroup(1, tmp_path, tmp_path), Gpus([]))
     found = {re.sub(r"gpu_\d+", "gpu_N", name) for name in (*gpus.read(), *sensors.read())}

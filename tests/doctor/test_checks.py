@@ -1,156 +1,50 @@
 """Tests of the checks of a node: each planted fault is found, and a healthy node has none.
 
-There is no GPU here: NVML is the stand-in of tests/monitor/nvml.py.
+Those of GPUs are in test_gpu_health.py. There is no GPU here: NVML is the stand-in of
+tests/monitor/nvml.py.
 """
 
 import os
 import socket
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpctrain.config.schema import Config
 from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor.checks import affinity, clocks, interfaces, limits
-from hpctrain.doctor.checks.gpus import gpu_health, links
+from hpctrain.doctor.checks import clocks, gpu_judgements, interfaces, limits
 from hpctrain.doctor.finding import Finding, worst
-from hpctrain.doctor.probe import Expectation, probe
+from hpctrain.doctor.probe import probe
+from hpctrain.monitor.nvidia import Nvidia
+from tests.doctor.planted_gpus import expectation
 from tests.monitor.nvml import Nvml
 
 GPU = "GPU-a"
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
 
 
-def healthy(nvml: Nvml) -> None:
-    nvml.ecc, nvml.used = (3, 0), 600_000_000  # the driver's own memory
-
-
 def bad(findings: list[Finding]) -> dict[str, str]:
     return {one.check: one.verdict for one in findings if one.verdict in ("warn", "fail")}
-
-
-def set_to(**values: Any) -> Callable[[Nvml], None]:
-    return lambda nvml: vars(nvml).update(values)
-
-
-@pytest.mark.parametrize(
-    ("plant", "expected"),
-    [
-        (healthy, {}),
-        (set_to(ecc=(0, 2)), {"GPU 0: ECC": "fail"}),
-        (set_to(ecc=(20_000, 0)), {"GPU 0: ECC": "warn"}),
-        (set_to(remapped=[1, 1, 1, 0]), {"GPU 0: retired memory": "warn"}),
-        (set_to(remapped=[8, 9, 0, 1]), {"GPU 0: retired memory": "fail"}),
-        (set_to(reasons=0x40), {"GPU 0: throttling": "fail"}),
-        (set_to(reasons=0x20), {"GPU 0: throttling": "warn"}),
-        (set_to(reasons=0x01), {}),  # nothing runs
-        (set_to(mig=1), {"GPU 0: MIG": "warn"}),
-        (set_to(limit=350), {"GPU 0: power limit": "warn"}),
-        (set_to(pcie=((1, 16), (5, 16))), {}),  # at rest
-        (set_to(pcie=((5, 4), (5, 16))), {"GPU 0: PCIe": "fail"}),
-        (set_to(nvlinks=[1] * 12 + [0] * 6), {}),  # a PCIe board of the H100, by design
-        (set_to(nvlinks=[0] * 18), {"GPU 0: NVLink": "warn"}),
-        (set_to(nvlinks=[]), {}),
-        (set_to(celsius=93), {"GPU 0: temperature": "warn"}),
-        # Nobody is seen who uses the memory: a process of another container, or one that has died.
-        (set_to(used=5_000_000_000), {"GPU 0: other processes": "warn"}),
-        (set_to(used=60_000_000_000), {"GPU 0: other processes": "fail"}),
-        (set_to(lost={GPU}), {"GPU 0": "fail"}),
-    ],
-)
-def test_a_gpu(plant: Callable[[Nvml], None], expected: dict[str, str]) -> None:
-    nvml = Nvml()
-    healthy(nvml)
-    plant(nvml)
-    _, findings = gpu_health.checked([GPU], nvml)
-    assert bad(findings) == expected
-    assert all(one.cure for one in findings if one.verdict in ("warn", "fail"))
-    # The kernel does not know the PCI address of a GPU that is not there, and says so.
-    assert GPU in nvml.lost or "GPU 0: NUMA" in {
-        one.check for one in findings if one.verdict == "unknown"
-    }
-
-
-@contextmanager
-def sleeping(**variables: str) -> Iterator[int]:
-    """Yield the number of a process with these variables in its environment."""
-    with subprocess.Popen(["sleep", "600"], env=os.environ | variables) as process:
-        try:
-            yield process.pid
-        finally:
-            process.kill()
-
-
-def test_what_others_have_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever they are; they slow the job down, and most of the memory would stop it."""
-    nvml, check = Nvml(), "GPU 0: other processes"
-
-    def found() -> dict[str, str]:
-        return {
-            one.verdict: one.found
-            for one in gpu_health.checked([GPU], nvml)[1]
-            if one.check == check
-        }
-
-    nvml.processes, nvml.used = [os.getpid()], 2**30 + 600_000_000
-    assert found() == {"pass": "none"}
-    monkeypatch.setattr(os, "getuid", lambda: 12345)  # now this process is another user's
-    used = f"1.7 GB of 80.0 GB are in use, by processes {os.getpid()} of user 0"
-    assert found() == {"warn": used.replace("user 0", f"user {os.stat('/proc/self').st_uid}")}
-    nvml.processes = [2**22 + 1]  # in another container
-    assert [*found()] == ["unknown"]
-    monkeypatch.undo()
-    with sleeping(SLURM_JOB_ID="7") as earlier:
-        nvml.processes, nvml.used = [earlier], 60_000_000_000
-        assert "another job of yours" in found()["fail"]
-        nvml.processes = [os.getpid()]
-        assert [*found()] == ["fail"]  # what it has is its own, the rest is nobody's
-
-
-def test_an_amd_gpu_without_amdsmi_is_unknown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The kernel's driver is there (a stand-in), its package is not."""
-    monkeypatch.setattr(gpu_health, "_KFD", tmp_path)
-    facts, (found,) = gpu_health.checked([GPU])
-    assert (facts, found.verdict) == ([], "unknown")
-    assert "amdsmi cannot be imported" in found.found
-
-
-def test_what_nvml_does_not_tell_is_said() -> None:
-    """A GPU for games has no ECC, and a MIG instance has no health of its own."""
-    _, findings = gpu_health.checked([GPU], Nvml())
-    assert "GPU 0: ECC" in {one.check for one in findings if one.verdict == "unknown"}
-    _, findings = gpu_health.checked(["MIG-c"], Nvml())
-    assert [one.verdict for one in findings] == ["unknown"]
-    facts, findings = gpu_health.checked(["GPU-x"], Nvml())
-    assert (facts, bad(findings)) == ([], {"GPU 0": "fail"})
 
 
 def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Slurm's --gpus-per-task=1: the GPU is number 0 to its rank, and the fourth of the node."""
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    asked = Expectation.of(Config(output_dir=str(tmp_path)))
+    asked = expectation(Config(output_dir=str(tmp_path)))
     nvml = Nvml()
     nvml.ecc, nvml.used = (0, 1), 0
     seen = probe(
-        asked, RankInfo("slurm", 7, 3, 1, 8, 4, 2, "", 0, ()), [GPU], disks=False, nvml=nvml
+        asked,
+        RankInfo("slurm", 7, 3, 1, 8, 4, 2, "", 0, ()),
+        [GPU],
+        disks=False,
+        library=Nvidia(nvml),
     )
     assert bad(seen.findings) == {"GPU 3: ECC": "fail"}
     assert (seen.uuids, seen.gpus_given, seen.peers) == ([GPU], 4, 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")  # torch sees one of them
     ranks = RankInfo("slurm", 1, 1, 0, 2, 2, 1, "", 0, ())
-    assert probe(asked, ranks, ["MIG-c"], disks=False, nvml=nvml).gpus_given == 0
-
-
-def test_pcie_is_judged_by_its_bandwidth() -> None:
-    assert links.pcie_bandwidth(4, 8) == pytest.approx(links.pcie_bandwidth(3, 16), rel=0.01)
-    assert links.pcie("GPU 0", (3, 8), (3, 16)).verdict == "warn"
-    assert links.nvlink("GPU 0", 0, 4).verdict == "warn"
+    assert probe(asked, ranks, ["MIG-c"], disks=False, library=Nvidia(nvml)).gpus_given == 0
 
 
 def test_limits() -> None:
@@ -178,12 +72,12 @@ def test_locked_memory_matters_only_to_gpus_of_several_nodes(
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr(limits, "_INFINIBAND", tmp_path)
     monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (8 * 2**20, 8 * 2**20))
-    asked = Expectation.of(Config(output_dir=str(tmp_path)))
+    asked = expectation(Config(output_dir=str(tmp_path)))
     alone, several = ALONE, RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("localhost",) * 2)
     nvml = Nvml()
 
     def verdict(ranks: RankInfo, gpus: list[str]) -> str:
-        seen = probe(asked, ranks, gpus, disks=False, nvml=nvml)
+        seen = probe(asked, ranks, gpus, disks=False, library=Nvidia(nvml))
         (found,) = (one for one in seen.findings if one.check == "locked memory (ulimit -l)")
         return found.verdict
 
@@ -233,11 +127,12 @@ def test_host_names() -> None:
     assert "a.invalid" in found.found
 
 
-def test_cores(tmp_path: Path) -> None:
-    assert affinity.enough(cpus=2, real=1, asked=4).verdict == "fail"
-    assert affinity.enough(cpus=8, real=4, asked=4).verdict == "pass"
+def test_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limits.cpus(2, real=1, asked=4).verdict == "fail"
+    assert limits.cpus(8, real=4, asked=4).verdict == "pass"
     device = tmp_path / "0000:17:00.0"
     device.mkdir()
     (device / "local_cpulist").write_text("0-3,8\n")
-    near = [affinity.near_gpu("GPU 0", "00000000:17:00.0", cpus, tmp_path) for cpus in ({8}, {5})]
-    assert [one.verdict for one in near] == ["pass", "warn"]
+    for cpus, verdict in (({8}, "pass"), ({5}, "warn")):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
+        assert gpu_judgements.numa("GPU 0", "00000000:17:00.0", tmp_path).verdict == verdict

@@ -5,14 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.config.schema import Config
-from hpctrain.doctor import comparison, failed_hosts, history
-from hpctrain.doctor.checks.gpus.gpu_facts import GpuFacts
+from hpctrain.doctor import comparison, history
+from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.command import settings
 from hpctrain.doctor.finding import Finding, good, worst
 from hpctrain.doctor.measures import all_reduce, pairs
-from hpctrain.doctor.probe import Expectation, Probe
+from hpctrain.doctor.probe import Probe
 from hpctrain.slurm import excluded_hosts
 from hpctrain.slurm.script import sbatch_script
+from tests.doctor.planted_gpus import expectation
 
 GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
 H100 = replace(GPU, name="NVIDIA H100 80GB HBM3", power_w=350.0)
@@ -119,7 +120,7 @@ def test_nodes_that_are_meant_to_differ() -> None:
     ]
     plain, weighted, several = Config(), Config(), Config()
     weighted.parallel.weights, several.site.partition = [2, 1], "a100,h100"
-    assert [Expectation.of(each).mixed for each in (plain, weighted, several)] == [
+    assert [expectation(each).mixed for each in (plain, weighted, several)] == [
         False,
         True,
         True,
@@ -232,21 +233,21 @@ def test_an_exclusion_ends_with_a_passed_check(tmp_path: Path) -> None:
     where = str(tmp_path)
     bad = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
     warned = Finding("scratch", "warn", "5 GB", "10 GB", "Delete.")
-    assert failed_hosts.exclude(where, {"node1": [good("x", "y")]}) == {}
+    assert history.exclude(where, {"node1": [good("x", "y")]}) == {}
     assert not (tmp_path / "doctor").exists()
-    found = failed_hosts.exclude(where, {"node1": [bad], "node2": [bad], "node3": [warned]})
+    found = history.exclude(where, {"node1": [bad], "node2": [bad], "node3": [warned]})
     assert found == {"node1": bad, "node2": bad}
     assert excluded_hosts.read(where)["node1"].why == "GPU 0: ECC: 2 errors"
-    assert failed_hosts.exclude(where, {"node1": [warned]}) == {}
+    assert history.exclude(where, {"node1": [warned]}) == {}
     assert list(excluded_hosts.read(where)) == ["node2"]
 
 
 def test_what_all_nodes_share_excludes_none_of_them(tmp_path: Path) -> None:
     full = Finding("scratch: free space", "fail", "0 GB", "10 GB", "Delete.")
     apart = Finding("communication", "fail", "timed out", "the ranks meet", "Look.")
-    assert failed_hosts.of({"a": [full], "b": [full]}) == {}
-    assert failed_hosts.of({"a": [full, apart], "b": [apart]}) == {"a": full}
-    assert failed_hosts.of({"a": [full]}) == {"a": full}
+    assert history.at_fault({"a": [full], "b": [full]}) == {}
+    assert history.at_fault({"a": [full, apart], "b": [apart]}) == {"a": full}
+    assert history.at_fault({"a": [full]}) == {"a": full}
 
 
 def test_jobs_avoid_excluded_hosts(tmp_path: Path) -> None:

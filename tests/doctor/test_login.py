@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor import login
+from hpctrain.doctor import command, login
 from hpctrain.doctor.checks import file_systems
 from hpctrain.doctor.checks.file_systems import Probe
 from hpctrain.doctor.checks.scheduler import partition_findings
 from hpctrain.doctor.command import main, settings
 from hpctrain.doctor.finding import Finding, worst
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.slurm.partition_limit import minutes
 
 SINFO = """\
@@ -88,13 +88,13 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_the_mlflow_store(tmp_path: Path) -> None:
     config, _ = settings([f"output_dir={tmp_path}"])
-    assert login.mlflow_store(config).verdict == "pass"
+    assert login.mlflow_store(config.tracking).verdict == "pass"
     (tmp_path / "mlflow.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 64)
-    assert login.mlflow_store(config).verdict == "fail"
+    assert login.mlflow_store(config.tracking).verdict == "fail"
     config.tracking.uri = "http://127.0.0.1:9"
-    assert login.mlflow_store(config).verdict == "warn"  # metrics wait in the journal
+    assert login.mlflow_store(config.tracking).verdict == "warn"  # metrics wait in the journal
     config.tracking.uri = "file:///tmp/mlruns"
-    assert login.mlflow_store(config).verdict == "fail"
+    assert login.mlflow_store(config.tracking).verdict == "fail"
 
 
 def test_the_command(
@@ -117,6 +117,19 @@ def test_the_command(
     shown = capsys.readouterr().out
     assert "No such file" in shown
     assert "fail: data.path: Correct data.path=" in shown
+
+
+def test_findings_are_shown_before_a_full_disk_refuses_to_remember_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job and the disk are played: what is in the place of the history takes no line."""
+    bad = Finding("output_dir: free space", "fail", "0 GB", "10 GiB", "Delete what is not needed.")
+    monkeypatch.setattr(command, "_nodes", lambda *_: ({"node1": [bad]}, {}))
+    (tmp_path / "doctor" / "history.jsonl").mkdir(parents=True)
+    for option in ("--nodes=1", "--json"):
+        with pytest.raises(StorageError, match=r"history\.jsonl: Is a directory"):
+            main(["--nodes=1", option, f"output_dir={tmp_path}"])
+        assert "output_dir: free space" in capsys.readouterr().out
 
 
 def test_wrong_arguments() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor.checks import infiniband, kernel_log
-from hpctrain.doctor.checks.gpus import dcgm
+from hpctrain.doctor.checks import dcgm, infiniband, kernel_log
 from hpctrain.doctor.finding import worst
 
 

@@ -4,6 +4,7 @@ It has two H100: on the first the job's processes run, the second is another job
 into MIG instances, of which one is the job's.
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,116 +58,77 @@ class Nvml:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("NVML"):
             return globals()[name]
-        raise AttributeError(name)
+        if name not in ANSWERS:
+            raise AttributeError(name)
+        return lambda *asked: ANSWERS[name](self, *asked)
 
-    def _ask(self, handle: str, whole: bool = True) -> None:
+    def reads(self, handle: str, value: Any, whole: bool = True) -> Any:
+        """Return the value of a sensor; a GPU that is lost has none."""
         self.asked.add(handle)
         if handle in self.lost:
             raise NVMLError(NVML_ERROR_GPU_IS_LOST)
         if whole and handle.startswith("MIG"):
             raise AssertionError("a MIG instance has no such sensor: it is that of the whole GPU")
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "570.86.15"
+        return value
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         if uuid not in ("GPU-a", "GPU-b", "MIG-c"):
             raise NVMLError(NVML_ERROR_NOT_FOUND)
         return uuid
 
-    def nvmlDeviceIsMigDeviceHandle(self, handle: str) -> bool:
-        return handle.startswith("MIG")
-
-    def nvmlDeviceGetName(self, handle: str) -> bytes:
-        return b"NVIDIA H100 80GB HBM3" + (b" MIG 1g.10gb" if handle.startswith("MIG") else b"")
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        self._ask(handle, whole=False)
-        return SimpleNamespace(used=self.used, total=80_000_000_000)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
-        self._ask(handle)
-        return SimpleNamespace(gpu=87, memory=40)
-
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        self._ask(handle)
-        return 350_000
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
-        return self.limit * 1000
-
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: str) -> int:
-        return 700_000
-
-    def nvmlDeviceGetMaxClockInfo(self, handle: str, _: int) -> int:
-        return 1980
-
     def nvmlDeviceGetEccMode(self, handle: str) -> list[int]:
         if self.ecc is None:
             raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
         return [1, 1]
 
-    def nvmlDeviceGetRemappedRows(self, handle: str) -> list[int]:
-        self._ask(handle)
-        return self.remapped
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
-        return [self.mig, self.mig]
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        self._ask(handle)
-        return [SimpleNamespace(pid=pid, usedGpuMemory=2**30) for pid in self.processes]
-
-    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: str) -> int:
-        return self.pcie[0][0]
-
-    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: str) -> int:
-        return self.pcie[0][1]
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: str) -> int:
-        return self.pcie[1][0]
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: str) -> int:
-        return self.pcie[1][1]
+    def nvmlDeviceGetTotalEccErrors(self, handle: str, kind: int, _: int) -> Any:
+        self.nvmlDeviceGetEccMode(handle)
+        assert self.ecc is not None
+        return self.reads(handle, self.ecc[kind])
 
     def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:
         if link >= len(self.nvlinks):
             raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
         return self.nvlinks[link]
 
-    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:
-        return SimpleNamespace(busId=b"00000000:17:00.0")
+    def nvmlDeviceGetClockInfo(self, handle: str, _: int) -> Any:
+        return self.reads(handle, 1755)
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
-        self._ask(handle)
-        return self.energy
-
-    def nvmlDeviceGetTemperature(self, handle: str, _: int) -> int:
-        self._ask(handle)
-        return self.celsius
-
-    def nvmlDeviceGetClockInfo(self, handle: str, _: int) -> int:
-        self._ask(handle)
-        return 1755
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
-        self._ask(handle)
-        return self.reasons
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: str, kind: int, _: int) -> int:
-        self._ask(handle)
-        if self.ecc is None:
-            raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
-        return self.ecc[kind]
-
-    def nvmlDeviceGetPcieThroughput(self, handle: str, kind: int) -> int:
-        self._ask(handle)
-        return 2_000 + kind
-
-    def nvmlDeviceGetFieldValues(self, handle: str, asked: list[tuple[int, int]]) -> list[Any]:
-        self._ask(handle)
+    def nvmlDeviceGetFieldValues(self, handle: str, asked: list[tuple[int, int]]) -> Any:
         value = SimpleNamespace(ullVal=self.links)
-        return [SimpleNamespace(nvmlReturn=0, value=value) for _ in asked]
+        return self.reads(handle, [SimpleNamespace(nvmlReturn=0, value=value) for _ in asked])
+
+
+def _process(pid: int) -> Any:
+    return SimpleNamespace(pid=pid, usedGpuMemory=2**30)
+
+
+# `n` is the module, `h` the GPU.
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "nvmlInit": lambda n: None,
+    "nvmlSystemGetDriverVersion": lambda n: "570.86.15",
+    "nvmlDeviceIsMigDeviceHandle": lambda n, h: h.startswith("MIG"),
+    "nvmlDeviceGetName": lambda n, h: (
+        b"NVIDIA H100 80GB HBM3" + (b" MIG 1g.10gb" if h.startswith("MIG") else b"")
+    ),
+    "nvmlDeviceGetPciInfo": lambda n, h: SimpleNamespace(busId=b"00000000:17:00.0"),
+    "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: n.limit * 1000,
+    "nvmlDeviceGetPowerManagementDefaultLimit": lambda n, h: 700_000,
+    "nvmlDeviceGetMaxClockInfo": lambda n, h, _: 1980,
+    "nvmlDeviceGetMigMode": lambda n, h: [n.mig, n.mig],
+    "nvmlDeviceGetCurrPcieLinkGeneration": lambda n, h: n.pcie[0][0],
+    "nvmlDeviceGetCurrPcieLinkWidth": lambda n, h: n.pcie[0][1],
+    "nvmlDeviceGetMaxPcieLinkGeneration": lambda n, h: n.pcie[1][0],
+    "nvmlDeviceGetMaxPcieLinkWidth": lambda n, h: n.pcie[1][1],
+    "nvmlDeviceGetMemoryInfo": lambda n, h: n.reads(
+        h, SimpleNamespace(used=n.used, total=80_000_000_000), whole=False
+    ),
+    "nvmlDeviceGetUtilizationRates": lambda n, h: n.reads(h, SimpleNamespace(gpu=87, memory=40)),
+    "nvmlDeviceGetPowerUsage": lambda n, h: n.reads(h, 350_000),
+    "nvmlDeviceGetRemappedRows": lambda n, h: n.reads(h, n.remapped),
+    "nvmlDeviceGetComputeRunningProcesses": lambda n, h: n.reads(h, [*map(_process, n.processes)]),
+    "nvmlDeviceGetTotalEnergyConsumption": lambda n, h: n.reads(h, n.energy),
+    "nvmlDeviceGetTemperature": lambda n, h, _: n.reads(h, n.celsius),
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda n, h: n.reads(h, n.reasons),
+    "nvmlDeviceGetPcieThroughput": lambda n, h, kind: n.reads(h, 2_000 + kind),
+}

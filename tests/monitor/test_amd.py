@@ -1,16 +1,19 @@
 """Tests of the sensors of AMD's GPUs, with a stand-in for amdsmi: this machine has no GPU."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
-from hpctrain.monitor.amd import AmdGpus
+from hpctrain.monitor import amd
+from hpctrain.monitor.amd import Amd
+from hpctrain.monitor.gpus import Gpus
 from tests.monitor.played_amdsmi import UUIDS, AmdSmi
 
 
 def test_only_the_jobs_own_gpu_is_read() -> None:
     smi = AmdSmi()
-    gpus = AmdGpus([UUIDS[1]], smi)
+    gpus = Gpus([UUIDS[1]], Amd(smi))
     assert gpus.facts == {"gpu_0": "AMD Instinct MI300X", "driver": "6.12.12"}
     found = gpus.read()
     assert smi.asked == {1}, "another job's GPU was read"
@@ -32,7 +35,7 @@ def test_only_the_jobs_own_gpu_is_read() -> None:
 
 def test_a_missing_sensor_costs_itself_alone(caplog: pytest.LogCaptureFixture) -> None:
     smi = AmdSmi()
-    gpus = AmdGpus([*UUIDS, "0-1"], smi)
+    gpus = Gpus([*UUIDS, "0-1"], Amd(smi))
     assert "GPU 2 (0-1) is not measured" in caplog.text
     every = gpus.read()
     smi.broken = {"amdsmi_get_energy_count": 2, "amdsmi_get_gpu_activity": 7}
@@ -47,8 +50,17 @@ def test_a_missing_sensor_costs_itself_alone(caplog: pytest.LogCaptureFixture) -
     assert gpus.read().keys() == {n for n in every if "energy" not in n}
 
 
+def test_a_library_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel's driver is there (a stand-in), its package is not."""
+    monkeypatch.setattr(amd, "_KFD", tmp_path)
+    assert Gpus([UUIDS[0]]).read() == {}
+    assert "GPUs are not measured: No module named 'amdsmi'" in caplog.text
+
+
 def test_a_driver_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
     smi = AmdSmi()
     smi.broken = {"amdsmi_init": 34}
-    assert AmdGpus([UUIDS[0]], smi).read() == {}
+    assert Gpus([UUIDS[0]], Amd(smi)).read() == {}
     assert "GPUs are not measured: error 34" in caplog.text

@@ -5,13 +5,27 @@ import time
 
 import pytest
 
+from hpctrain.doctor.checks import gpu_health
+from hpctrain.monitor import gpus
+from hpctrain.monitor.amd import Amd
+from hpctrain.monitor.gpu_library import READINGS
 from hpctrain.monitor.gpus import Gpus
+from hpctrain.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
+from tests.monitor.played_amdsmi import AmdSmi
+
+
+def test_both_makers_and_all_rows_speak_of_the_same_readings() -> None:
+    rows = [*gpus._SENSORS.values(), *gpu_health._CHECKS.values()]
+    assert {reading for reading, *_ in rows} < READINGS.keys()
+    for library in (Nvidia(Nvml()), Amd(AmdSmi())):
+        assert library.readings.keys() <= READINGS.keys()
+        assert {"model", "driver", "size", "memory"} <= library.readings.keys()
 
 
 def test_only_the_jobs_own_gpus_are_read_by_name() -> None:
     nvml = Nvml()
-    gpus = Gpus(["a"], nvml)  # torch writes a UUID without its kind
+    gpus = Gpus(["a"], Nvidia(nvml))  # torch writes a UUID without its kind
     found = gpus.read()
     assert nvml.asked == {"GPU-a"}, "another job's GPU was read"
     assert gpus.facts == {"driver": "570.86.15", "gpu_0": "NVIDIA H100 80GB HBM3"}
@@ -26,7 +40,7 @@ def test_only_the_jobs_own_gpus_are_read_by_name() -> None:
 
 def test_counters_become_energy_and_rates() -> None:
     nvml = Nvml()
-    gpus = Gpus(["GPU-a"], nvml)
+    gpus = Gpus(["GPU-a"], Nvidia(nvml))
     assert gpus.read()["gpu_0_energy_joules"] == 0
     nvml.energy += 7_000_000
     nvml.links += 1_000_000  # KiB
@@ -44,19 +58,19 @@ def test_counters_become_energy_and_rates() -> None:
 def test_throttling_is_told_from_idling(reasons: int, heat: int, power: int) -> None:
     nvml = Nvml()
     nvml.reasons = reasons
-    found = Gpus(["GPU-a"], nvml).read()
+    found = Gpus(["GPU-a"], Nvidia(nvml)).read()
     assert (found["gpu_0_throttled_by_heat"], found["gpu_0_throttled_by_power"]) == (heat, power)
 
 
 def test_a_mig_instance_has_only_its_own_memory() -> None:
-    gpus = Gpus(["MIG-c"], Nvml())
+    gpus = Gpus(["MIG-c"], Nvidia(Nvml()))
     assert sorted(gpus.read()) == ["gpu_0_memory_usage_megabytes", "gpu_0_memory_usage_percentage"]
 
 
 def test_a_missing_sensor_is_asked_once_and_costs_itself_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gpus = Gpus(["GPU-a"], Nvml())
+    gpus = Gpus(["GPU-a"], Nvidia(Nvml()))
     with caplog.at_level(logging.WARNING):
         first, second = gpus.read(), gpus.read()
     assert not any("ecc" in name for name in first)
@@ -66,7 +80,7 @@ def test_a_missing_sensor_is_asked_once_and_costs_itself_alone(
 
 def test_a_lost_gpu_leaves_the_others() -> None:
     nvml = Nvml()
-    gpus = Gpus(["GPU-a", "GPU-b"], nvml)
+    gpus = Gpus(["GPU-a", "GPU-b"], Nvidia(nvml))
     nvml.lost = {"GPU-a"}
     found = gpus.read()
     assert {name[:5] for name in found} == {"gpu_1"}
@@ -75,5 +89,5 @@ def test_a_lost_gpu_leaves_the_others() -> None:
 
 
 def test_an_unknown_gpu_is_said_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    assert {name[:5] for name in Gpus(["x", "b"], Nvml()).read()} == {"gpu_1"}
+    assert {name[:5] for name in Gpus(["x", "b"], Nvidia(Nvml())).read()} == {"gpu_1"}
     assert "GPU 0 (x) is not measured" in caplog.text

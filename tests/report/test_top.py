@@ -22,6 +22,7 @@ from hpctrain.console import Console
 from hpctrain.disk import write_atomically
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.monitor.gpus import Gpus
+from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.report.live.live import main
 from hpctrain.report.live.picture import picture
 from hpctrain.report.live.snapshot import snapshot
@@ -58,7 +59,7 @@ def made(folder: Path, hosts: list[str], state: str = "running", now: float = NO
 
 def sampled(run: RunDir, node: str, nvml: Nvml | None, at: float = NOW, **own: float) -> None:
     """Write ten samples of a node, the last one at the time `at`."""
-    gpus = Gpus([] if nvml is None else ["GPU-a", "GPU-b"], nvml)
+    gpus = Gpus([] if nvml is None else ["GPU-a", "GPU-b"], Nvidia(nvml))
     writer = samples.Writer(samples.folder(run.path) / f"{node}.jsonl")
     writer.write(at - 100, facts=gpus.facts)
     for number in range(10):
@@ -123,6 +124,9 @@ def test_a_run_whose_process_is_gone_has_no_forecast(tmp_path: Path) -> None:
     seen = snapshot(run, NOW + 3600)
     assert seen.progress.left_s is None
     assert seen.notes[0].startswith("no sign of life for 36")
+    assert seen.state == "lost"  # one word for `status` and `top`
+    with run.lock():
+        assert snapshot(run, NOW + 3600).state == "running"
 
 
 def test_throttling_idleness_and_what_is_over(tmp_path: Path) -> None:

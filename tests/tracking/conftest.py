@@ -15,6 +15,7 @@ import pytest
 
 from hpctrain.tracking.store import beside
 from hpctrain.tracking.uploader_process import python_module
+from tests.tracking.new_tracker import SYNC
 
 HERE = Path(__file__).parent
 
@@ -104,10 +105,9 @@ def train() -> Callable[..., subprocess.Popen[str]]:
 @pytest.fixture
 def sync() -> Callable[..., subprocess.CompletedProcess[str]]:
     """A function that runs `python -m hpctrain sync`."""
-    code = "import sys; from hpctrain.tracking.sync import main; sys.exit(main(sys.argv[1:]))"
 
     def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
-        command = python("-c", code, *map(str, args))
+        command = [*SYNC, *map(str, args)]
         return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
     return run

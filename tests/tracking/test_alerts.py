@@ -17,6 +17,7 @@ from hpctrain.tracking import JournalTracker, final_status, samples
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.alerts.settings import Settings, variable_of
 from hpctrain.tracking.alerts.webhook import kind_of, send
+from tests.tracking.new_tracker import new_tracker
 
 Message = tuple[dict[str, str], Any]
 
@@ -68,10 +69,7 @@ EVENTS = ("failed", "stalled", "nan", "note", "idle", "finished")
 
 
 def attempt(run: Path, on: tuple[str, ...] = EVENTS) -> JournalTracker:
-    tracker = JournalTracker(
-        run, uri="http://127.0.0.1:9", experiment="exp", run_name="digits lr=1", uid="r",
-        upload=False,
-    )  # fmt: skip
+    tracker = new_tracker(run, "http://127.0.0.1:9", run_name="digits lr=1")
     Settings("HPCTRAIN_WEBHOOK", "auto", on, 60.0).write(run)
     tracker.start({}, {})
     return tracker

@@ -14,10 +14,11 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.run_record import RunRecord
-from hpctrain.tracking import JournalTracker, check_uri, is_ready
+from hpctrain.tracking import check_uri, is_ready
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.sync import sync
 from hpctrain.tracking.uploading.upload import Upload
+from tests.tracking.new_tracker import new_tracker
 
 SECRET = "s3cret-of-the-victim"
 OTHER = 65534  # user id
@@ -65,9 +66,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     def plant(uri: str) -> Path:
         run = tmp_path / "planted"
-        tracker = JournalTracker(
-            run, uri="http://h", experiment="e", run_name="r", uid="u", upload=False
-        )
+        tracker = new_tracker(run, "http://h")
         tracker.finish("FINISHED", "")
         file = run / "journal" / "meta.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"uri": uri}))
@@ -202,7 +201,7 @@ def test_sync_runs_no_code_of_others_and_uploads_no_file_behind_a_link(
     secret.parent.mkdir()
     secret.write_text("the key of the user")
     run, uri = tmp_path / "run", f"sqlite:///{database}"
-    tracker = JournalTracker(run, uri=uri, experiment="e", run_name="r", uid="u", upload=False)
+    tracker = new_tracker(run, uri)
     tracker.start({}, {})
     tracker.log_model()
     tracker.finish("FAILED", "")

@@ -17,15 +17,8 @@ from hpctrain.errors import StorageError, TrackingError
 from hpctrain.tracking import columns
 from hpctrain.tracking import sync as sync_module
 from hpctrain.tracking.final_status import is_open
-from hpctrain.tracking.journal import (
-    Journal,
-    decode,
-    encode,
-    journal_path,
-    last_record,
-    read,
-    read_all,
-)
+from hpctrain.tracking.journal import Journal, journal_path, last_record, read, read_all
+from hpctrain.tracking.journal_line import decode, encode
 
 
 def bodies(run_dir: Path) -> list[dict[str, object]]:

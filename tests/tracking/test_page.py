@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking import JournalTracker, samples
+from hpctrain.tracking import samples
 from hpctrain.tracking.final_status import with_cause
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.page import links, nodes
 from hpctrain.tracking.page.images import save_image
 from hpctrain.tracking.pending_upload import is_uploaded
 from hpctrain.tracking.sync import main
+from tests.tracking.new_tracker import SYNC, new_tracker
 
 Rows = Callable[..., list[tuple[Any, ...]]]
 SECRET = "correct-horse-battery"
@@ -37,6 +38,7 @@ DATA = {
 UPLOADS = """
 import sys
 from hpctrain.tracking.sync import main
+from tests.tracking.new_tracker import SYNC, new_tracker
 main([sys.argv[1]])
 main(["--from-start", sys.argv[1]])
 """
@@ -69,9 +71,7 @@ def test_what_belongs_to_a_run_is_on_its_page_once_and_without_secrets(
     monkeypatch.setenv("MY_API_KEY", SECRET)
     run = tmp_path / "r"
     write_run(run)
-    tracker = JournalTracker(
-        run, uri=f"sqlite:///{database}", experiment="exp", run_name="n", uid="r", upload=False
-    )
+    tracker = new_tracker(run, database)
     tracker.start({"optimizer": {"lr": 0.1}}, {"mlflow.note.content": f"how to go on, {SECRET}"})
     tracker.log_dataset(DATA)
     tracker.log_image("picture/one", np.eye(300, dtype=np.float32), step=3)
@@ -160,9 +160,7 @@ def test_metrics_and_status_do_not_wait_for_the_place_of_the_artifacts(
         store.execute("UPDATE experiments SET artifact_location=? WHERE name='exp'", (place,))
     run = tmp_path / "r"
     write_run(run)
-    tracker = JournalTracker(
-        run, uri=f"sqlite:///{database}", experiment="exp", run_name="n", uid="r", upload=False
-    )
+    tracker = new_tracker(run, database)
     tracker.start({"lr": 0.1}, {})
     tracker.log_image("picture/one", np.eye(30, dtype=np.float32), step=3)
     tracker.log_metrics({"loss": 1.0}, step=3)
@@ -293,10 +291,8 @@ def test_a_change_on_a_node_is_told_once(tmp_path: Path) -> None:
 def test_a_description_that_somebody_has_changed_stays(
     database: Path, tmp_path: Path, sync: Callable[..., Any], rows: Rows
 ) -> None:
-    uri = f"sqlite:///{database}"
-    where = {"uri": uri, "experiment": "exp", "run_name": "n", "uid": "r", "upload": False}
     for attempt in range(2):
-        tracker = JournalTracker(tmp_path / "r", **where)  # type: ignore[arg-type]
+        tracker = new_tracker(tmp_path / "r", database)
         tracker.start({}, {"mlflow.note.content": "ours", "hpctrain.hosts": f"n{attempt}"})
         tracker.finish("FINISHED")
         assert sync(tmp_path / "r").returncode == 0
@@ -312,12 +308,9 @@ def test_watching_brings_live_metrics_of_a_run_that_does_not_upload(
     database: Path, tmp_path: Path, rows: Rows
 ) -> None:
     run = tmp_path / "r"
-    tracker = JournalTracker(
-        run, uri=f"sqlite:///{database}", experiment="exp", run_name="n", uid="r", upload=False
-    )
+    tracker = new_tracker(run, database)
     tracker.start({}, {})
-    code = "import sys; from hpctrain.tracking.sync import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "--watch", "0.1", str(run)]
+    command = [*SYNC, "--watch", "0.1", str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         for step in range(3):

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpctrain.tracking import JournalTracker, columns, recorded
+from hpctrain.tracking import columns, recorded
 from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.pending_upload import is_uploaded
+from tests.tracking.new_tracker import new_tracker
 
 Rows = Callable[..., list[tuple[Any, ...]]]
 
@@ -29,9 +30,7 @@ def test_results_after_the_end_of_a_run_are_stored_once(
     database: Path, tmp_path: Path, rows: Rows
 ) -> None:
     run = tmp_path / "r"
-    tracker = JournalTracker(
-        run, uri=f"sqlite:///{database}", experiment="exp", run_name="n", uid="r", upload=False
-    )
+    tracker = new_tracker(run, database, uid="r")
     tracker.start({}, {})
     tracker.log_metrics({"train/loss": 1.0}, 20)
     tracker.finish("FINISHED")

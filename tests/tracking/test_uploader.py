@@ -8,7 +8,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,10 +22,11 @@ from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.sweep_parent import adopt
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import JournalTracker, samples
+from hpctrain.tracking import samples
 from hpctrain.tracking.journal import Journal, journal_path, read_all
 from hpctrain.tracking.meta import Meta
 from tests.conftest import run_json
+from tests.tracking.new_tracker import SYNC, new_tracker
 
 Rows = Callable[..., list[tuple[Any, ...]]]
 Tags = Callable[[str], dict[str, str]]
@@ -51,10 +51,7 @@ def output(process: subprocess.Popen[Any]) -> str:
 
 def offline(run_dir: Path, database: Path, points: int, **options: Any) -> None:
     """Write a journal with a final status, without uploading it."""
-    uri = f"sqlite:///{database}"
-    tracker = JournalTracker(
-        run_dir, uri=uri, experiment="exp", run_name="n", uid=run_dir.name, upload=False, **options
-    )
+    tracker = new_tracker(run_dir, database, **options)
     tracker.start({}, {})
     for step in range(points // 10):
         tracker.log_metrics({f"m{k}": step + k / 10 for k in range(10)}, step)
@@ -225,14 +222,8 @@ def test_two_runs_of_a_sweep_and_signals_to_their_whole_jobs(
 
     wait_for(lambda: len(uploaders()) == 2)
     for pid in uploaders():
-        for number in (
-            signal.SIGTERM,
-            signal.SIGINT,
-            signal.SIGUSR1,
-            signal.SIGUSR2,
-            signal.SIGHUP,
-        ):
-            subprocess.run(["kill", f"-{number}", str(pid)], check=True)
+        for name in ("TERM", "INT", "USR1", "USR2", "HUP"):
+            subprocess.run(["kill", f"-{name}", str(pid)], check=True)
     # The sweep adopts the second run while it is training.
     alone = Meta.read(tmp_path / "two")
     dataclasses.replace(alone, parent_uid="sweep", parent_name="s").write(tmp_path / "two")
@@ -282,10 +273,9 @@ def test_no_row_of_a_sweep_is_lost_when_its_runs_are_uploaded_at_once(
         run.parent.mkdir(exist_ok=True)
         write_facts(run, {}, {"metric": "val/loss", "metrics": {"val/loss": number}, "step": 1})
         offline(run, database, 10, parent_uid="p", parent_name="sweep")
-    code = "import sys; from hpctrain.tracking.sync import main; sys.exit(main(sys.argv[1:]))"
     runs = [str(tmp_path / f"folder{number % 2}" / name) for number, name in enumerate(names)]
     while runs:  # on a slow machine some may give up, and are repeated
-        started = {run: subprocess.Popen([sys.executable, "-c", code, run]) for run in runs}
+        started = {run: subprocess.Popen([*SYNC, run]) for run in runs}
         runs = [run for run, process in started.items() if process.wait(500)]
     parent = tags("p")
     assert parent["hpctrain.sweep.state"] == "6 of 6 finished"
@@ -300,10 +290,7 @@ def test_no_row_of_a_sweep_is_lost_when_its_runs_are_uploaded_at_once(
 def test_a_killed_uploader_is_started_again(
     database: Path, tmp_path: Path, rows: Rows, tags: Tags
 ) -> None:
-    uri = f"sqlite:///{database}"
-    tracker = JournalTracker(
-        tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", drain=60.0
-    )
+    tracker = new_tracker(tmp_path / "r", database, upload=True, drain=60.0)
     tracker.start({}, {})
     assert tracker._uploader.process is not None
     tracker._uploader.process.kill()
@@ -388,12 +375,9 @@ def test_a_run_directory_made_anew_is_another_run(
 def test_metrics_that_were_overtaken_before_anyone_uploaded_them_are_left_out(
     database: Path, tmp_path: Path, sync: Sync, rows: Rows, tags: Tags
 ) -> None:
-    uri = f"sqlite:///{database}"
     positions = []
     for attempt, value in enumerate([1.0, 2.0, 3.0]):
-        tracker = JournalTracker(
-            tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", upload=False
-        )
+        tracker = new_tracker(tmp_path / "r", database)
         tracker.start({}, {})
         # The attempts begin at step 0, 10 and 10, because step 10 was saved last.
         tracker.rewind(positions[0] if attempt else 0)
@@ -453,10 +437,7 @@ def test_a_store_that_cannot_be_written_ends_in_bounded_time(tmp_path: Path, tra
 def test_a_signal_ends_the_wait_for_the_uploader(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, number: signal.Signals
 ) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    tracker = JournalTracker(
-        tmp_path / "r", uri=uri, experiment="exp", run_name="n", uid="r", upload=False, drain=600.0
-    )
+    tracker = new_tracker(tmp_path / "r", tmp_path / "mlflow.db", drain=600.0)
     tracker.start({}, {})
     tracker.log_metrics({"a": 1, "b": 2}, 0)
     tracker._uploader.process = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)

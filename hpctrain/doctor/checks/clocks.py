@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from hpctrain.doctor.finding import Finding, good
+from hpctrain.doctor.finding import Finding, judged
 
 _WARN_S, _FAIL_S = 2.0, 60.0
 
@@ -12,15 +12,14 @@ _WARN_S, _FAIL_S = 2.0, 60.0
 def skew(check: str, seconds: float) -> Finding:
     """Judge the difference of two clocks in seconds."""
     found = f"{round(seconds, 1) + 0.0:+.1f} s"
-    if abs(seconds) < _WARN_S:
-        return good(check, found)
-    return Finding(
+    return judged(
         check,
-        "fail" if abs(seconds) >= _FAIL_S else "warn",
+        abs(seconds) < _WARN_S,
         found,
         f"within {_WARN_S:g} s",
         "Ask the administrators to let the clock be set by NTP (`chronyc tracking`): times of "
         "files and logs cannot be compared.",
+        "fail" if abs(seconds) >= _FAIL_S else "warn",
     )
 
 

@@ -16,6 +16,7 @@ from rich.filesize import decimal
 
 from hpctrain.data.places.filesystem import kind_of
 from hpctrain.disk import temporary
+from hpctrain.doctor import finding
 from hpctrain.doctor.checks.clocks import skew
 from hpctrain.doctor.finding import Finding, bounded, good, unknown, worst
 from hpctrain.units import GIB
@@ -109,17 +110,14 @@ def free_inodes(name: str, free: int, total: int) -> Finding:
 
 def judged(name: str, probe: Probe) -> Iterator[Finding]:
     """Judge what a probe has shown."""
-    if probe.locks:
-        yield good(f"{name}: file locks", "work")
-    else:
-        yield Finding(
-            f"{name}: file locks",
-            "warn",
-            "the file system has none",
-            "flock",
-            f"Let {name} be on a file system with locks (Lustre: mounted with flock): without them "
-            "two jobs can write into one run.",
-        )
+    yield finding.judged(
+        f"{name}: file locks",
+        probe.locks,
+        "work" if probe.locks else "the file system has none",
+        "flock",
+        f"Let {name} be on a file system with locks (Lustre: mounted with flock): without them two "
+        "jobs can write into one run.",
+    )
     faster = f"Let {name} be on a faster file system"
     cure = f"{faster}: checkpoints are written there."
     yield _speed(f"{name}: write speed", probe.write, _WARN_WRITE, cure)
@@ -148,18 +146,12 @@ def readable(name: str, folder: Path, *, speed: bool = True) -> Iterator[Finding
             if largest is not None and measured is not None and measured < _WARN_READ:
                 measured = max(measured, _read_speed(largest) or 0.0)
     except OSError as error:
-        yield Finding(
-            name, "fail", f"{folder}: {error.strerror}", "a data set", f"Correct {name}={folder}."
-        )
+        found, cure = f"{folder}: {error.strerror}", f"Correct {name}={folder}."
+        yield Finding(name, "fail", found, "a data set", cure)
         return
     if not (folder / "index.json").is_file():
-        yield Finding(
-            name,
-            "fail",
-            f"{folder} has no index.json",
-            "a data set",
-            "Write it with `python -m data_prep`, or correct the path.",
-        )
+        cure = "Write it with `python -m data_prep`, or correct the path."
+        yield Finding(name, "fail", f"{folder} has no index.json", "a data set", cure)
         return
     yield good(name, f"{folder}, {kind_of(folder)}")
     if not speed:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.doctor.finding import Finding, judged, unknown
 
 _FOLDER = Path("/sys/class/infiniband")
 _ERRORS = (
@@ -33,10 +34,9 @@ def _name(port: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    try:
+    with suppress(OSError):
         return path.read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def _is_active(port: Path) -> bool:
@@ -57,14 +57,14 @@ def checked(folder: Path = _FOLDER) -> Iterator[Finding]:
             "InfiniBand", f"no adapter in {folder}: there is none, or the container hides it"
         )
         return
-    active = [port for port in ports if _is_active(port)]
-    down = [f"{_name(port)} ({_text(port / 'state') or 'unknown'})" for port in ports]
-    down = [text for text, port in zip(down, ports, strict=True) if port not in active]
-    if down:
-        found = f"{len(active)} of {len(ports)} ports are active; not {', '.join(down)}"
-        yield Finding("InfiniBand", "warn", found, "active ports, if they have cables", _CURE)
-    else:
-        yield good("InfiniBand", f"active: {rates(folder)}")
+    down = [
+        f"{_name(port)} ({_text(port / 'state') or 'unknown'})"
+        for port in ports
+        if not _is_active(port)
+    ]
+    found = f"{len(ports) - len(down)} of {len(ports)} ports are active; not {', '.join(down)}"
+    found = found if down else f"active: {rates(folder)}"
+    yield judged("InfiniBand", not down, found, "active ports, if they have cables", _CURE)
     if not any(errors(folder).values()):
         yield unknown("InfiniBand errors", "the kernel shows no counters of the ports")
 
@@ -96,8 +96,5 @@ def risen(
     ]
     if gone := [port for port in before if port not in after]:
         new.append(f"no longer active: {', '.join(gone)}")
-    if new:
-        found = ", ".join(new[:6])
-        yield Finding("InfiniBand errors", "warn", found, "none while it is measured", _CURE)
-    else:
-        yield good("InfiniBand errors", "none while it was measured")
+    found = ", ".join(new[:6]) or "none while it was measured"
+    yield judged("InfiniBand errors", not new, found, "none while it is measured", _CURE)

@@ -6,11 +6,12 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.distributed.rendezvous.port import listen
-from hpctrain.doctor.finding import Finding, good
+from hpctrain.doctor.finding import Finding, good, judged
 from hpctrain.errors import DistributedError
 
 _NET = Path("/sys/class/net")
@@ -26,16 +27,15 @@ def host_name(ranks: RankInfo) -> Finding:
         cure = "Ask the administrators to add the names to DNS or /etc/hosts of this node."
         found = f"no address for {', '.join(lost[:5])}"
         return Finding("host names", "fail", found, "an address for each node", cure)
-    loops = all(ipaddress.ip_address(each).is_loopback for each in _addresses(own))
-    if loops and ranks.num_nodes > 1:
-        return Finding(
-            "host names",
-            "warn",
-            f"{own} is {', '.join(sorted(_addresses(own)))} here",
-            "an address that other nodes reach",
-            "Set network.interface, by which gloo and NCCL then find the address.",
-        )
-    return good("host names", f"{own} is {', '.join(sorted(_addresses(own)))}")
+    addresses = sorted(_addresses(own))
+    loops = all(ipaddress.ip_address(each).is_loopback for each in addresses)
+    return judged(
+        "host names",
+        not loops or ranks.num_nodes == 1,
+        f"{own} is {', '.join(addresses)}",
+        "an address that other nodes reach",
+        "Set network.interface, by which gloo and NCCL then find the address.",
+    )
 
 
 def _addresses(name: str) -> set[str]:
@@ -54,7 +54,7 @@ def interface(
     Variables of the environment have precedence over `network.interface`, which is `chosen`.
     """
     there = sorted(path.name for path in net.iterdir()) if net.is_dir() else []
-    up = [name for name in there if _state(net / name) != "down"]
+    up = [name for name in there if _is_up(net / name)]
     asked = {name: env.get(name) or chosen for name in _VARIABLES}
     for variable, text in asked.items():
         if not text or text[0] == "^":  # NCCL's word for all but these
@@ -78,11 +78,10 @@ def interface(
     )
 
 
-def _state(path: Path) -> str:
-    try:
-        return (path / "operstate").read_text().strip()
-    except OSError:
-        return "unknown"
+def _is_up(path: Path) -> bool:
+    with suppress(OSError):
+        return (path / "operstate").read_text().strip() != "down"
+    return True
 
 
 def port(host: str, number: int, only_here: bool) -> Finding:

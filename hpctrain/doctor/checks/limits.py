@@ -1,4 +1,4 @@
-"""Limits of the operating system: locked memory, open files, and shared memory."""
+"""Limits of the operating system: cores, locked memory, open files, and shared memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.doctor.finding import Finding, Verdict, bounded, good
+from hpctrain.distributed.cores import cores
+from hpctrain.doctor.finding import Finding, bounded, good, judged
 from hpctrain.units import MIB
 
 # NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB.
@@ -26,6 +27,21 @@ def checked(shm: Path = Path("/dev/shm"), *, several: bool = True) -> Iterator[F
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     has_infiniband = several and _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir())
     yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_infiniband)
+
+
+def cores_of_rank(cpus_per_task: int) -> Finding:
+    """Check the cores of this process."""
+    return cpus(len(os.sched_getaffinity(0)), cores(), cpus_per_task)
+
+
+def cpus(count: int, real: int, asked: int) -> Finding:
+    """Judge the CPUs that a rank may use against `launch.cpus_per_task`; `real` are its cores."""
+    cure = (
+        "Unset SLURM_CPU_BIND in your shell and set site.cpu_bind=cores, so that srun gives each "
+        "rank its own."
+    )
+    found, expected = f"{count} CPUs, {real} cores", f"{asked} (launch.cpus_per_task)"
+    return judged("CPU cores", count >= asked, found, expected, cure, "fail")
 
 
 def shared_memory(size: int, free: int) -> Finding:
@@ -70,5 +86,5 @@ def locked_memory(soft: int, has_infiniband: bool) -> Finding:
         "Let slurmd start with LimitMEMLOCK=infinity (administrators), and submit from a shell "
         "whose own limit is not lower (PropagateResourceLimits)."
     )
-    verdict: Verdict = "fail" if soft < _LOCKED else "warn"
-    return Finding(check, verdict, found, "unlimited, because there is InfiniBand", cure)
+    expected = "unlimited, because there is InfiniBand"
+    return Finding(check, "fail" if soft < _LOCKED else "warn", found, expected, cure)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 
 from omegaconf import OmegaConf
 
 from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.frozen import typed
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
-from hpctrain.report.account.slow_hosts import SlowHost, slow_hosts
+from hpctrain.report.account.slow_hosts import slow_host
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
 _SMALL_MEMORY = 50.0  # percent of a GPU
@@ -61,7 +59,7 @@ def _shares(account: RunAccount) -> Iterator[str]:
         )
     slow = account.facts.record.noted("slow_rank")
     yield from (f"{text}: look at what it does there, or leave its node out" for text in slow)
-    known = slow or share["slow_rank"] or _slow_host(account)
+    known = slow or share["slow_rank"] or slow_host(account)
     if share["communication"] > _SENDS and not known:
         yield (
             f"{_percent(share['communication'])} of the time rank 0 waited for other ranks: "
@@ -100,25 +98,15 @@ def _shares(account: RunAccount) -> Iterator[str]:
 def _cures(account: RunAccount, kind: str, power: int = 2) -> str:
     """Return what could be changed of this run; the keys that its file lacks have their default."""
     data = {"path": "", **account.config.get("data", {})}
-    config = Config()
-    with suppress(ConfigError, AttributeError, TypeError):  # of another version
+    try:
         config = typed(OmegaConf.create({**account.config, "data": data}))
-    return cures(kind, config, _ranks(account), power)
-
-
-def _ranks(account: RunAccount) -> int:
-    return account.spans[-1].facts.world_size
-
-
-def _slow_host(account: RunAccount) -> SlowHost | None:
-    """Return the host that the others wait for, if there is one."""
-    hosts = slow_hosts(account)
-    waits = hosts and hosts[0].slowest > max(_HALF, _ROOM / len(hosts))
-    return hosts[0] if waits else None
+    except (ConfigError, AttributeError, TypeError):  # of another version
+        config = typed(OmegaConf.create({"data": {"path": ""}}))
+    return cures(kind, config, account.spans[-1].facts.world_size, power)
 
 
 def _hosts(account: RunAccount) -> Iterator[str]:
-    if (slow := _slow_host(account)) is not None:
+    if (slow := slow_host(account)) is not None:
         yield (
             f"{slow.host} had the slowest rank in {_percent(slow.slowest)} of the reports: "
             f"`python -m hpctrain doctor --nodes 1 +site.sbatch.nodelist={slow.host}` looks at "
@@ -130,8 +118,7 @@ def _devices(account: RunAccount) -> Iterator[str]:
     usage = account.usage
     if not usage.gpus:
         return
-    used = usage.mean(usage.of_gpus("utilization_percentage").values())
-    memory = usage.peak(usage.of_gpus("memory_usage_percentage").values())
+    used, memory = usage.gpu_use, usage.gpu_memory
     if memory is not None and memory < _SMALL_MEMORY:
         power = 2 ** int(math.log2(max(1.0, 0.9 * 100 / memory)))
         several = account.gpus(account.spans[-1]) > 1
@@ -148,7 +135,7 @@ def _devices(account: RunAccount) -> Iterator[str]:
     if used is not None and used < _HALF * 100 and not waits:  # which has its own note
         ways = [_cures(account, "room"), "fewer GPUs"]
         yield f"the GPUs were used {used:.0f}% of the time: {'; or '.join(filter(None, ways))}"
-    idle = usage.idle_gpu_hours(float(account.value("monitor.idle_percent", 5.0)))
+    idle = account.idle_gpu_hours
     if idle is not None and account.gpu_hours and idle > 0.2 * account.gpu_hours:
         yield (
             f"{idle:.2g} of {account.gpu_hours:.2g} GPU-hours were idle: "
@@ -165,17 +152,11 @@ def _requests(account: RunAccount) -> Iterator[str]:
     usage, launch = account.usage, account.value("launch", {})
     if any(span.facts.launcher != "slurm" for span in account.spans):
         return
-    asked, peak = launch.get("mem_gb"), usage.of_nodes("system_memory_usage_megabytes")
-    used = usage.peak(peak.values())
-    gpus = int(launch.get("gpus_per_node") or 0)
-    least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * (used or 0) / 1000))
-    if asked and used is not None and used / 1000 < _HALF * asked and least < asked:
-        yield f"{used / 1000:.1f} GB of {asked:g} GB of memory used: `launch.mem_gb={least}`"
-    cores, busy = (
-        int(launch.get("cpus_per_task") or 1),
-        usage.of_nodes("cpu_utilization_percentage"),
-    )
-    load = usage.mean(busy.values())
+    asked, used, gpus = launch.get("mem_gb"), usage.memory_gb, int(launch.get("gpus_per_node") or 0)
+    least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * (used or 0)))
+    if asked and used is not None and used < _HALF * asked and least < asked:
+        yield f"{used:.1f} GB of {asked:g} GB of memory used: `launch.mem_gb={least}`"
+    cores, load = int(launch.get("cpus_per_task") or 1), usage.cores_use
     if load is not None and cores > 1 and load / 100 * cores < _HALF * cores:
         of_gpus = math.ceil(CORES_PER_GPU * gpus / int(launch.get("tasks_per_node") or 1))
         need = max(1, of_gpus, math.ceil(_ROOM * load / 100 * cores))

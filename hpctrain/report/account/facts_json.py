@@ -18,9 +18,6 @@ def as_json(account: RunAccount) -> dict[str, Any]:
     Seconds are those of the allocations, and the parts of `time` add up to `allocated`.
     """
     cost, best = account.cost, account.best
-    idle_percent = float(account.value("monitor.idle_percent", 5.0))
-    usage = account.usage
-    memory = usage.peak(usage.of_nodes("system_memory_usage_megabytes").values())
     return {
         "run": account.name,
         "path": str(account.facts.path),
@@ -40,7 +37,7 @@ def as_json(account: RunAccount) -> dict[str, Any]:
                 "seconds": round(span.seconds, 3),
                 "first_step": span.first_step,
                 "reached": span.reached,
-                "state": span.facts.state or ("running" if span.runs else "killed"),
+                "state": span.state,
                 "why": why(span),
                 "hosts": account.hosts(span),
                 "world_size": span.facts.world_size,
@@ -52,15 +49,15 @@ def as_json(account: RunAccount) -> dict[str, Any]:
         "queue_s": account.queue_s,
         "goodput": account.goodput,
         "gpu_hours": account.gpu_hours,
-        "idle_gpu_hours": usage.idle_gpu_hours(idle_percent),
+        "idle_gpu_hours": account.idle_gpu_hours,
         "core_hours": account.core_hours,
         "kwh": account.kwh,
         "cost": None if cost is None else cost[0],
         "currency": None if cost is None else cost[1],
         "per": account.per,
         "gpu_memory_gib": account.gpu_memory_gib,
-        "gpu_utilization_percent": usage.mean(usage.of_gpus("utilization_percentage").values()),
-        "memory_gb": None if memory is None else memory / 1000,
+        "gpu_utilization_percent": account.usage.gpu_use,
+        "memory_gb": account.usage.memory_gb,
         "slow_hosts": [asdict(each) for each in slow_hosts(account)],
         "best": best if best is None or math.isfinite(best["value"]) else None,
         "metrics": {name: each.last() for name, each in sorted(account.history.metrics.items())},

@@ -34,6 +34,7 @@ from hpctrain.runs.sweep_overrides import distinguishing
 from hpctrain.units import GIB
 
 _POINT = 0.01  # "a point" of a metric
+_LEAST_PART_S = 0.0005  # a shorter one is shown as 0
 
 
 @dataclass
@@ -74,6 +75,15 @@ class RunAccount:
         parts = {name: sum(span.parts[name] for span in self.spans) for name in PARTS}
         parts["idle"] += self.unused_s
         return {"allocated": sum(parts.values()), **parts}
+
+    def shown_parts(self) -> list[tuple[str, float, float]]:
+        """Return title, seconds and share of each part of the time that there is."""
+        time = self.time
+        return [
+            (title, time[name], time[name] / time["allocated"])
+            for name, title in PARTS.items()
+            if time[name] >= _LEAST_PART_S
+        ]
 
     @property
     def goodput(self) -> float | None:
@@ -218,8 +228,13 @@ class RunAccount:
         most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)
         if most:
             return most
-        peak = self.usage.peak(self.usage.of_gpus("memory_usage_megabytes").values())
-        return None if peak is None else peak * 1e6 / GIB
+        peak = self.usage.gpu_memory_bytes
+        return None if peak is None else peak / GIB
+
+    @property
+    def idle_gpu_hours(self) -> float | None:
+        """The hours, times GPUs, in which a GPU had nothing to do; None if no sensor tells it."""
+        return self.usage.idle_gpu_hours(float(self.value("monitor.idle_percent", 5.0)))
 
 
 def read(paths: Sequence[Path], now: float | None = None) -> list[RunAccount]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from hpctrain import slow
+from hpctrain.distributed.ranks import host_of
 from hpctrain.report.account.run_account import RunAccount
-
-_LEAST_REPORTS = 3
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,28 @@ def slow_hosts(account: RunAccount) -> list[SlowHost]:
     total = 0
     hosts: set[str] = set()
     series = account.history.series("perf/slowest_rank")
+    reports = account.history.series("perf/samples_per_s").steps
     for span in account.spans:
-        own = [*span.facts.hosts]
-        ranks = span.facts.world_size
-        if len(own) < 2 or not ranks or ranks % len(own):
+        facts = span.facts
+        if len(facts.hosts) < 2 or facts.world_size % len(facts.hosts):
             continue
-        hosts |= set(own)
+        hosts |= {*facts.hosts}
         for step, rank in zip(series.steps, series.values, strict=True):
-            if span.first_step < step <= span.reached and 0 <= rank < ranks:
-                counts[own[int(rank) * len(own) // ranks]] += 1
-        reports = account.history.series("perf/samples_per_s").steps
+            if span.first_step < step <= span.reached and 0 <= rank < facts.world_size:
+                counts[host_of(int(rank), facts.world_size, facts.hosts)] += 1
         total += sum(span.first_step < step <= span.reached for step in reports)
     total = max(total, sum(counts.values()))
-    if total < _LEAST_REPORTS or not counts:
+    if total < slow.HOST_REPORTS or not counts:
         return []
     heat: dict[str, float] = {}
     for (host, _), sensor in account.usage.of_gpus("throttled_by_heat").items():
         heat[host] = max(heat.get(host, 0.0), sensor.mean() or 0.0)
     found = [SlowHost(host, counts[host] / total, heat.get(host)) for host in hosts]
     return sorted(found, key=lambda each: (-each.slowest, each.host))
+
+
+def slow_host(account: RunAccount) -> SlowHost | None:
+    """Return the host that the others wait for, if there is one."""
+    hosts = slow_hosts(account)
+    waits = hosts and hosts[0].slowest > max(slow.HOST_SHARE, slow.HOST_MORE / len(hosts))
+    return hosts[0] if waits else None

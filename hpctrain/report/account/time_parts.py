@@ -18,10 +18,22 @@ from hpctrain.report.account.allocations import Allocation
 from hpctrain.report.account.history import History, TimeRecord
 from hpctrain.run_record import Attempt
 
-PARTS = (
-    *("compute", "communication", "data_wait", "checkpoint", "evaluation", "startup", "compile"),
-    *("restart", "lost", "slow_rank", "idle", "shutdown", "other", "unknown"),
-)
+PARTS = {  # with their titles
+    "compute": "compute",
+    "communication": "communication",
+    "data_wait": "wait for data",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluations",
+    "startup": "start-up",
+    "compile": "compile",
+    "restart": "start-up again",
+    "lost": "lost steps",
+    "slow_rank": "slow rank",
+    "idle": "no program",
+    "shutdown": "shutdown",
+    "other": "other",
+    "unknown": "unknown",
+}
 USEFUL = ("compute", "communication")
 _ROUNDING_S = 2.0  # sacct counts whole seconds
 
@@ -47,6 +59,16 @@ class Span:
     def seconds(self) -> float:
         """All seconds that are accounted for."""
         return sum(self.parts.values())
+
+    @property
+    def state(self) -> str:
+        """How it has ended, or that it runs."""
+        return self.facts.state or ("running" if self.runs else "killed")
+
+    @property
+    def steps(self) -> str:
+        """Its first and its last step, for people."""
+        return f"{self.first_step:,}-{self.reached:,}"
 
 
 def spans(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from statistics import median
 
 from hpctrain.tracking import samples
 
-_GPU = re.compile(r"(gpu_\d+)_(.+)")
 _GAP = 3.0  # times the usual time between two samples; a longer gap was no measurement
 _JOULES = 3.6e6  # in a kWh
 
@@ -43,7 +41,7 @@ class Sensor:
 
     def mean(self) -> float | None:
         """Return the mean of the samples; None without one."""
-        return sum(self.values) / len(self.values) if self.values else None
+        return _mean([self])
 
     def durations(self) -> list[float]:
         """Return the seconds for which each sample stands: until the next, at most the usual."""
@@ -76,7 +74,7 @@ class Usage:
                     if name.startswith("gpu_") and name[4:].isdecimal():
                         usage.gpus[node, name] = title
             for name in sensors:
-                if found := _GPU.fullmatch(name):
+                if found := samples.GPU.fullmatch(name):
                     usage.gpus.setdefault((node, found[1]), "")
             usage.nodes[node] = dict(sensors)
         return usage
@@ -130,14 +128,41 @@ class Usage:
             seconds += sum(duration for value, duration in pairs if value < idle_percent)
         return seconds / 3600
 
-    def mean(self, sensors: Iterable[Sensor]) -> float | None:
-        """Return the mean of all samples of several sensors."""
-        values = [value for each in sensors for value in each.values]
-        return sum(values) / len(values) if values else None
+    @property
+    def gpu_use(self) -> float | None:
+        """The mean use of the GPUs in percent; None where no sensor tells it, as below."""
+        return _mean(self.of_gpus("utilization_percentage").values())
 
-    def peak(self, sensors: Iterable[Sensor]) -> float | None:
-        """Return the largest sample of several sensors."""
-        return max((value for each in sensors for value in each.values), default=None)
+    @property
+    def cores_use(self) -> float | None:
+        """The mean use of the cores of the job in percent."""
+        return _mean(self.of_nodes("cpu_utilization_percentage").values())
+
+    @property
+    def gpu_memory(self) -> float | None:
+        """The most memory of a GPU in percent."""
+        return _peak(self.of_gpus("memory_usage_percentage").values())
+
+    @property
+    def gpu_memory_bytes(self) -> float | None:
+        """The most memory of a GPU in bytes."""
+        peak = _peak(self.of_gpus("memory_usage_megabytes").values())
+        return None if peak is None else peak * 1e6
+
+    @property
+    def memory_gb(self) -> float | None:
+        """The most memory of a node in GB."""
+        peak = _peak(self.of_nodes("system_memory_usage_megabytes").values())
+        return None if peak is None else peak / 1000
+
+
+def _mean(sensors: Iterable[Sensor]) -> float | None:
+    values = [value for each in sensors for value in each.values]
+    return sum(values) / len(values) if values else None
+
+
+def _peak(sensors: Iterable[Sensor]) -> float | None:
+    return max((value for each in sensors for value in each.values), default=None)
 
 
 def _rises(values: list[float]) -> float:

@@ -57,7 +57,7 @@ def _live(run: RunDir, console: Console, every_s: float) -> None:
             while True:
                 seen = snapshot(run)
                 live.update(picture(seen, console.height, plain), refresh=True)
-                if seen.state not in ("created", "queued", "running"):
+                if seen.state not in ("created", "queued", "running", "lost"):  # it may come back
                     return
                 time.sleep(every_s)
     except KeyboardInterrupt:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -24,15 +23,13 @@ from hpctrain.config.frozen import load
 from hpctrain.distributed.ranks import host_of
 from hpctrain.run_record import Attempt, Progress
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.slow import BUSY_PERCENT, GPU_CLOCK
 from hpctrain.tracking import samples
 
 _HISTORY = 40  # samples of a sparkline
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
-_CLOCK = 0.9  # of the median clock; a GPU below it is slow
-_BUSY = 50.0  # percent; the clock of a GPU without work says nothing
 _SILENT = 3.0  # intervals without a sample
 _ALIVE_S = 60.0  # a run writes its progress more often
-_GPU = re.compile(r"gpu_(\d+)_(.+)")
 _USE = "utilization_percentage"
 
 
@@ -61,7 +58,7 @@ class Snapshot:
     """A run at a moment."""
 
     run: Path
-    state: str  # of run.json
+    state: str  # of run.json; "lost" if the run shows no sign of life
     progress: Progress  # empty before the first step
     nodes: list[Node]  # of the newest attempt, those with notes first
     slowest: str  # rank and node at the last report; "" if unknown
@@ -115,6 +112,8 @@ def snapshot(run: RunDir, now: float | None = None) -> Snapshot:
     nodes.sort(key=lambda node: (not node.notes, node.name))
     notes, age_s = record.noted(), now - progress.time
     if state == "running" and begun <= progress.time and age_s > _ALIVE_S:
+        # As `status` says, unless the scheduler knows more.
+        state = state if run.is_locked() else "lost"
         notes = [f"no sign of life for {age_s:.0f} s: `status` says what became of it", *notes]
         progress = structs.replace(progress, steps_per_s=None)  # nothing is forecast
     return Snapshot(run.path, state, progress, nodes, _slowest(progress, attempt), notes)
@@ -129,9 +128,9 @@ def _node(path: Path, name: str, now: float) -> Node | None:
     if not found:
         return None
     last = found[-1].metrics
-    numbers = sorted({int(m[1]) for m in map(_GPU.fullmatch, last) if m})
+    numbers = sorted({int(m[1][4:]) for m in map(samples.GPU.fullmatch, last) if m})
     gpus = [_gpu(number, found) for number in numbers]
-    own = {key: value for key, value in last.items() if not _GPU.fullmatch(key)}
+    own = {key: value for key, value in last.items() if not samples.GPU.fullmatch(key)}
     use = [s.metrics.get(f"cpu_{_USE}", 0.0) for s in found]
     return Node(name, max(0.0, now - found[-1].time), Device("cores", own, use), gpus)
 
@@ -145,7 +144,7 @@ def _gpu(number: int, found: Sequence[samples.Sample]) -> Device:
 
 def _compare(nodes: Sequence[Node]) -> None:
     """Note what makes a node slower than the others."""
-    busy = [gpu for node in nodes for gpu in node.gpus if gpu.now.get(_USE, 0.0) >= _BUSY]
+    busy = [gpu for node in nodes for gpu in node.gpus if gpu.now.get(_USE, 0.0) >= BUSY_PERCENT]
     clocks = [gpu.now["clock_megahertz"] for gpu in busy if "clock_megahertz" in gpu.now]
     usual = statistics.median(clocks) if clocks else 0.0
     for node in nodes:
@@ -153,7 +152,7 @@ def _compare(nodes: Sequence[Node]) -> None:
             clock = gpu.now.get("clock_megahertz")
             if gpu.now.get("throttled_by_heat"):
                 node.notes.append(f"slow: {gpu.name} is too hot, its clock is lowered")
-            elif gpu in busy and clock is not None and clock < _CLOCK * usual:
+            elif gpu in busy and clock is not None and clock < GPU_CLOCK * usual:
                 node.notes.append(
                     f"slow: {gpu.name} has {clock:.0f} MHz, the median is {usual:.0f} MHz"
                 )

@@ -19,6 +19,7 @@ from hpctrain.console import shortened
 from hpctrain.errors import ConfigError
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.runs import sweep_overrides
+from hpctrain.runs.state.state import duration
 
 _LEAST_RUNS = 3  # fewer say nothing about importance
 _LONGEST = 120  # characters of a cause
@@ -51,6 +52,17 @@ class Sweep:
             for key, value in account.swept.items():
                 found[key].add(value)
         return cls(metric, good, bad, [key for key, values in found.items() if len(values) > 1])
+
+    def cells(self, account: RunAccount) -> list[str]:
+        """Return the row of a run: its name, metric, swept values, time and goodput."""
+        share = account.goodput
+        return [
+            account.name,
+            f"{account.final(self.metric):.5g}",
+            *(account.swept.get(key, "") for key in self.keys),
+            duration(account.time["allocated"]),
+            "" if share is None else f"{100 * share:.0f}%",
+        ]
 
     def answer(self) -> list[str]:
         """Return in sentences which run is best, and what mattered."""

@@ -72,6 +72,17 @@ class Setting:
         """The values as a short text."""
         return label(self.values) or "all runs"
 
+    def cells(self, keys: Sequence[str], sign: str = "±") -> list[str]:
+        """Return the row of the setting: the values of the keys, the estimates, and n."""
+        estimates = (each.text(sign) for each in self.estimates.values())
+        return [*(self.values.get(key, "") for key in keys), *estimates, str(len(self.runs))]
+
+
+def columns(found: Sequence[Setting]) -> tuple[list[str], list[str]]:
+    """Return the keys and the metrics of a table of settings."""
+    keys = list(dict.fromkeys(key for setting in found for key in setting.values))
+    return keys, list(found[0].estimates) if found else []
+
 
 def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:
     """Put the runs of each setting together, the best setting first.
@@ -139,7 +150,7 @@ def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[
 
 def as_csv(found: Sequence[Setting]) -> str:
     """Return a line for each setting and metric, with all digits."""
-    keys = list(dict.fromkeys(key for setting in found for key in setting.values))
+    keys, _ = columns(found)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*keys, "metric", "mean", "ci95", "std", "n", "missing"])
@@ -154,8 +165,7 @@ def as_csv(found: Sequence[Setting]) -> str:
 
 def as_latex(found: Sequence[Setting]) -> str:
     """Return a table for LaTeX with the package booktabs; failed runs are named below it."""
-    keys = list(dict.fromkeys(key for setting in found for key in setting.values))
-    metrics = list(found[0].estimates) if found else []
+    keys, metrics = columns(found)
     heads = [_latex(key.rpartition(".")[2]) for key in keys] + [_latex(name) for name in metrics]
     lines = [
         "% requires \\usepackage{booktabs}; mean and 95% confidence interval of the mean (t)",

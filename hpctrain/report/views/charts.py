@@ -73,12 +73,7 @@ _NAMES = {color: f"var(--s{n})" for n, color in enumerate(_PAGE.series)} | {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart.
-
-    Attributes:
-        title: What it shows.
-        draw: Draws it on axes with these colours.
-    """
+    """What is drawn on axes with some colours, and its title."""
 
     title: str
     draw: Callable[[Axes, Colors], None]
@@ -126,17 +121,10 @@ def line(
     number: int,
     style: str = "",
 ) -> None:
-    """Draw a line with at most so many points as are seen; the extremes of each part are kept.
+    """Draw the line with this number in its chart, with at most so many points as are seen.
 
-    Args:
-        axes: Where it is drawn.
-        x: The places of its points.
-        y: Their values; one that is not finite leaves a gap.
-        label: What it is, for the legend.
-        colors: The colours of the chart.
-        number: Which line of the chart it is. From the fifth on, lines are dashed, too: they are
-            told apart where colours are not.
-        style: How it is dashed, in place of that.
+    A value that is not finite leaves a gap. Without a `style`, lines are dashed from the fifth on:
+    they are told apart where colours are not.
     """
     color = colors.series[number % len(colors.series)]
     xs, ys = thinned(x, y, _MOST_POINTS)

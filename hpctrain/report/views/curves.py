@@ -33,9 +33,8 @@ def thinned(x: ArrayLike, y: ArrayLike, most: int) -> tuple[Numbers, Numbers]:
 def smoothed(values: ArrayLike, weight: float) -> Numbers:
     """Return values smoothed as TensorBoard does: an average that is corrected at its beginning.
 
-    Args:
-        values: The values. One that is not finite is left out of the average.
-        weight: Of the average so far, from 0 (not smoothed) to below 1.
+    The weight is that of the average so far, from 0 (not smoothed) to below 1. A value that is not
+    finite is left out of the average.
     """
     values = np.asarray(values, np.float64)
     average, count, result = 0.0, 0, values.copy()

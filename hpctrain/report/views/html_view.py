@@ -15,10 +15,10 @@ from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.standing import Fact, command, date, facts, verdict, why
 from hpctrain.report.account.time_parts import PARTS
 from hpctrain.report.sweeps.parameters import Sweep, cause
-from hpctrain.report.sweeps.seeds import Setting, ranking
+from hpctrain.report.sweeps.seeds import Setting, columns, ranking
 from hpctrain.report.views.charts import Chart, svg
 from hpctrain.report.views.sweep_view import shared_notes
-from hpctrain.report.views.terminal_view import TITLES, figures
+from hpctrain.report.views.terminal_view import figures
 from hpctrain.runs.state.state import duration
 from hpctrain.secrets import mask
 from hpctrain.terminal import harmless
@@ -90,15 +90,7 @@ def sweep_page(
     charts: Sequence[Chart],
     more: Iterable[str] = (),
 ) -> str:
-    """Return the page of several runs.
-
-    Args:
-        accounts: The runs.
-        sweep: The runs, sorted by their metric.
-        settings: The estimates over seeds; empty without `--over`.
-        charts: The charts.
-        more: Lines about the runs together, such as those about scaling.
-    """
+    """Return the page of several runs; the settings are of `--over`, and `more` says of scaling."""
     hours = sum(account.gpu_hours for account in accounts)
     seconds = sum(account.time["allocated"] for account in accounts)
     total = f"{len(accounts)} runs, {duration(seconds)} allocated"
@@ -128,15 +120,13 @@ def _page(title: str, parts: Iterable[str]) -> str:
 
 
 def _time_bar(account: RunAccount) -> Iterable[str]:
-    time = account.time
     bar = key = ""
-    for number, name in enumerate(PARTS):
-        if time[name] >= 0.0005:
-            share = 100 * time[name] / time["allocated"]
-            color = f"background:var(--s{number % 7});opacity:{1 if number < 7 else 0.55}"
-            bar += f'<span style="width:{share:.3f}%;{color}" title="{TITLES[name]}"></span>'
-            text = f"{TITLES[name]} {share:.1f}% ({duration(time[name])})"
-            key += f'<li><i style="{color}"></i>{text}</li>'
+    colors = {title: number for number, title in enumerate(PARTS.values())}
+    for title, seconds, share in account.shown_parts():
+        number = colors[title]
+        color = f"background:var(--s{number % 7});opacity:{1 if number < 7 else 0.55}"
+        bar += f'<span style="width:{100 * share:.3f}%;{color}" title="{title}"></span>'
+        key += f'<li><i style="{color}"></i>{title} {100 * share:.1f}% ({duration(seconds)})</li>'
     yield "<h2>Where the time went</h2>"
     yield f'<div class="bar">{bar}</div><ul class="key">{key}</ul>'
 
@@ -147,9 +137,9 @@ def _attempts(account: RunAccount) -> Iterable[str]:
     rows = [
         (
             str(span.number),
-            span.facts.state or ("running" if span.runs else "killed"),
+            span.state,
             why(span),
-            f"{span.first_step:,}-{span.reached:,}",
+            span.steps,
             duration(span.seconds),
             duration(span.parts["lost"]),
             ", ".join(account.hosts(span)),
@@ -184,17 +174,8 @@ def _answer(sweep: Sweep, found: Sequence[Setting]) -> Iterable[str]:
 def _estimates(settings: Sequence[Setting]) -> Iterable[str]:
     if not settings:
         return
-    keys = list(dict.fromkeys(key for setting in settings for key in setting.values))
-    metrics = list(settings[0].estimates)
-    rows = [
-        [
-            *(setting.values.get(key, "") for key in keys),
-            *(setting.estimates[metric].text() for metric in metrics),
-            str(len(setting.runs)),
-            ", ".join(setting.missing),
-        ]
-        for setting in settings
-    ]
+    keys, metrics = columns(settings)
+    rows = [[*setting.cells(keys), ", ".join(setting.missing)] for setting in settings]
     yield "<h2>Mean and 95% confidence interval of the mean (t)</h2>"
     yield _table([*keys, *metrics, "n", "without"], rows)
 
@@ -203,18 +184,7 @@ def _best(sweep: Sweep) -> Iterable[str]:
     if not sweep.finished:
         yield f"<p>No run has a value of {escape(sweep.metric)}.</p>"
         return
-    rows = []
-    for account in sweep.finished[:_MOST_ROWS]:
-        share = account.goodput
-        rows.append(
-            [
-                account.name,
-                f"{account.final(sweep.metric):.5g}",
-                *(account.swept.get(key, "") for key in sweep.keys),
-                duration(account.time["allocated"]),
-                "" if share is None else f"{100 * share:.0f}%",
-            ]
-        )
+    rows = [sweep.cells(account) for account in sweep.finished[:_MOST_ROWS]]
     yield "<h2>Runs, best first</h2>"
     yield _table(["run", sweep.metric, *sweep.keys, "time", "goodput"], rows)
     if len(sweep.finished) > _MOST_ROWS:

@@ -104,15 +104,10 @@ def metric_chart(
     smooth: float = 0.0,
     scales: tuple[str, str] | None = None,
 ) -> Chart:
-    """Return the chart of a metric over the steps.
+    """Return the chart of a metric over the steps, with its lines by name, and the restarts marked.
 
-    Args:
-        title: Its title.
-        metric: The name of the metric.
-        series: Its lines, by their names.
-        restarts: The steps to mark.
-        smooth: The weight of the average; then the values themselves are drawn faintly.
-        scales: The scales of both axes; None takes what suits the metric.
+    With `smooth`, the weight of the average, the values themselves are drawn faintly. None takes
+    the scales that suit the metric.
     """
 
     def draw(axes: Axes, colors: Colors) -> None:

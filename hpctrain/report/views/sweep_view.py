@@ -11,7 +11,7 @@ from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import Sweep, cause
-from hpctrain.report.sweeps.seeds import Setting
+from hpctrain.report.sweeps.seeds import Setting, columns
 from hpctrain.report.views.terminal_view import bullets
 from hpctrain.runs.state.state import duration
 
@@ -57,18 +57,11 @@ def _totals(accounts: Sequence[RunAccount]) -> Text:
 def _best(sweep: Sweep) -> RenderableType:
     if not sweep.finished:
         return Text(f"No run has a value of {Cell(sweep.metric).plain}.")
-    shown = sweep.finished[:_BEST]
     keys = [key.rpartition(".")[2] for key in sweep.keys]
     table = Table("  best runs", sweep.metric, *keys, "time", "goodput")
-    for account in shown:
-        share = account.goodput
-        table.add_row(
-            f"  {account.name}",
-            f"{account.final(sweep.metric):.5g}",
-            *(account.swept.get(key, "") for key in sweep.keys),
-            duration(account.time["allocated"]),
-            "" if share is None else f"{100 * share:.0f}%",
-        )
+    for account in sweep.finished[:_BEST]:
+        name, *cells = sweep.cells(account)
+        table.add_row(f"  {name}", *cells)
     return table
 
 
@@ -96,15 +89,10 @@ def shared_notes(accounts: Sequence[RunAccount]) -> list[str]:
 
 def show_settings(found: Sequence[Setting], over: str) -> RenderableType:
     """Return the table of settings, each with mean, interval and number of its runs."""
-    keys = list(dict.fromkeys(key for setting in found for key in setting.values))
-    metrics = list(found[0].estimates) if found else []
+    keys, metrics = columns(found)
     table = Table(*(key.rpartition(".")[2] for key in keys), *metrics, "n")
     for setting in found:
-        table.add_row(
-            *(setting.values.get(key, "") for key in keys),
-            *(setting.estimates[metric].text() for metric in metrics),
-            str(len(setting.runs)),
-        )
+        table.add_row(*setting.cells(keys))
     parts: list[RenderableType] = [
         Text(f"mean ± 95% confidence interval of the mean (t), over {over}"),
         table,

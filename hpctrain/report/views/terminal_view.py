@@ -11,27 +11,10 @@ from hpctrain.console import Cell, Table
 from hpctrain.report.account.advice import notes
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.account.standing import why
-from hpctrain.report.account.time_parts import PARTS
 from hpctrain.runs.state.state import duration
 from hpctrain.terminal import few
 
 _BAR = 20  # characters; a line fits into 60
-TITLES = {
-    "compute": "compute",
-    "communication": "communication",
-    "data_wait": "wait for data",
-    "checkpoint": "checkpoints",
-    "evaluation": "evaluations",
-    "startup": "start-up",
-    "compile": "compile",
-    "restart": "start-up again",
-    "lost": "lost steps",
-    "slow_rank": "slow rank",
-    "idle": "no program",
-    "shutdown": "shutdown",
-    "other": "other",
-    "unknown": "unknown",
-}
 
 
 def show(account: RunAccount) -> RenderableType:
@@ -56,16 +39,10 @@ def _head(account: RunAccount) -> Text:
 
 def _bars(account: RunAccount) -> Iterable[Text]:
     """Yield a line for each part of the time that there is, as jobstats draws them."""
-    time = account.time
-    for name in PARTS:
-        share = time[name] / time["allocated"] if time["allocated"] else 0.0
-        if time[name] >= 0.0005:
-            yield _bar(TITLES[name], share, duration(time[name]))
+    for title, seconds, share in account.shown_parts():
+        yield _bar(title, share, duration(seconds))
     usage = account.usage
-    used = usage.mean(usage.of_gpus("utilization_percentage").values())
-    memory = usage.peak(usage.of_gpus("memory_usage_percentage").values())
-    cores = usage.mean(usage.of_nodes("cpu_utilization_percentage").values())
-    loads = (("GPU use", used), ("GPU memory", memory), ("cores", cores))
+    loads = ("GPU use", usage.gpu_use), ("GPU memory", usage.gpu_memory), ("cores", usage.cores_use)
     found = [(title, value) for title, value in loads if value is not None]
     if found:
         yield Text()
@@ -94,7 +71,7 @@ def figures(account: RunAccount) -> list[tuple[str, str]]:
     if account.goodput is not None:
         rows.append(("goodput", f"{100 * account.goodput:.1f}%"))
     if account.gpu_hours:
-        idle = account.usage.idle_gpu_hours(float(account.value("monitor.idle_percent", 5.0)))
+        idle = account.idle_gpu_hours
         more = f", of which idle {idle:.3g}" if idle is not None else ""
         rows.append(("GPU-hours", f"{account.gpu_hours:.3g}{more}"))
     else:
@@ -108,9 +85,8 @@ def figures(account: RunAccount) -> list[tuple[str, str]]:
         rows.append((label, ", ".join(_costs(costs, account))))
     if account.gpu_memory_gib is not None:
         rows.append(("peak GPU memory", f"{account.gpu_memory_gib:.1f} GiB"))
-    memory = account.usage.peak(account.usage.of_nodes("system_memory_usage_megabytes").values())
-    if memory is not None:
-        rows.append(("peak memory", f"{memory / 1000:.2f} GB of a node"))
+    if (memory := account.usage.memory_gb) is not None:
+        rows.append(("peak memory", f"{memory:.2f} GB of a node"))
     if best := account.best:
         rows.append((f"best {best['metric']}", f"{best['value']:.5g} at step {best['step']:,}"))
     return rows
@@ -129,15 +105,13 @@ def _attempts(account: RunAccount) -> Table:
     heads = ("  attempt", "state", "steps", "time", "lost", "hosts", "why it ended")
     table = Table(*heads, right=(0, 2, 3, 4))
     for span in account.spans:
-        state = span.facts.state or ("running" if span.runs else "killed")
-        hosts = account.hosts(span)
         table.add_row(
             str(span.number),
-            str(state),
-            f"{span.first_step:,}-{span.reached:,}",
+            span.state,
+            span.steps,
             duration(span.seconds),
             duration(span.parts["lost"]),
-            few(hosts, 3),
+            few(account.hosts(span), 3),
             why(span),
         )
     return table

@@ -28,7 +28,8 @@ from hpctrain.secrets import mask
 from hpctrain.tracking import samples
 from hpctrain.tracking.alerts.settings import Settings
 from hpctrain.tracking.alerts.webhook import kind_of, send
-from hpctrain.tracking.journal import decode, journal_path, read
+from hpctrain.tracking.journal import journal_path, read
+from hpctrain.tracking.journal_line import decode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page.links import known_pages
 

@@ -39,24 +39,18 @@ _USUAL = {"val/accuracy": "higher", "val/loss": "lower", "train/loss": "lower"}
 class Row:
     """One run of a sweep."""
 
-    name: str
-    """Its name in MLflow."""
-    run_id: str
-    """MLflow's id of it; "" for a run that has not begun."""
-    status: str
-    """RUNNING, FINISHED, FAILED or KILLED; QUEUED for a run that has not begun."""
-    swept: tuple[str, ...] = ()
-    """Its swept values, such as `optimizer.lr=0.1`."""
+    name: str  # its name in MLflow
+    run_id: str  # MLflow's id of it; "" for a run that has not begun
+    status: str  # RUNNING, FINISHED, FAILED or KILLED; QUEUED for a run that has not begun
+    swept: tuple[str, ...] = ()  # its swept values, such as `optimizer.lr=0.1`
     metric: str = ""
+    # The last value of the metric; None if there is none, or if it is not finite.
     value: Finite | None = None
-    """The last value of the metric; None if there is none, or if it is not finite."""
+    # Which values of the metric are better: "lower" or "higher"; "" if its name does not tell.
     better: str = ""
-    """Which values of the metric are better: "lower" or "higher"; "" if its name does not tell."""
-    best: Finite | None = None
-    """The best value of the metric so far."""
+    best: Finite | None = None  # the best value of the metric so far
     step: int | None = None
-    why: str = ""
-    """Why the run has ended."""
+    why: str = ""  # why the run has ended
 
     @classmethod
     def of(cls, run_dir: Path, name: str, run_id: str, status: str, why: str) -> Row:
@@ -176,17 +170,8 @@ def description(before: str, rows: Sequence[Row], asked: int, experiment_id: str
 def table(rows: Sequence[Row]) -> str:
     """Return the content of `sweep.json`: a table as `mlflow.log_table` writes it."""
     keys = list(dict.fromkeys(text.partition("=")[0] for row in rows for text in row.swept))
-    names = [
-        "run",
-        *_columns(keys),
-        "status",
-        "step",
-        "metric",
-        "value",
-        "best value",
-        "why",
-        "run id",
-    ]
+    last = ("status", "step", "metric", "value", "best value", "why", "run id")
+    names = ["run", *_columns(keys), *last]
     data = []
     for row in rows:
         values = dict(text.partition("=")[::2] for text in row.swept)

@@ -16,11 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpctrain.disk import opener
-from hpctrain.forks import keep_private
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Uploaded, files_left
-from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS, python_module
+from hpctrain.tracking.uploader_process import start_child
 
 log = logging.getLogger(__name__)
 
@@ -42,31 +40,15 @@ class ChildUploader:
 
     def start(self) -> None:
         """Start the process; a failure is a warning, and `sync` uploads later."""
-        command, env = python_module(
-            "hpctrain.tracking.uploading.uploader",
-            str(self._run_dir),
-            f"--drain={self._drain}",
-            f"--uri={self._uri}",
-        )
-        # The child inherits the mask: signals are blocked until the uploader ignores them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, BROADCAST_SIGNALS)
         try:
-            with open(self._log_path, "ab", opener=opener(2)) as output:
-                self.process = subprocess.Popen(
-                    command,
-                    env=env,
-                    cwd=self._journal.parent,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            assert self.process.stdin is not None
-            keep_private(self.process.stdin.fileno())
+            self.process = start_child(
+                "hpctrain.tracking.uploading.uploader",
+                *(str(self._run_dir), f"--drain={self._drain}", f"--uri={self._uri}"),
+                cwd=self._journal.parent,
+                log_file=self._log_path,
+            )
         except OSError as error:
             log.warning("the uploader cannot be started: %s; `hpctrain sync` uploads later", error)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def revive(self) -> None:
         """Start the process again if a signal has killed it."""

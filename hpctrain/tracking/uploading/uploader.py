@@ -12,16 +12,14 @@ import argparse
 import logging
 import os
 import select
-import signal
 import sys
 import time
 from pathlib import Path
 
 from hpctrain.errors import TrackingError
-from hpctrain.secrets import mask_logging
 from hpctrain.tracking.alerts.alerts import Alerts
 from hpctrain.tracking.final_status import UNRECORDED
-from hpctrain.tracking.uploader_process import BROADCAST_SIGNALS
+from hpctrain.tracking.uploader_process import begin_child
 from hpctrain.tracking.uploading.mlrun import FIRST_PAUSE, LONGEST_PAUSE, DeletedError
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
@@ -38,6 +36,7 @@ class _Uploader:
         self._deadline: float | None = None
         self._stdin_open = True
         self._upload = Upload(run_dir, self._pause, uri)
+        self._journal = self._upload.journal
         self._alerts = Alerts(run_dir)
 
     def run(self) -> None:
@@ -46,14 +45,14 @@ class _Uploader:
         with upload_lock(self._run_dir, lambda: self._pause(0.2)):
             while True:
                 # Checked before `drain`: if it has died, `drain` uploads its last record.
-                died = self._upload.writer_died
+                died = self._journal.writer_died
                 self._alerts.look()
                 try:
                     self._upload.drain()
-                    if self._upload.ended or not self._upload.writer_here:
+                    if self._journal.ended or not self._journal.writer_here:
                         self._alerts.look()
                         return
-                    if died and self._upload.writer_died:
+                    if died and self._journal.writer_died:
                         self._upload.close_killed()
                         if "SLURM_JOB_ID" not in os.environ:  # else the batch script decides
                             self._alerts.killed(UNRECORDED)
@@ -76,7 +75,7 @@ class _Uploader:
 
     def _pause(self, seconds: float) -> None:
         self._alerts.look()
-        if self._deadline is None and (not self._stdin_open or self._upload.writer_died):
+        if self._deadline is None and (not self._stdin_open or self._journal.writer_died):
             self._deadline = time.monotonic() + self._drain
         if self._deadline is None:
             self._nap(seconds)
@@ -103,15 +102,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--drain", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--uri", help="the store, which the tracker knows from its config")
     options = parser.parse_args(argv)
-    for number in BROADCAST_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    # The tracker has blocked them, so that none could arrive before the lines above.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BROADCAST_SIGNALS)
-    os.nice(5)  # the uploader shares the cores of the training
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    mask_logging()
+    begin_child()
     log.info("uploader %d of %s", os.getpid(), options.run_dir)
     try:
         uploader = _Uploader(options.run_dir, options.poll, options.drain, options.uri)

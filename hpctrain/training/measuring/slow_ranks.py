@@ -26,15 +26,11 @@ import torch
 
 from hpctrain.distributed import objects
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.slow import CLEARLY_SLOW_RANK, OF_IT_IF_CLEAR, RANK, RANK_S, SLOWEST_RANK
 
-_RATIO, _CLEARLY = 1.5, 3.0  # times the median of the other ranks
-_SHARE, _MOST = 0.2, 0.5  # of the time of the steps that the others lose
-_LEAST_S = 10.0  # shorter intervals say little
-_CLEAR = 0.3  # of it is enough for a rank that is clearly slow
 _SILENT_S = 600.0  # from one line about a rank to the next
 _KEPT = 64  # reports from which the seconds of a sample are taken
 _RECENT_S = 5.0  # the weight of a report falls by e in this time
-_LEAST_LOSS = 0.05  # of the time of the steps: ranks that differ less are not told apart
 
 
 class WorkClock:
@@ -96,7 +92,7 @@ class SlowRanks:
         mesh: Mesh,
         rank: int,
         host: Callable[[int], str],
-        least_s: float = _LEAST_S,
+        least_s: float = RANK_S,
         record: Callable[[list[float]], None] | None = None,
         say: Callable[[str, str], None] = lambda text, about: None,
     ) -> None:
@@ -132,7 +128,7 @@ class SlowRanks:
         kept = math.exp(-trained_s / _RECENT_S)
         self._recent_s = kept * self._recent_s + trained_s
         self._recent = [kept * a + b for a, b in zip(self._recent, owns, strict=True)]
-        found = slowest(self._recent, self._recent_s, self._stage, 1.0, _LEAST_LOSS)
+        found = slowest(self._recent, self._recent_s, self._stage, *SLOWEST_RANK)
         return Compared(found[0] if found else None, (max(peak), max(reserved)), lost_s)
 
     def close(self) -> None:
@@ -155,8 +151,9 @@ class SlowRanks:
         self._own_s = [a + b for a, b in zip(self._own_s, owns, strict=True)]
         own_s, trained_s = self._own_s, self._trained_s
         slow = slowest(own_s, trained_s, self._stage)
-        is_clear = slow is not None and slow[1] > _CLEARLY and slow[2] > _MOST * trained_s
-        if trained_s < self._least_s * (_CLEAR if is_clear else 1.0):
+        times, share = CLEARLY_SLOW_RANK
+        is_clear = slow is not None and slow[1] > times and slow[2] > share * trained_s
+        if trained_s < self._least_s * (OF_IT_IF_CLEAR if is_clear else 1.0):
             return 0.0
         self._trained_s, self._own_s = 0.0, [0.0] * len(own_s)
         if slow is None:
@@ -169,10 +166,10 @@ class SlowRanks:
             on = f" ({self._host(rank)})" if self._host(rank) else ""
             where = objects.broadcast(place, rank)
             blocked = f"; it is blocked at {where}" if where else ""
-            times = f"{ratio:.1f}" if ratio < 100 else "more than 100"
+            shown = f"{ratio:.1f}" if ratio < 100 else "more than 100"
             self._say(
                 f"rank {rank}{on} is slow: in the last {trained_s:.0f} s its own part of the steps "
-                f"took {times} times as long as the median of the other ranks, which wait for it"
+                f"took {shown} times as long as the median of the other ranks, which wait for it"
                 f"{blocked}",
                 f"{rank} {self._now:.0f}",
             )
@@ -183,8 +180,8 @@ def slowest(
     own_s: Sequence[float],
     trained_s: float,
     stage: int,
-    ratio: float = _RATIO,
-    share: float = _SHARE,
+    ratio: float = RANK.times,
+    share: float = RANK.share,
 ) -> tuple[int, float, float] | None:
     """Return a rank whose own time is much longer, how many times, and the seconds that it costs.
 

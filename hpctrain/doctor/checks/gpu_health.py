@@ -1,0 +1,117 @@
+"""The facts and the health of the job's GPUs. Nothing needs root.
+
+    uuids ── the library of their maker ─┬─ GpuFacts, which are compared over all ranks
+                                         └─ rows: check, reading, judgement ── findings
+
+What a GPU does not tell is said to be unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.doctor.checks import gpu_judgements
+from hpctrain.doctor.checks.gpu_judgements import pcie_bandwidth
+from hpctrain.doctor.finding import Finding, unknown
+from hpctrain.monitor import gpus
+from hpctrain.monitor.gpu_library import Library
+
+_CHECKS: dict[str, tuple[str, Callable[..., Finding]]] = {
+    "ECC": ("ecc_if_on", gpu_judgements.ecc),
+    "retired memory": ("retired", gpu_judgements.retired),
+    "throttling": ("slowdowns", gpu_judgements.throttling),
+    "temperature": ("heat", gpu_judgements.temperature),
+    "MIG": ("mig", gpu_judgements.mig),
+    "power limit": ("limits", gpu_judgements.power_limit),
+    "other processes": ("processes", gpu_judgements.processes),
+    "PCIe": ("pcie", gpu_judgements.pcie),
+    "NVLink": ("nvlinks", gpu_judgements.nvlink),
+    "NUMA": ("bus", gpu_judgements.numa),
+}
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What must be the same for all GPUs of a job; None where the driver does not tell."""
+
+    name: str  # the model
+    driver: str
+    memory_bytes: int | None = None
+    clock_mhz: int | None = None  # the highest of its multiprocessors
+    power_w: float | None = None  # its limit
+    pcie_gb_s: float | None = None  # in one direction, with the lanes that it has now
+    nvlinks: int | None = None  # that are up
+
+
+def checked(
+    uuids: Sequence[str], first: int = 0, library: Library | None = None
+) -> tuple[list[GpuFacts], list[Finding]]:
+    """Return the facts of those GPUs that answer, and what was found.
+
+    `first` is the number of the first of them in the table.
+    """
+    if not uuids:
+        return [], []
+    maker = gpus.maker()
+    try:
+        library = library or maker()
+    except (ImportError, OSError, KeyError) as error:  # amdsmi without ROCm's library
+        why = f"{maker.MODULE} cannot be imported: {error}"
+        return [], [unknown("GPUs", why, maker.INSTALL)]
+    try:
+        library.open()
+    except library.errors as error:
+        cure = (
+            "Ask the administrators to reload the driver of this node "
+            f"(`{library.TOOL}` tells more)."
+        )
+        return [], [Finding("GPUs", "fail", f"{library.NAME}: {error}", "the driver answers", cure)]
+    facts, findings = list[GpuFacts](), list[Finding]()
+    for number, uuid in enumerate(uuids, first):
+        try:
+            gpu = library.find(uuid)
+            facts.append(_facts(library, gpu))
+        except library.errors as error:
+            cure = "Ask the administrators to drain the node: the GPU has fallen off the bus."
+            found = f"{uuid}: {error}"
+            findings.append(Finding(f"GPU {number}", "fail", found, "an answer", cure))
+            continue
+        findings += _findings(library, gpu, f"GPU {number}")
+    return facts, findings
+
+
+def _facts(library: Library, gpu: Any) -> GpuFacts:
+    def told(reading: str) -> Any:
+        try:
+            return library.readings[reading](gpu) if reading in library.readings else None
+        except library.errors:
+            return None
+
+    name, driver, size = (library.readings[name](gpu) for name in ("model", "driver", "size"))
+    link, counted = told("pcie"), told("nvlinks")
+    return GpuFacts(
+        name,
+        driver,
+        size,
+        told("top_clock"),
+        told("limit"),
+        None if link is None else pcie_bandwidth(link[1][0], link[0][1]),
+        None if counted is None else counted[0],
+    )
+
+
+def _findings(library: Library, gpu: Any, label: str) -> Iterator[Finding]:
+    if library.is_part(gpu):
+        yield unknown(label, "a MIG instance: its health is that of the whole GPU, not shown")
+        return
+    for name, (reading, judge) in _CHECKS.items():
+        if reading not in library.readings:
+            continue
+        try:
+            yield judge(f"{label}: {name}", *library.read(reading, gpu))
+        except library.errors as error:
+            yield unknown(f"{label}: {name}", f"{library.NAME} does not tell it ({error})")
+    for name, why in library.UNSEEN.items():
+        yield unknown(f"{label}: {name}", why)

@@ -1,0 +1,93 @@
+"""What the library of a maker tells of its GPUs, in our units: the adapter for NVIDIA and AMD.
+
+monitor.gpus              rows (sensor, reading, metrics)   ──┐
+doctor.checks.gpu_health  rows (check, reading, judgement)  ──┴── Library ── Nvidia, by NVML
+                                                                         └── Amd, by amdsmi
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+READINGS = {
+    "model": "its name",
+    "driver": "the version of the driver",
+    "part": "whether it is a part of a GPU, whose other readings are those of the whole",
+    "mig": "whether it is cut into such parts",
+    "size": "bytes of its memory",
+    "memory": "bytes of it that are in use, and all",
+    "use": "percent of the time",
+    "power": "watts, and their limit or None",
+    "limit": "watts that it may take",
+    "limits": "the same, what its maker lets it take, and the command that changes it",
+    "energy": "joules that were counted",
+    "heat": "degrees Celsius, and those at which it lowers its clock, or None",
+    "clock": "MHz",
+    "top_clock": "the highest MHz",
+    "throttled": "whether heat, and whether the limit of the power lowers its clock",
+    "slowdowns": "what lowers the clock at rest, in words: of its hardware, and of its driver",
+    "ecc": "errors of the memory that were corrected, and that could not be",
+    "ecc_if_on": "the same; None and None where ECC is off",
+    "retired": "memory that was given up, in words; whether some waits, and whether it has failed",
+    "pcie": "generation and width of the link, as they are and as they could be",
+    "pcie_rates": "MB/s that are sent, and received",
+    "nvlinks": "how many links are up, and all",
+    "nvlink_traffic": "MB that were sent, and received",
+    "processes": "bytes by the number of the process, bytes in use, and all",
+    "bus": "its address, as PCI writes it",
+}
+
+
+class NotTold(LookupError):
+    """The GPU has no such value now, and its library says so in a way of its own."""
+
+
+class Library:
+    """The library of a maker.
+
+    Args:
+        module: The module of Python; None imports the one that is installed.
+
+    Raises:
+        ImportError: It is not installed; the module may raise other errors.
+
+    Attributes:
+        errors: What the methods and the readings may raise.
+        readings: The functions by their names, which are those of `READINGS`; each takes what
+            `find` has returned. A maker whose GPUs have no such thing lacks the reading.
+    """
+
+    NAME: ClassVar[str]
+    MODULE: ClassVar[str]
+    INSTALL: ClassVar[str] = ""  # how to get the module
+    TOOL: ClassVar[str]  # the program that tells people more
+    UNSEEN: ClassVar[Mapping[str, str]] = {}  # what is not looked at, and why
+
+    errors: tuple[type[Exception], ...]
+    readings: Mapping[str, Callable[[Any], Any]]
+
+    def __init__(self, module: Any = None) -> None:
+        self.module = import_module(self.MODULE) if module is None else module
+
+    def open(self) -> None:
+        """Connect to the driver."""
+        raise NotImplementedError
+
+    def find(self, uuid: str) -> Any:
+        """Return the GPU with a UUID as torch writes it."""
+        raise NotImplementedError
+
+    def lacks(self, error: Exception) -> bool:
+        """Return whether an error says that a GPU never has what was asked for."""
+        raise NotImplementedError
+
+    def is_part(self, gpu: Any) -> bool:
+        """Return whether it is a part of a GPU."""
+        return "part" in self.readings and self.readings["part"](gpu)
+
+    def read(self, reading: str, gpu: Any) -> tuple[Any, ...]:
+        """Return the values of a reading."""
+        found = self.readings[reading](gpu)
+        return found if isinstance(found, tuple) else (found,)

@@ -1,0 +1,164 @@
+"""NVIDIA's GPUs by NVML. A GPU is known by its UUID: NVML, CUDA and Slurm number GPUs differently.
+
+Of a MIG instance only the memory is its own. Power, clocks and use are those of the whole GPU,
+which other jobs share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpctrain.monitor.gpu_library import Library
+
+_MB = 1e6
+# NVML's reasons for a low clock. Others of them are wanted, such as that nothing runs on the GPU.
+_HEAT = 0x20 | 0x40
+_POWER = 0x04 | 0x80
+_HARD = {0x08: "hardware slowdown", 0x40: "heat (hardware)", 0x80: "power brake"}
+_SOFT = {0x20: "heat (software)"}
+_MANY_RETIRED, _MOST_LINKS = 60, 18
+_ALL_LINKS = 0xFFFFFFFF  # UINT_MAX stands for the sum over the links
+
+
+class Nvidia(Library):
+    """NVML, by the module `pynvml`."""
+
+    NAME, MODULE, TOOL = "NVML", "pynvml", "nvidia-smi"
+    INSTALL = "Install nvidia-ml-py."
+
+    def __init__(self, module: Any = None) -> None:
+        super().__init__(module)
+        nvml = self.module
+        self.errors = (nvml.NVMLError,)
+        self.readings = {
+            "model": lambda gpu: _word(nvml.nvmlDeviceGetName(gpu)),
+            "driver": lambda gpu: _word(nvml.nvmlSystemGetDriverVersion()),
+            "part": lambda gpu: bool(nvml.nvmlDeviceIsMigDeviceHandle(gpu)),
+            "mig": lambda gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
+            "size": lambda gpu: self._memory(gpu)[1],
+            "memory": self._memory,
+            "use": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+            "power": lambda gpu: (nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, self._limit(gpu)),
+            "limit": self._limit,
+            "limits": lambda gpu: (
+                self._limit(gpu),
+                nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
+                "nvidia-smi -pl",
+            ),
+            "energy": lambda gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
+            "heat": lambda gpu: (
+                nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+                None,
+            ),
+            "clock": lambda gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "top_clock": lambda gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "throttled": self._throttled,
+            "slowdowns": self._slowdowns,
+            "ecc": self._ecc,
+            "ecc_if_on": lambda gpu: (
+                self._ecc(gpu) if nvml.nvmlDeviceGetEccMode(gpu)[0] else (None, None)
+            ),
+            "retired": self._retired,
+            "pcie": self._pcie,
+            "pcie_rates": self._pcie_rates,
+            "nvlinks": self._nvlinks,
+            "nvlink_traffic": self._nvlink_traffic,
+            "processes": self._processes,
+            "bus": lambda gpu: _word(nvml.nvmlDeviceGetPciInfo(gpu).busId),
+        }
+
+    def open(self) -> None:
+        """Connect to the driver."""
+        self.module.nvmlInit()
+
+    def find(self, uuid: str) -> Any:
+        """Return the GPU or the MIG instance; torch writes its UUID without the kind before it."""
+        known = uuid.startswith(("GPU-", "MIG-"))
+        *first, last = [uuid] if known else [f"GPU-{uuid}", f"MIG-{uuid}"]
+        for name in first:
+            try:
+                return self.module.nvmlDeviceGetHandleByUUID(name)
+            except self.errors:
+                continue
+        return self.module.nvmlDeviceGetHandleByUUID(last)
+
+    def lacks(self, error: Exception) -> bool:
+        """Return whether an error says that a GPU never has what was asked for."""
+        return bool(getattr(error, "value", None) == self.module.NVML_ERROR_NOT_SUPPORTED)
+
+    def _memory(self, gpu: Any) -> tuple[int, int]:
+        found = self.module.nvmlDeviceGetMemoryInfo(gpu)
+        return found.used, found.total
+
+    def _limit(self, gpu: Any) -> float:
+        return float(self.module.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
+
+    def _throttled(self, gpu: Any) -> tuple[bool, bool]:
+        reasons = self.module.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+        return bool(reasons & _HEAT), bool(reasons & _POWER)
+
+    def _slowdowns(self, gpu: Any) -> tuple[list[str], ...]:
+        reasons = self.module.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+        return tuple([t for bit, t in kind.items() if reasons & bit] for kind in (_HARD, _SOFT))
+
+    def _ecc(self, gpu: Any) -> tuple[int, ...]:
+        nvml = self.module
+        kinds = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        ask, since = nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_VOLATILE_ECC
+        return tuple(ask(gpu, kind, since) for kind in kinds)
+
+    def _retired(self, gpu: Any) -> tuple[str, bool, bool]:
+        nvml = self.module
+        try:
+            corrected, uncorrected, waits, failed = nvml.nvmlDeviceGetRemappedRows(gpu)
+            return f"{corrected + uncorrected} rows remapped", bool(waits), bool(failed)
+        except self.errors:  # GPUs before Ampere retire whole pages
+            causes = (
+                nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+                nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+            )
+            count = sum(len(nvml.nvmlDeviceGetRetiredPages(gpu, cause)) for cause in causes)
+            waits = nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)
+            return f"{count} pages retired", bool(waits), count >= _MANY_RETIRED
+
+    def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+        nvml = self.module
+        now = nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth
+        best = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth
+        return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))
+
+    def _pcie_rates(self, gpu: Any) -> tuple[float, ...]:
+        nvml = self.module
+        ways = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES
+        # NVML counts in kB per second.
+        return tuple(nvml.nvmlDeviceGetPcieThroughput(gpu, way) / 1000 for way in ways)
+
+    def _nvlinks(self, gpu: Any) -> tuple[int, int]:
+        states = list[int]()
+        for link in range(_MOST_LINKS):
+            try:
+                states.append(self.module.nvmlDeviceGetNvLinkState(gpu, link))
+            except self.errors:  # there are no more
+                break
+        return sum(states), len(states)
+
+    def _nvlink_traffic(self, gpu: Any) -> tuple[float, ...]:
+        nvml = self.module
+        fields = (
+            nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+            nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+        )
+        found = nvml.nvmlDeviceGetFieldValues(gpu, [(field, _ALL_LINKS) for field in fields])
+        for value in found:
+            if value.nvmlReturn:
+                raise nvml.NVMLError(value.nvmlReturn)
+        return tuple(value.value.ullVal * 1024 / _MB for value in found)  # counted in KiB
+
+    def _processes(self, gpu: Any) -> tuple[dict[int, int], int, int]:
+        running = self.module.nvmlDeviceGetComputeRunningProcesses(gpu)
+        return {each.pid: each.usedGpuMemory or 0 for each in running}, *self._memory(gpu)
+
+
+def _word(text: str | bytes) -> str:
+    """Return what NVML says as text; some versions return bytes."""
+    return text.decode() if isinstance(text, bytes) else text

@@ -1,0 +1,111 @@
+"""What a journal says of its records: which states there were, and which metrics are superseded.
+
+It is learned in the order of the journal, and ahead of the upload: a record that supersedes metrics
+stands behind them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.tracking.journal import Record, journal_path, read, read_all
+from hpctrain.tracking.journal_line import decode
+from hpctrain.tracking.uploader_process import Process
+from hpctrain.tracking.uploading.mlrun import Point
+
+
+class JournalFacts:
+    """What is known of the journal up to the last `scan`.
+
+    Attributes:
+        status: The last status of the run, and `why` it is that.
+        ended: Whether the newest attempt has recorded its final status.
+        writer: The process of the newest attempt.
+        last_time: The time of the last record.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = journal_path(run_dir)
+        self.status, self.why = "RUNNING", ""
+        self.ended = False
+        self.writer: Process | None = None
+        self.last_time = 0.0
+        self._scanned = 0  # the position up to which `scan` has read
+        self._superseded: list[tuple[int, int]] = []  # positions from, to
+        self._superseded_steps: list[str] = []  # for people
+        self._first_time: dict[tuple[str, int, float | str], float] = {}  # by key, step, value
+        self.scan()
+
+    @property
+    def writer_here(self) -> bool:
+        """Whether the newest attempt is of this host; on another it has its own uploader."""
+        return self.writer is not None and self.writer.here
+
+    @property
+    def writer_died(self) -> bool:
+        """Whether the newest attempt has died on this host without a final status."""
+        return not self.ended and self.writer is not None and self.writer.died_here
+
+    def scan(self) -> int:
+        """Learn from the new part of the journal; return its end."""
+        while True:
+            records, end = read(self._path, self._scanned)
+            for record in records:
+                self.last_time = max(self.last_time, record.body["time"])
+                if record.body["kind"] == "status":
+                    self._learn_status(record)
+                elif record.body["kind"] == "superseded":
+                    self._learn_superseded(record)
+            if end == self._scanned:
+                return end
+            self._scanned = end
+
+    def points(self, record: Record) -> list[Point]:
+        """Return the points of a record of metrics; none if it is superseded.
+
+        A value that was logged before at its step has the time of then, so that MLflow recognizes
+        the point.
+        """
+        if any(begin <= record.start < end for begin, end in self._superseded):
+            return []
+        step, now = record.body["step"], record.body["time"]
+        first = self._first_time
+        return [
+            Point(key, decode(value), first.get((key, step, value), now) if first else now, step)
+            for key, value in record.body["metrics"].items()
+        ]
+
+    def tags(self, record: Record) -> dict[str, str]:
+        """Return the tags for a record."""
+        body = record.body
+        match body["kind"]:
+            case "tags":
+                return dict(body["tags"])
+            case "note":
+                return {f"hpctrain.note.{body['topic']}": str(body["text"])}
+            case "superseded":
+                return {"hpctrain.superseded": "steps " + ", ".join(self._superseded_steps)}
+            case "status":
+                attempt, reason = str(body["attempt"]), body.get("reason", "")
+                return {"hpctrain.job.attempt": attempt, "hpctrain.reason": reason}
+        return {}
+
+    def _learn_status(self, record: Record) -> None:
+        body = record.body
+        self.status, self.why = str(body["status"]), str(body.get("reason", ""))
+        self.ended = self.status != "RUNNING"
+        if not self.ended:
+            self.writer = Process(body["host"], body["pid"], body["started"])
+
+    def _learn_superseded(self, record: Record) -> None:
+        begin, end = record.body["from"], record.body["to"]
+        self._superseded.append((begin, end))
+        steps = []
+        for old in read_all(self._path, begin, end):
+            if old.body["kind"] == "metrics":
+                steps.append(old.body["step"])
+                for key, value in old.body["metrics"].items():
+                    self._first_time.setdefault((key, steps[-1], value), old.body["time"])
+        if steps:
+            attempt = record.body["attempt"]
+            self._superseded_steps.append(f"{min(steps)}-{max(steps)} (by attempt {attempt})")

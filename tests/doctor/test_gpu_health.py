@@ -1,0 +1,196 @@
+"""Tests of the health of GPUs: each planted fault is found, and a healthy GPU has none.
+
+There is no GPU here: NVML and amdsmi are the stand-ins of tests/monitor.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.doctor.checks import gpu_health, gpu_judgements
+from hpctrain.doctor.checks.gpu_health import GpuFacts
+from hpctrain.doctor.finding import Finding
+from hpctrain.hardware import of_device
+from hpctrain.monitor import amd
+from hpctrain.monitor.amd import Amd
+from hpctrain.monitor.gpu_library import Library
+from hpctrain.monitor.nvidia import Nvidia
+from tests.monitor.nvml import Nvml
+from tests.monitor.played_amdsmi import UUIDS, AmdSmi
+
+GPU = "GPU-a"
+
+
+def findings(library: Library, gpu: str = "") -> list[Finding]:
+    gpu = gpu or (UUIDS[1] if isinstance(library, Amd) else GPU)
+    return gpu_health.checked([gpu], library=library)[1]
+
+
+def found(library: Library, *verdicts: str, gpu: str = "") -> dict[str, str]:
+    """Return the checks of one GPU with these verdicts, by default those that have not passed."""
+    seen, wanted = findings(library, gpu), verdicts or ("warn", "fail")
+    assert all(one.cure for one in seen if one.verdict in ("warn", "fail"))
+    return {one.check.removeprefix("GPU 0: "): one.verdict for one in seen if one.verdict in wanted}
+
+
+def nvidia(**planted: Any) -> Nvidia:
+    nvml = Nvml()
+    healthy = {"ecc": (3, 0), "used": 600_000_000}  # the driver's own memory
+    vars(nvml).update(healthy | planted)
+    return Nvidia(nvml)
+
+
+def of_amd(**planted: Any) -> Amd:
+    smi = AmdSmi()
+    vars(smi).update({"used_mib": 300} | planted)
+    return Amd(smi)
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (nvidia(), {}),
+        (nvidia(ecc=(0, 2)), {"ECC": "fail"}),
+        (nvidia(ecc=(20_000, 0)), {"ECC": "warn"}),
+        (nvidia(remapped=[1, 1, 1, 0]), {"retired memory": "warn"}),
+        (nvidia(remapped=[8, 9, 0, 1]), {"retired memory": "fail"}),
+        (nvidia(reasons=0x40), {"throttling": "fail"}),
+        (nvidia(reasons=0x20), {"throttling": "warn"}),
+        (nvidia(reasons=0x01), {}),  # nothing runs
+        (nvidia(mig=1), {"MIG": "warn"}),
+        (nvidia(limit=350), {"power limit": "warn"}),
+        (nvidia(pcie=((1, 16), (5, 16))), {}),  # at rest
+        (nvidia(pcie=((5, 4), (5, 16))), {"PCIe": "fail"}),
+        (nvidia(nvlinks=[1] * 12 + [0] * 6), {}),  # a PCIe board of the H100, by design
+        (nvidia(nvlinks=[0] * 18), {"NVLink": "warn"}),
+        (nvidia(nvlinks=[]), {}),
+        (nvidia(celsius=93), {"temperature": "warn"}),
+        # Nobody is seen who uses the memory: a process of another container, or one that has died.
+        (nvidia(used=5_000_000_000), {"other processes": "warn"}),
+        (nvidia(used=60_000_000_000), {"other processes": "fail"}),
+        (nvidia(lost={GPU}), {"GPU 0": "fail"}),
+        (of_amd(), {}),
+        (of_amd(ecc=(0, 2)), {"ECC": "fail"}),
+        (of_amd(ecc=(20_000, 0)), {"ECC": "warn"}),
+        (of_amd(pages=[0, 0]), {}),  # pages that are set aside do no harm
+        (of_amd(pages=[0, 1]), {"retired memory": "warn"}),
+        (of_amd(pages=[2]), {"retired memory": "fail"}),
+        (of_amd(active={"active_prochot_thrm": True}), {"throttling": "fail"}),
+        (of_amd(active={"active_hbm_thrm": True}), {"throttling": "warn"}),
+        (of_amd(active={"active_ppt_pwr": True}), {}),  # the limit is reached under load
+        (of_amd(celsius=93), {"temperature": "warn"}),
+        (of_amd(celsius=104), {"temperature": "fail"}),
+        (of_amd(used_mib=49_148), {"other processes": "warn"}),
+        (of_amd(watts=400), {"power limit": "warn"}),
+        (of_amd(link=(2.5, 16)), {}),  # at rest
+        (of_amd(link=(32.0, 4)), {"PCIe": "fail"}),
+    ],
+)
+def test_a_gpu(library: Library, expected: dict[str, str]) -> None:
+    assert found(library) == expected
+    # The kernel does not know the PCI address of a GPU that is not there, and says so.
+    assert "GPU 0" in expected or "NUMA" in found(library, "unknown")
+
+
+@contextmanager
+def sleeping(**variables: str) -> Iterator[int]:
+    """Yield the number of a process with these variables in its environment."""
+    with subprocess.Popen(["sleep", "600"], env=os.environ | variables) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_what_others_have_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever they are; they slow the job down, and most of the memory would stop it."""
+    nvml, check = Nvml(), "GPU 0: other processes"
+
+    def found() -> dict[str, str]:
+        return {one.verdict: one.found for one in findings(Nvidia(nvml)) if one.check == check}
+
+    nvml.processes, nvml.used = [os.getpid()], 2**30 + 600_000_000
+    assert found() == {"pass": "none"}
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # now this process is another user's
+    used = f"1.7 GB of 80.0 GB are in use, by processes {os.getpid()} of user 0"
+    assert found() == {"warn": used.replace("user 0", f"user {os.stat('/proc/self').st_uid}")}
+    nvml.processes = [2**22 + 1]  # in another container
+    assert [*found()] == ["unknown"]
+    monkeypatch.undo()
+    with sleeping(SLURM_JOB_ID="7") as earlier:
+        nvml.processes, nvml.used = [earlier], 60_000_000_000
+        assert "another job of yours" in found()["fail"]
+        nvml.processes = [os.getpid()]
+        assert [*found()] == ["fail"]  # what it has is its own, the rest is nobody's
+
+
+def test_an_amd_gpu_without_amdsmi_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kernel's driver is there (a stand-in), its package is not."""
+    monkeypatch.setattr(amd, "_KFD", tmp_path)
+    facts, (said,) = gpu_health.checked([GPU])
+    assert (facts, said.verdict) == ([], "unknown")
+    assert "amdsmi cannot be imported" in said.found
+
+
+def test_what_nvml_does_not_tell_is_said() -> None:
+    """A GPU for games has no ECC, and a MIG instance has no health of its own."""
+    assert "ECC" in found(nvidia(ecc=None), "unknown")
+    assert [one.verdict for one in findings(nvidia(), "MIG-c")] == ["unknown"]
+    assert found(nvidia(), gpu="GPU-x") == {"GPU 0": "fail"}
+    assert gpu_health.checked(["GPU-x"], library=nvidia())[0] == []
+
+
+def test_pcie_is_judged_by_its_bandwidth() -> None:
+    assert gpu_judgements.pcie_bandwidth(4, 8) == pytest.approx(
+        gpu_judgements.pcie_bandwidth(3, 16), rel=0.01
+    )
+    assert gpu_judgements.pcie("GPU 0", (3, 8), (3, 16)).verdict == "warn"
+    assert gpu_judgements.nvlink("GPU 0", 0, 4).verdict == "warn"
+
+
+def test_its_facts_are_those_of_its_file() -> None:
+    (facts,), _ = gpu_health.checked([UUIDS[1]], library=Amd(AmdSmi()))
+    name, memory = "AMD Instinct MI300X", 196_592 * 2**20
+    assert facts == GpuFacts(name, "6.12.12", memory, 2100, 750.0, pytest.approx(63, rel=0.01))
+    hardware = of_device(facts.name, facts.memory_bytes)
+    assert hardware is not None
+    assert hardware.name == "mi300x"
+
+
+def test_processes_of_other_users_on_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = AmdSmi()
+    library = Amd(smi)
+    smi.processes, smi.used_mib = {os.getpid(): 2**30}, 1324
+    assert found(library) == {}
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # now this process is another user's
+    assert found(library) == {"other processes": "warn"}
+    smi.processes, smi.used_mib = {os.getpid(): 0}, 300  # it only has the driver open
+    assert found(library) == {}
+
+
+def test_what_amdsmi_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each function that fails costs its own check alone; a GPU that is gone fails."""
+    smi = AmdSmi()
+    library = Amd(smi)
+    assert found(library, "unknown") == {"NUMA": "unknown", "Infinity Fabric": "unknown"}
+    smi.active = dict.fromkeys(("active_prochot_thrm", "active_socket_thrm"), "N/A")
+    smi.active |= dict.fromkeys(("active_vr_thrm", "active_hbm_thrm"), "N/A")
+    smi.broken = {"amdsmi_get_gpu_total_ecc_count": 2, "amdsmi_get_gpu_process_list": 10}
+    assert found(library, "unknown", "fail").keys() == {
+        *("NUMA", "Infinity Fabric", "throttling", "ECC", "other processes")
+    }
+    gone = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+    facts, (lost,) = gpu_health.checked([gone], library=Amd(AmdSmi()), first=5)
+    assert (facts, lost.check, lost.verdict) == ([], "GPU 5", "fail")
+    smi.broken = {"amdsmi_init": 34}
+    assert found(library) == {"GPUs": "fail"}
+    monkeypatch.setattr(amd, "is_here", lambda: True)  # a package without ROCm's library
+    facts, (said,) = gpu_health.checked([UUIDS[0]])
+    assert (facts, said.verdict) == ([], "unknown")

@@ -1,0 +1,19 @@
+"""A tracker for tests of tracking, and the command that uploads what it has written."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hpctrain.tracking import JournalTracker
+
+SYNC = [
+    *(sys.executable, "-c"),
+    "import sys; from hpctrain.tracking.sync import main; sys.exit(main(sys.argv[1:]))",
+]
+
+
+def new_tracker(run_dir: Path, store: Path | str, **options: Any) -> JournalTracker:
+    """Return a tracker of a run in the experiment `exp`, which does not upload by itself."""
+    uri = f"sqlite:///{store}" if isinstance(store, Path) else store
+    known = {"experiment": "exp", "run_name": "n", "uid": run_dir.name, "upload": False}
+    return JournalTracker(run_dir, uri=uri, **{**known, **options})

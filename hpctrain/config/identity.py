@@ -17,8 +17,8 @@ import json
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import keys, members
+from hpctrain.config.schema import Config, all_members
+from hpctrain.config.schema.key import keys
 
 # Raise it when a config of before would now mean another run: a default has changed, or a key that
 # decides the result has another name. Then every run has a new name.
@@ -44,7 +44,7 @@ def identity(config: Config, data_digest: str) -> dict[str, Any]:
 
 def changeable() -> list[str]:
     """Return the keys and sections that are not part of the identity."""
-    return [member.name for member in members(Config) if not member.rule.identity]
+    return [member.name for member in all_members() if not member.rule.identity]
 
 
 def _relevant(key: str, value: Any) -> Any:

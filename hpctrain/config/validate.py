@@ -15,8 +15,7 @@ from hpctrain.config import rank_counts
 from hpctrain.config.frozen import plain
 from hpctrain.config.network_variables import variables
 from hpctrain.config.rules import arguments, metrics, parameter_rules, starting_weights, targets
-from hpctrain.config.schema import Config, DataConfig, MonitorConfig, SchedulerConfig
-from hpctrain.config.schema.key import keys
+from hpctrain.config.schema import Config, DataConfig, MonitorConfig, SchedulerConfig, all_keys
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import of_section
 
@@ -46,7 +45,7 @@ def validate_job(config: Config, sections: Sequence[str]) -> None:
     """Check the resources of a job that is no training, in these sections and keys."""
     problems = [
         problem
-        for key in keys(Config)
+        for key in all_keys()
         if key.name.partition(".")[0] in sections
         and (problem := key.rule.problem(key.name, key.value(config)))
     ]
@@ -55,7 +54,7 @@ def validate_job(config: Config, sections: Sequence[str]) -> None:
 
 
 def _values(config: Config) -> Iterator[str]:
-    for key in keys(type(config)):
+    for key in all_keys():
         if problem := key.rule.problem(key.name, key.value(config)):
             yield problem
 

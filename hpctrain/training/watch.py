@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hpctrain.errors import HealthError
+from hpctrain.metric_names import lower_is_better
 from hpctrain.training.notes import Notes
 
 _LEAST_STEPS, _LATER = 100, 1000  # the first judgement at the end of a run, and before its end
@@ -35,7 +36,7 @@ class Guess(NamedTuple):
     """What an evaluation of a model that knows nothing of its input would have.
 
     Attributes:
-        metric: `val/accuracy`, of which higher values are better; or one of which lower are.
+        metric: One whose name tells which values are better.
         value: Its value.
         margin: A model that is better by less may have been lucky.
         what: What guesses so, in words.
@@ -50,7 +51,7 @@ class Guess(NamedTuple):
 
     def beats(self, values: Mapping[str, float]) -> bool:
         """Return whether the guess is as good as these metrics of an evaluation."""
-        own, sign = values[self.metric], 1 if self.metric == "val/accuracy" else -1
+        own, sign = values[self.metric], -1 if lower_is_better(self.metric) else 1
         better = sign * (own - self.value) > self.margin
         return math.isfinite(own) and not better and values["val/loss"] >= _BEATEN * self.loss
 

@@ -33,8 +33,7 @@ from hpctrain.config.composing.scaled import scaled
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import keys
+from hpctrain.config.schema import Config, all_keys
 from hpctrain.errors import ConfigError, StorageError
 
 
@@ -96,7 +95,7 @@ def extending(override: str) -> str:
     Hydra itself refuses names that the section does not have yet, unless the override has `++`.
     """
     name, _, value = override.partition("=")
-    free = (key.name for key in keys(Config) if key.type.startswith("dict") and "." in key.name)
+    free = (key.name for key in all_keys() if key.type.startswith("dict") and "." in key.name)
     return f"++{override}" if value.lstrip().startswith("{") and name in free else override
 
 

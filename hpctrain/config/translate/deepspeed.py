@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.rules import targets
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import keys
+from hpctrain.config.schema import all_keys
 from hpctrain.config.translate.deepspeed_keys import (
     NOT_TORCH,
     OPTIONS,
@@ -265,7 +264,7 @@ def _scheduler(source: Source, made: Translation) -> None:
             made.choices["scheduler"] = "constant"  # without one DeepSpeed changes nothing
         return
     if kind not in _SCHEDULERS:
-        (known,) = (each for each in keys(Config) if each.name == "scheduler.kind")
+        (known,) = (each for each in all_keys() if each.name == "scheduler.kind")
         source.drop("scheduler.type", f"scheduler.kind has {known.rule.allowed}")
         for name in OTHER_SCHEDULERS:
             source.drop(f"{params}{name}", "it belongs to that scheduler")

@@ -181,7 +181,8 @@ OTHER = {
 
 def test_what_is_said_not_to_exist_does_not() -> None:
     """If `keys WORD` finds a key by the name that another program has, the reason names a key."""
-    reasons = accelerate._REASONS | deepspeed_keys.REASONS
+    rows = accelerate.KEYS | deepspeed_keys.KEYS
+    reasons = {name: getattr(row, "reason", row) for name, row in rows.items()}
     denials = re.compile(r"\b(no|not|never|nothing|cannot|none|only)\b")
     for name, reason in reasons.items():
         text = reason.removeprefix(ALWAYS)

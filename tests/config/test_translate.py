@@ -14,7 +14,7 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.config.translate import accelerate, deepspeed
-from hpctrain.config.translate.foreign_config import Source
+from hpctrain.config.translate.foreign_config import Source, Taken
 from hpctrain.config.translate.translation import Translation, read
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
@@ -710,10 +710,11 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 def test_a_list_or_section_in_place_of_a_choice_is_refused(tmp_path: Path) -> None:
-    source = Source("a.yaml", {"kind": [1], "other": [{}]}, {})
+    row = Taken({"a": 1, "b": 2})
+    source = Source("a.yaml", {"kind": [1], "other": [{}]}, {"kind": row, "other": row})
     for name in ("kind", "other"):
         with pytest.raises(ConfigError, match="allowed are a, b"):
-            source.choice(name, {"a": 1, "b": 2})
+            source.take(name)
 
 
 def test_a_file_to_translate_is_a_regular_one_of_at_most_a_mebibyte(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpctrain.config.rules import batch_sizes, shares
-from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules import batch_sizes
+from hpctrain.config.rules.combinations import (
+    division_problems,
+    own_model_problems,
+    parallel_problems,
+)
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import division_problems
-from hpctrain.config.rules.own_models import own_model_problems
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
@@ -57,13 +59,13 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    if wrong := list(shares.problems(config, degrees)):
+    if wrong := list(batch_sizes.weight_problems(config, degrees)):
         yield from wrong
         return
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
     yield from own_model_problems(config, degrees)
-    yield from _sampling(config, shares.shares(config.parallel, degrees.dp))
+    yield from _sampling(config, batch_sizes.shares(config.parallel, degrees.dp))
     if config.data.workers and not (config.data.transforms or config.data.val_transforms):
         yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
     yield from batch_sizes.problems(config, degrees)

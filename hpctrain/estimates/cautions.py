@@ -12,8 +12,8 @@ from typing import Any
 
 from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
+from hpctrain.config.rules.combinations import TRANSFORMER
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.own_models import TRANSFORMER
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
 from hpctrain.estimates import time_limit

@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.rules import batch_sizes, shares
+from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
@@ -225,7 +225,7 @@ def config(cell: Cell) -> Config:
         section, _, name = key.rpartition(".")
         setattr(functools.reduce(getattr, section.split("."), made), name, value)
     degrees = Degrees.of(made.parallel, cell.ranks)
-    problems = [*parallel_problems(made, degrees), *shares.problems(made, degrees)]
+    problems = [*parallel_problems(made, degrees), *batch_sizes.weight_problems(made, degrees)]
     problems += batch_sizes.problems(made, degrees)
     assert not problems, problems
     return made

@@ -12,9 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.combinations import division_problems, parallel_problems
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import division_problems
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.distributed.ranks import RankInfo

@@ -292,7 +292,11 @@ def test_what_does_not_go_together(keys: dict[str, Any], message: str) -> None:
     for key, value in ({"checkpoint.init_from": "/x", "train.lora.match": "*"} | keys).items():
         section, _, name = key.rpartition(".")
         setattr(functools.reduce(getattr, section.split("."), config), name, value)
-    assert message in "\n".join(starting_weights.problems(config))
+    assert message in "\n".join(
+        starting_weights.problems(
+            config.checkpoint, config.train, config.parallel, config.precision
+        )
+    )
 
 
 @pytest.mark.slow

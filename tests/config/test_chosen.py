@@ -1,6 +1,6 @@
 """The values that a user has chosen."""
 
-from hpctrain.config.chosen import chosen, override_key
+from hpctrain.config.identity import chosen, override_key
 from hpctrain.config.schema import Config
 
 

@@ -29,7 +29,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain import yaml_file
 from hpctrain.config.composing.choices import conf_dir, groups
-from hpctrain.config.composing.scaled import scaled
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
@@ -87,6 +86,30 @@ def compose(argv: list[str]) -> Config | None:
             "nothing was started"
         )
     return scaled(from_omegaconf(composed[0])) if composed else None
+
+
+def scaled(config: Config) -> Config:
+    """Return the config, in which a weak scaling series has the batch of its nodes.
+
+    +scaling=weak train.global_batch_size=64 launch.nodes=1,2,4 makes 64, 128 and 256 samples. A
+    frozen config has the batch that it trains. Such a series with a range of nodes is a
+    ConfigError.
+    """
+    if config.scaling is None:
+        return config
+    nodes = config.launch.node_numbers
+    if len(nodes) > 1:
+        raise ConfigError(
+            f"launch.nodes={config.launch.nodes}: with scaling={config.scaling} each run needs a "
+            "fixed number of nodes, as in launch.nodes=1,2,4"
+        )
+    if config.scaling == "weak":
+        config.train.global_batch_size *= nodes.start
+        config.train.batch_size_ramp = [
+            {name: n if name == "steps" else n * nodes.start for name, n in stage.items()}
+            for stage in config.train.batch_size_ramp
+        ]
+    return config
 
 
 def extending(override: str) -> str:

@@ -28,7 +28,7 @@ def read_from(config: Config, shape: str, folder: Path) -> None:
         ConfigError: The model does not take such a sample.
     """
     task = instantiate("task", config.task)
-    sample = of_shape(config, task, parse_shape(shape))
+    sample = of_shape(task, parse_shape(shape))
     activations_of(build_of(config), task, sample, None, config.train)  # which says what is wrong
     kept = {name: getattr(config.data, name) for name in ("batch_transforms", "threads", "tail")}
     config.data = replace(DataConfig(path=str(folder)), **kept)
@@ -36,7 +36,7 @@ def read_from(config: Config, shape: str, folder: Path) -> None:
 
 def write(config: Config, shape: str, folder: Path) -> None:
     """Write the data set: floats of a normal distribution, and 0 and 1 as labels and tokens."""
-    fields = of_shape(config, instantiate("task", config.task), parse_shape(shape))
+    fields = of_shape(instantiate("task", config.task), parse_shape(shape))
     numbers = np.random.default_rng(config.seed)
 
     def values(field: torch.Tensor, rows: int) -> Array:

@@ -215,7 +215,7 @@ def _least_seconds(config: Config, degrees: Degrees, hardware: Hardware | None) 
         return None
     if not config.model.get("tied"):  # a table in which rows are looked up multiplies nothing
         count -= int(config.model["vocab_size"]) * int(config.model["dim"])
-    flops = 6.0 * count * tokens * ramp_of(config).samples(steps)
+    flops = 6.0 * count * tokens * ramp_of(config.train).samples(steps)
     return flops / (peak * degrees.ranks)
 
 

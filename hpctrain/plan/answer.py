@@ -153,10 +153,10 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     if asked.named:
         of_command_line(config, named_nodes)  # errors of the config come before any work
     task = instantiate("task", config.task)
-    sample = of_shape(config, task, shape) if shape else of_data(config)
-    estimator, facts, model = _estimator(config, task, sample, Efficiencies())
-    samples = None if shape else samples_of_epoch(config)
-    budget = budget_of(asked.budget, config, facts.tokens, samples)
+    sample = of_shape(task, shape) if shape else of_data(config.data)
+    estimator, facts, model = _estimator(config, task, sample)
+    samples = None if shape else samples_of_epoch(config.data)
+    budget = budget_of(asked.budget, config.train, facts.tokens, samples)
     assert estimator.activations["none"]  # a sample that does not fit is an error before all else
     estimator.steps, estimator.limits = budget.steps, asked.limits
     price = hardware.price_per_hour if hardware else None
@@ -186,20 +186,18 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     assumed = _assumptions(facts, estimator.activations, hardware, budget, efficiencies)
     if estimator.calibration is not None:
         assumed |= estimator.calibration.assumptions
-    loader = loader_rate(config, hardware, has_data=shape is None)
+    loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
     return _Answer(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed)
 
 
-def _estimator(
-    config: Config, task: Any, sample: Batch, efficiencies: Efficiencies
-) -> tuple[Estimator, ModelFacts, nn.Module]:
+def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, ModelFacts, nn.Module]:
     model = build_on_meta(config)
     check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
     facts = explained(partial(facts_of, model, task, sample), "plan: the model")
     activations = _Measured(config, task, sample)
     memory = MemoryModel(model, facts, activations)
     blocks = _count_blocks(model, config)
-    return Estimator(facts, memory, activations, blocks, None, efficiencies), facts, model
+    return Estimator(facts, memory, activations, blocks), facts, model
 
 
 def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration:
@@ -207,7 +205,7 @@ def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration
     times, memory = [], []
     for run in runs:
         task, layout = instantiate("task", run.config.task), layout_of(run)
-        estimator, *_ = _estimator(run.config, task, of_data(run.config), Efficiencies())
+        estimator, *_ = _estimator(run.config, task, of_data(run.config.data))
         estimate = estimator.of(layout, hardware)
         if estimate.time is None:
             raise ConfigError(

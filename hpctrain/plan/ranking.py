@@ -96,7 +96,9 @@ def smallest(
         ranks = size[0] * size[1]
         if ranks > config.train.global_batch_size * whole:
             break
-        if estimator.least(config, ranks) > (hardware.memory_bytes or math.inf):
+        if estimator.least(config.precision, config.optimizer, ranks) > (
+            hardware.memory_bytes or math.inf
+        ):
             continue
         found = rank(config, estimator, hardware, [size])
         if found.best:

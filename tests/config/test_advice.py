@@ -21,7 +21,6 @@ from hpctrain.plan.answer import _estimator
 from hpctrain.plan.inspecting.sample_shape import of_shape
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.estimate import Estimator
-from hpctrain.plan.predicting.timing import Efficiencies
 from hpctrain.tasks import LanguageModel
 from tests.conftest import ROOT
 
@@ -109,7 +108,7 @@ def base(composer: Composer) -> dict[str, Config]:
 @pytest.fixture(scope="module")
 def estimator(base: dict[str, Config]) -> Estimator:
     task = LanguageModel()
-    return _estimator(base["ddp"], task, of_shape(base["ddp"], task, (1025,)), Efficiencies())[0]
+    return _estimator(base["ddp"], task, of_shape(task, (1025,)))[0]
 
 
 def figures(estimator: Estimator, config: Config, hardware: Hardware) -> dict[str, float]:

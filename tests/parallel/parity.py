@@ -184,7 +184,7 @@ class Training:
 
     def run(self, cell: Cell, steps: int) -> None:
         """Make `steps` global steps, and append the loss and gradient norm of each."""
-        ramp = ramp_of(self.config)
+        ramp = ramp_of(self.config.train)
         for _ in range(steps):
             lr = 1e-3 if cell.optimizer == "adamw" else 0.1
             rows = ramp.samples(self.seen + 1) - ramp.samples(self.seen)

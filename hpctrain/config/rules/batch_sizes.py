@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
 
 
 class Ramp(NamedTuple):
@@ -87,18 +87,18 @@ class BatchSizes:
         return self.share // self.accumulate
 
 
-def ramp_of(config: Config) -> Ramp:
+def ramp_of(train: TrainConfig) -> Ramp:
     """Return the global batch sizes of a run."""
-    return Ramp.of(config.train.global_batch_size, config.train.batch_size_ramp)
+    return Ramp.of(train.global_batch_size, train.batch_size_ramp)
 
 
-def named_sizes(config: Config) -> dict[str, int]:
+def named_sizes(train: TrainConfig) -> dict[str, int]:
     """Return the global batch sizes of a run by the keys that give them, the smallest first."""
-    stages: list[dict[str, Any]] = config.train.batch_size_ramp
+    stages: list[dict[str, Any]] = train.batch_size_ramp
     return {
         f"train.batch_size_ramp[{i}].global_batch_size": stage["global_batch_size"]
         for i, stage in enumerate(stages)
-    } | {"train.global_batch_size": config.train.global_batch_size}
+    } | {"train.global_batch_size": train.global_batch_size}
 
 
 def parts_of_ramp(config: Config, degrees: Degrees, weight: int = 1) -> dict[int, int]:
@@ -106,14 +106,14 @@ def parts_of_ramp(config: Config, degrees: Degrees, weight: int = 1) -> dict[int
 
     The dict is empty if all steps have the same rows.
     """
-    sizes = named_sizes(config).values() if config.train.batch_size_ramp else ()
+    sizes = named_sizes(config.train).values() if config.train.batch_size_ramp else ()
     stages = [BatchSizes.of(config, degrees, size) for size in sizes]
     return {stage.share * weight: stage.accumulate * weight for stage in stages}
 
 
 def problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what is wrong with the sizes of the batch and its parts."""
-    train, sizes = config.train, named_sizes(config)
+    train, sizes = config.train, named_sizes(config.train)
     size, weights = train.micro_batch_size, config.parallel.weights
     if size is not None and train.accumulate != 1:
         yield f"train.micro_batch_size={size} and train.accumulate={train.accumulate}: give one"

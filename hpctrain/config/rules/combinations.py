@@ -181,7 +181,7 @@ def _pipeline(config: Config, degrees: Degrees) -> Iterator[str]:
             "give a number, or train.accumulate"
         )
     else:
-        for key, size in named_sizes(config).items():
+        for key, size in named_sizes(train).items():
             if size % degrees.dp == 0:
                 yield from _micro_batches(config, degrees, key, size)
 

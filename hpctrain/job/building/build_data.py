@@ -92,7 +92,7 @@ class DataBuilder:
             global_batch_size=self.config.train.global_batch_size,
             shares=(self.mesh.first_share, self.mesh.shares, self.mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
-            ramp=ramp_of(self.config).stages,
+            ramp=ramp_of(self.config.train).stages,
             transforms=self._made("data.transforms", data.transforms),
             batch_transforms=self._made("data.batch_transforms", data.batch_transforms),
         )

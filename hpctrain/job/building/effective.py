@@ -42,7 +42,7 @@ class Effective:
         `steps_in` returns the steps of the first epochs, with those of the ramp; None: there is
         none.
         """
-        train, ramp = config.train, ramp_of(config)
+        train, ramp = config.train, ramp_of(config.train)
         limits: list[float] = [math.inf if train.max_steps is None else train.max_steps]
         if train.max_epochs is not None:
             steps_in = steps_in or steps_per_epoch.__mul__

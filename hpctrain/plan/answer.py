@@ -20,6 +20,7 @@ from hpctrain.hardware import Hardware, of_section
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.initial import Build
 from hpctrain.plan import printing
 from hpctrain.plan.budget import Budget, Limits, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
@@ -146,10 +147,10 @@ class _Answer:
 def answer(asked: Query, others: list[Hardware]) -> _Answer:
     """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
     config, hardware = asked.config, asked.hardware
-    if asked.runs:
-        hardware = hardware_of(config, hardware, asked.runs)
-    shape = None if asked.shape is None else parse_shape(asked.shape)
     named_nodes = config.launch.node_numbers.start
+    if asked.runs:
+        hardware = hardware_of(Layout(config, named_nodes, ()), hardware, asked.runs)
+    shape = None if asked.shape is None else parse_shape(asked.shape)
     if asked.named:
         of_command_line(config, named_nodes)  # errors of the config come before any work
     task = instantiate("task", config.task)
@@ -191,13 +192,17 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
 
 
 def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, ModelFacts, nn.Module]:
-    model = build_on_meta(config)
+    model = build_on_meta(_build(config))
     check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
     facts = explained(partial(facts_of, model, task, sample), "plan: the model")
     activations = _Measured(config, task, sample)
     memory = MemoryModel(model, facts, activations)
     blocks = _count_blocks(model, config)
     return Estimator(facts, memory, activations, blocks), facts, model
+
+
+def _build(config: Config) -> Build:
+    return build_of(config.model, config.train.lora, config.optimizer, config.parallel.blocks)
 
 
 def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration:
@@ -229,7 +234,7 @@ class _Measured(dict[str, Activations]):
             self._config.precision.compute
         )
         self[mode] = activations_of(
-            build_of(self._config),
+            _build(self._config),
             self._task,
             self._sample,
             None if compute is None else DTYPES[compute],

@@ -15,8 +15,8 @@ import torch
 from hpctrain.checkpoint.starting_point import restore, restore_average
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import WeightFiles
+from hpctrain.config.evaluation_job import fit_batch
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.fitting_layout import fit_batch
 from hpctrain.config.schema import Config
 from hpctrain.distributed.group import group_of_config
 from hpctrain.distributed.ranks import RankInfo

@@ -6,35 +6,28 @@ data.transforms, data.batch_transforms, data.val_..., hooks, tracking.also â”€â”
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hpctrain.config.rules import arguments, parameter_rules, targets
-from hpctrain.config.schema import Config, OptimizerConfig, SchedulerConfig
-
-_TRANSFORMS = ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms")
+from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
 
 
-def problems(config: Config) -> Iterator[str]:
-    """Yield what is wrong with the objects of a config."""
-    for section, node in (("model", config.model), ("task", config.task)):
-        if wrong := _target(section, node.get("_target_"), _choose(section)):
-            yield wrong
-            continue
-        yield from arguments.problems(section, node)
-        for where, part in _inside(section, node):
-            yield from _called(where, part, "it must be package.module.Class")
-    yield from _optimizer(config.optimizer)
-    yield from _schedule(config.scheduler)
-    lists = {f"data.{key}": getattr(config.data, key) or [] for key in _TRANSFORMS}
-    lists |= {"hooks": config.hooks, "tracking.also": config.tracking.also}
-    for key, nodes in lists.items():
-        for i, node in enumerate(nodes):
-            yield from _called(
-                f"{key}[{i}]",
-                node,
-                "it must be package.module.Class, or package.module.function and _partial_: true",
-            )
+def nested(section: str, node: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with an object, and with those among its arguments."""
+    if wrong := _target(section, node.get("_target_"), _choose(section)):
+        yield wrong
+        return
+    yield from arguments.problems(section, node)
+    for where, part in _inside(section, node):
+        yield from _called(where, part, "it must be package.module.Class")
+
+
+def listed(key: str, nodes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what is wrong with the objects of a list."""
+    advice = "it must be package.module.Class, or package.module.function and _partial_: true"
+    for i, node in enumerate(nodes):
+        yield from _called(f"{key}[{i}]", node, advice)
 
 
 def _called(where: str, node: Mapping[str, Any], advice: str, **given: Any) -> Iterator[str]:
@@ -66,7 +59,8 @@ def _inside(key: str, node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _inside(where, value)
 
 
-def _optimizer(own: OptimizerConfig) -> Iterator[str]:
+def optimizer(own: OptimizerConfig) -> Iterator[str]:
+    """Yield what is wrong with the optimizer and its groups."""
     decay = parameter_rules.weight_decay_of(own)
     node = {"_target_": own._target_, "lr": own.lr, **decay, **own.options}
     inner = {name: f"optimizer.options.{name}" for name in own.options}
@@ -74,7 +68,7 @@ def _optimizer(own: OptimizerConfig) -> Iterator[str]:
     yield from parameter_rules.problems(own)
 
 
-def _schedule(scheduler: SchedulerConfig) -> Iterator[str]:
+def schedule(scheduler: SchedulerConfig) -> Iterator[str]:
     """Yield what is wrong with a schedule of the user."""
     target, options = scheduler._target_, scheduler.options
     if target is None:

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.launch.arrays import Entry
@@ -120,7 +119,7 @@ def measure(
     best = [estimate for group in groups for estimate in group]
     for group in groups:
         for one in group:
-            _add(sweep, overrides, one, short_run(one, folder, minutes(group)))
+            _add(sweep, overrides, one, minutes(group))
     try:
         sweep.submit()
         jobs = [
@@ -135,11 +134,12 @@ def measure(
     return [_result(estimate, each.job) for estimate, each in zip(best, jobs, strict=True)]
 
 
-def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, config: Config) -> None:
+def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) -> None:
     """Add a run with a directory of its own: layouts do not change the result, and so not the name.
 
     The name in the config stays, because the jobs of an array have one.
     """
+    config = short_run(one, sweep.folder.parents[1], limit_min)
     number, kind = len(sweep.entries), one.layout.kind.replace("+", "-")
     sweep.add([*overrides, *one.layout.overrides], lambda _: config)
     for entry in sweep.entries[number:]:  # none, if the config is wrong

@@ -119,9 +119,7 @@ _CURES = {
         _Cure("train.accumulate={fewer}", "makes the micro-batches larger", lowers="step_s"),
         _Cure("train.micro_batch_size={room}", "makes the micro-batches larger", lowers="step_s"),
         _Cure(
-            "train.activation_checkpointing=none",
-            "computes no activations twice",
-            lowers="step_s",
+            "train.activation_checkpointing=none", "computes no activations twice", lowers="step_s"
         ),
         _Cure(
             "train.global_batch_size={larger_batch}",

@@ -60,11 +60,7 @@ class Memory:
 
         Activations are there in full when the backward pass begins, and all gradients when it ends.
         """
-        return max(
-            self.peak,
-            self.base + self.begin + activations,
-            self.base + self.end + working,
-        )
+        return max(self.peak, self.base + self.begin + activations, self.base + self.end + working)
 
     def __str__(self) -> str:
         place = " (host)" if self.offload else ""

@@ -144,11 +144,7 @@ TRAINER = {
     },
     "scheduler": {
         "type": "WarmupLR",
-        "params": {
-            "warmup_min_lr": "auto",
-            "warmup_max_lr": "auto",
-            "warmup_num_steps": "auto",
-        },
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
     },
     "zero_optimization": {
         "stage": 3,

@@ -41,10 +41,7 @@ class CheckpointConfig:
         "fills it in.",
     )
     every_steps: int = key(
-        200,
-        "A checkpoint is written every this many steps.",
-        count="steps",
-        identity=False,
+        200, "A checkpoint is written every this many steps.", count="steps", identity=False
     )
     at_end: bool = key(
         True,

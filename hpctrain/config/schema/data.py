@@ -45,8 +45,7 @@ class WindowsConfig:
         count="elements",
     )
     documents: bool = key(
-        False,
-        "Batches also get FIELD_document, which numbers the document of each element.",
+        False, "Batches also get FIELD_document, which numbers the document of each element."
     )
 
 

@@ -67,9 +67,7 @@ class LaunchConfig:
         check=_check_minutes,
     )
     warn_s: int = key(
-        120,
-        "This long before its time limit a job saves and requeues itself.",
-        count="seconds",
+        120, "This long before its time limit a job saves and requeues itself.", count="seconds"
     )
     max_running: int | None = key(
         None,

@@ -35,9 +35,7 @@ class CompressionConfig:
         check=_check_ratio,
     )
     ratio_steps: int = key(
-        1000,
-        "final_ratio is reached this many steps after start_step.",
-        count="steps",
+        1000, "final_ratio is reached this many steps after start_step.", count="steps"
     )
 
 
@@ -68,7 +66,5 @@ class LocalSGDConfig:
         above=0,
     )
     outer_momentum: float = key(
-        0.0,
-        "The Nesterov momentum of the mean changes. DiLoCo takes 0.9.",
-        between=(0, 1),
+        0.0, "The Nesterov momentum of the mean changes. DiLoCo takes 0.9.", between=(0, 1)
     )

@@ -123,11 +123,7 @@ def best_of(hardware: Hardware) -> float:
 
 
 def _compute(
-    layout: Layout,
-    facts: ModelFacts,
-    hardware: Hardware,
-    peak: float,
-    efficiencies: Efficiencies,
+    layout: Layout, facts: ModelFacts, hardware: Hardware, peak: float, efficiencies: Efficiencies
 ) -> tuple[float, float]:
     """Return the seconds of products and of attention of a whole sample on one GPU."""
     assert facts.flops is not None

@@ -36,12 +36,11 @@ from hpctrain.plan.inspecting.model_facts import (
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
-from hpctrain.plan.measured.calibration import Calibration, calibrated, hardware_of, layout_of
-from hpctrain.plan.more_nodes import scaling
+from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
 from hpctrain.plan.predicting.timing import Efficiencies, best_of
-from hpctrain.plan.ranking import Ranking, on, rank, sizes_of, smallest
+from hpctrain.plan.ranking import Ranking, on, rank, scaling, sizes_of, smallest
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
 from hpctrain.units import GIB

@@ -9,8 +9,8 @@ from hpctrain.console import Console, Table
 from hpctrain.hardware import Hardware, Price
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
-from hpctrain.plan.more_nodes import Scaled
 from hpctrain.plan.predicting.estimate import Estimate, readable
+from hpctrain.plan.ranking import Scaled
 from hpctrain.units import MIB
 
 

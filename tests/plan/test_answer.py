@@ -25,13 +25,12 @@ from hpctrain.plan.layouts import Layout
 from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.plan.more_nodes import scaling
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import StepTime, gather_s, link_of, send_s
 from hpctrain.plan.printing import print_scaling
-from hpctrain.plan.ranking import WHY
+from hpctrain.plan.ranking import WHY, scaling
 from hpctrain.tasks import LanguageModel
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]

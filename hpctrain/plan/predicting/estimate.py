@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hpctrain.config.schema import OptimizerConfig, PrecisionConfig
 from hpctrain.estimates.optimizer_states import optimizer_states
@@ -15,6 +15,7 @@ from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Divisible, Layout
 from hpctrain.plan.memory import stored_bytes
+from hpctrain.plan.predicting.calibration import Calibration
 from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 
@@ -95,15 +96,6 @@ class Estimate:
         }
 
 
-class _Calibrates(Protocol):
-    """What measured runs say; `hpctrain.plan.measured` has it."""
-
-    @property
-    def assumptions(self) -> dict[str, str]: ...
-    def time(self, predicted: StepTime) -> StepTime | None: ...
-    def bytes(self, predicted: RankMemory) -> RankMemory: ...
-
-
 class Estimator:
     """Predicts layouts of one model.
 
@@ -121,7 +113,7 @@ class Estimator:
         self.facts, self._memory, self.activations = facts, memory, activations
         self._blocks, self.efficiencies, self.limits = blocks, Efficiencies(), Limits()
         self.steps: int | None = None
-        self.calibration: _Calibrates | None = None
+        self.calibration: Calibration | None = None
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -151,30 +151,10 @@ def test_what_the_checks_refuse_is_not_advised(base: dict[str, Config]) -> None:
 
 # Words of their names that our search finds, in keys that are something else.
 OTHER = {
-    *(
-        "activations",
-        "apply",
-        "checkpoint",
-        "checkpointing",
-        "cluster",
-        "commands",
-        "command",
-        "count",
-        "graph",
-        "layer",
-    ),
-    *(
-        "learning",
-        "memory",
-        "module",
-        "momentum",
-        "override",
-        "param",
-        "params",
-        "partition",
-        "pipeline",
-    ),
-    *("ratio", "trace", "warnings", "weights", "write"),
+    *("activations", "apply", "checkpoint", "checkpointing", "cluster", "command"),
+    *("commands", "count", "graph", "layer", "learning", "memory", "module", "momentum"),
+    *("override", "param", "params", "partition", "pipeline", "ratio", "trace", "warnings"),
+    *("weights", "write"),
 }
 
 

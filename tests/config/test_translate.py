@@ -256,32 +256,19 @@ def test_what_the_trainer_fills_in(composed: Composed) -> None:
         ),
         (
             {
-                "scheduler": {
-                    "type": "WarmupCosineLR",
-                    "params": {"total_num_steps": 500, "warmup_num_steps": 10},
-                }
+                "scheduler.type": "WarmupCosineLR",
+                "scheduler.params": {"total_num_steps": 500, "warmup_num_steps": 10},
             },
             {"scheduler": "cosine", "scheduler.final_ratio": 1e-4, "train.max_steps": 500},
         ),
         (
             {
-                "scheduler": {
-                    "type": "OneCycle",
-                    "params": {
-                        "cycle_min_lr": 1e-4,
-                        "cycle_max_lr": 1e-3,
-                        "cycle_first_step_size": 100,
-                        "cycle_second_step_size": 300,
-                    },
-                }
+                "scheduler.type": "OneCycle",
+                "scheduler.params": {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3}
+                | {"cycle_first_step_size": 100, "cycle_second_step_size": 300},
             },
-            {
-                "scheduler": "one_cycle",
-                "optimizer.lr": 1e-3,
-                "train.max_steps": 400,
-                "scheduler.rise_fraction": 0.25,
-                "scheduler.initial_ratio": 0.1,
-            },
+            {"scheduler": "one_cycle", "optimizer.lr": 1e-3, "train.max_steps": 400}
+            | {"scheduler.rise_fraction": 0.25, "scheduler.initial_ratio": 0.1},
         ),
         ({"flops_profiler": {"enabled": True, "profile_step": 5}}, {"train.profile": "5-5"}),
         ({"fp32_allreduce": True}, {"precision.reduce": "fp32"}),

@@ -308,6 +308,12 @@ def test_single_keys(content: dict[str, Any], expected: dict[str, Any], composed
             "there is no such key",
         ),
         ({"optimizer": {"type": "Lamb"}}, "optimizer.type=Lamb", "torch has no LAMB"),
+        # A key of another optimizer is a key all the same.
+        (
+            {"optimizer": {"type": "AdamW", "params": {"freeze_step": 4}}},
+            "optimizer.params.freeze_step=4",
+            "it belongs to the optimizer",
+        ),
         (
             {"scheduler": {"type": "LRRangeTest"}},
             "scheduler.type=LRRangeTest",

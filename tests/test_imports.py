@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ console disk errors forks lock progress_bar record run_record secrets step_names "
-    "slow terminal units yaml_file"
+    "__init__ console disk errors forks lock metric_names progress_bar record run_record secrets "
+    "slow step_names terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -95,6 +95,7 @@ APART = {
     "run_record": "disk errors record",
     "forks": "",
     "lock": "disk forks",
+    "metric_names": "",
     "terminal": "",
     "console": "terminal",
     "progress_bar": "console",
@@ -113,7 +114,7 @@ NO_TORCH = (
     "distributed.variables doctor.against_hardware doctor.checks doctor.command "
     "doctor.comparison doctor.finding doctor.history doctor.login doctor.probe "
     "doctor.table errors faults.early_signals estimates forks hardware "
-    "job.compile_cache job.here job.verdict launch lock monitor plan.memory "
+    "job.compile_cache job.here job.verdict launch lock metric_names monitor plan.memory "
     "progress_bar record report run_record runs secret_text secrets shards.format shards.index "
     "slurm step_names terminal tracking trained.commands.branch units yaml_file"
 )

@@ -106,10 +106,15 @@ def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) 
     config_dir, shape = options.config_dir, options.sample_shape
     if shape:
         config = composed_for(overrides, config_dir, shape)
-        from hpctrain.bench.random_data import read_from
+        from hpctrain.bench import random_data
+        from hpctrain.job.building.instantiate import instantiate
+        from hpctrain.plan.inspecting.model_facts import build_of
 
         config.tracking.enabled = False
-        read_from(config, shape, _folder(config, ranks) / "data")
+        train, blocks = config.train, config.parallel.blocks
+        build = build_of(config.model, train.lora, config.optimizer, blocks)
+        random_data.check(instantiate("task", config.task), build, train, shape)
+        config.data = random_data.reading(config.data, _folder(config, ranks) / "data")
         validate(config, ranks.world_size)
         return config
     with composed(overrides, config_dir) as call:
@@ -136,6 +141,7 @@ def _measured(
     from hpctrain.distributed.group import process_group
     from hpctrain.distributed.variables import export
     from hpctrain.hardware import of_device
+    from hpctrain.job.building.instantiate import instantiate
 
     export(config.network, config.train, config.site.env, one_node=ranks.one_node)
     folder = _folder(config, ranks)
@@ -148,7 +154,8 @@ def _measured(
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
             config.train.batch_size_ramp = []  # the steps after the ramp are measured
             if options.sample_shape and ranks.is_main:
-                write(config, options.sample_shape, folder / "data")
+                task, batch = instantiate("task", config.task), config.train.global_batch_size
+                write(task, config.seed, batch, options.sample_shape, folder / "data")
             torch.distributed.barrier()
             bench = Bench(
                 config,

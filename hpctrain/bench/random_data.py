@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from hpctrain.config.schema import Config, DataConfig
-from hpctrain.job.building.instantiate import instantiate
+from hpctrain.config.schema import DataConfig, TrainConfig
 from hpctrain.plan.inspecting.activations import activations_of
-from hpctrain.plan.inspecting.model_facts import build_of
 from hpctrain.plan.inspecting.sample_shape import of_shape, parse_shape
 from hpctrain.shards.format import write_shards
 from hpctrain.shards.sample_schema import ArrayBatch
@@ -21,23 +21,21 @@ from hpctrain.shards.types import Array
 _ROWS = 64  # that are made at a time
 
 
-def read_from(config: Config, shape: str, folder: Path) -> None:
-    """Let a config read the data set, which has neither files to decode nor anything to choose.
-
-    Raises:
-        ConfigError: The model does not take such a sample.
-    """
-    task = instantiate("task", config.task)
-    sample = of_shape(config, task, parse_shape(shape))
-    activations_of(build_of(config), task, sample, None, config.train)  # which says what is wrong
-    kept = {name: getattr(config.data, name) for name in ("batch_transforms", "threads", "tail")}
-    config.data = replace(DataConfig(path=str(folder)), **kept)
+def reading(data: DataConfig, folder: Path) -> DataConfig:
+    """Return a section that reads the data set: nothing is decoded, and there is no choice."""
+    kept = {name: getattr(data, name) for name in ("batch_transforms", "threads", "tail")}
+    return replace(DataConfig(path=str(folder)), **kept)
 
 
-def write(config: Config, shape: str, folder: Path) -> None:
+def check(task: Any, build: Callable[[], nn.Module], train: TrainConfig, shape: str) -> None:
+    """Raise a ConfigError if the model does not take such a sample."""
+    activations_of(build, task, of_shape(task, parse_shape(shape)), None, train)
+
+
+def write(task: Any, seed: int, batch: int, shape: str, folder: Path) -> None:
     """Write the data set: floats of a normal distribution, and 0 and 1 as labels and tokens."""
-    fields = of_shape(config, instantiate("task", config.task), parse_shape(shape))
-    numbers = np.random.default_rng(config.seed)
+    fields = of_shape(task, parse_shape(shape))
+    numbers = np.random.default_rng(seed)
 
     def values(field: torch.Tensor, rows: int) -> Array:
         size = (rows, *field.shape[1:])
@@ -46,7 +44,7 @@ def write(config: Config, shape: str, folder: Path) -> None:
         return numbers.integers(0, 2, size)
 
     def batches() -> Iterator[tuple[str, ArrayBatch]]:
-        for split, count in (("train", 3 * config.train.global_batch_size // 2), ("val", 2)):
+        for split, count in (("train", 3 * batch // 2), ("val", 2)):
             for begin in range(0, count, _ROWS):
                 rows = min(_ROWS, count - begin)
                 yield (

@@ -15,11 +15,11 @@ from operator import attrgetter
 
 import yaml
 
+from hpctrain.config.frozen import types
 from hpctrain.config.rank_counts import size_problems
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError
 
 CORES_PER_GPU = 2  # which reading and starting kernels need
@@ -119,9 +119,7 @@ _CURES = {
         _Cure("train.accumulate={fewer}", "makes the micro-batches larger", lowers="step_s"),
         _Cure("train.micro_batch_size={room}", "makes the micro-batches larger", lowers="step_s"),
         _Cure(
-            "train.activation_checkpointing=none",
-            "computes no activations twice",
-            lowers="step_s",
+            "train.activation_checkpointing=none", "computes no activations twice", lowers="step_s"
         ),
         _Cure(
             "train.global_batch_size={larger_batch}",
@@ -179,11 +177,10 @@ def _overrides(cure: _Cure, config: Config, degrees: Degrees, ranks: int, power:
 
 def changed(config: Config, overrides: str) -> Config:
     """Return a config with other values of single keys."""
-    types = {member.name: member.type for member in keys(Config)}
     made = copy.deepcopy(config)
     for key, _, text in (override.partition("=") for override in overrides.split()):
         section, _, name = key.rpartition(".")
-        value = text if types[key].startswith("str") else yaml.safe_load(text)
+        value = text if types()[key].startswith("str") else yaml.safe_load(text)
         setattr(attrgetter(section)(made), name, value)
     return made
 

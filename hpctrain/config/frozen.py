@@ -27,8 +27,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from hpctrain import secrets, yaml_file
 from hpctrain.config.explain import explain, unknown_key
-from hpctrain.config.schema import Config, LaunchConfig
-from hpctrain.config.schema.key import keys, members
+from hpctrain.config.schema import Config, LaunchConfig, all_keys, all_members
 from hpctrain.disk import expanded
 from hpctrain.errors import ConfigError, DamageError
 from hpctrain.run_record import RunRecord
@@ -248,9 +247,9 @@ _PLAIN = (str, int, float, type(None), dict, list)  # `is_dataclass` takes much 
 @functools.cache
 def types() -> dict[str, str]:
     """Return the type of every key, as the schema writes it."""
-    return {member.name: member.type for member in keys(Config)}
+    return {member.name: member.type for member in all_keys()}
 
 
 def known_keys() -> list[str]:
     """Return every dotted name of the schema, each section before its keys."""
-    return [member.name for member in members(Config)]
+    return [member.name for member in all_members()]

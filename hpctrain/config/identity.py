@@ -1,4 +1,4 @@
-"""The identity of a run: what two configs have in common that are the same run.
+"""What somebody has chosen of a config, and what of it decides the result: the identity of a run.
 
     config ── keys that decide the result, where they differ from the defaults ──┐
     data set ── its digest ──────────────────────────────────────────────────────┼─ hash ─ signature
@@ -7,22 +7,26 @@
 Only differences from the schema's defaults are hashed, so that a release that adds a key does not
 rename the runs that exist. Each key of the schema says whether it decides the result
 (`identity=False`: it does not). `data.path` is replaced by the digest of the data set: a copy
-elsewhere is the same data.
+elsewhere is the same data. A config has hundreds of keys, so MLflow's table of a run shows only the
+`chosen` ones; `config.yaml`, an artifact of the run, has all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import keys, members
+from hpctrain.config.schema import Config, all_members
+from hpctrain.config.schema.key import keys
 
 # Raise it when a config of before would now mean another run: a default has changed, or a key that
 # decides the result has another name. Then every run has a new name.
 IDENTITY_VERSION = 1
+_ELSEWHERE = ("tracking.uri",)  # it says where a run is, not what it is
 
 
 def signature(config: Config, data_digest: str) -> str:
@@ -44,7 +48,7 @@ def identity(config: Config, data_digest: str) -> dict[str, Any]:
 
 def changeable() -> list[str]:
     """Return the keys and sections that are not part of the identity."""
-    return [member.name for member in members(Config) if not member.rule.identity]
+    return [member.name for member in all_members() if not member.rule.identity]
 
 
 def _relevant(key: str, value: Any) -> Any:
@@ -54,3 +58,22 @@ def _relevant(key: str, value: Any) -> Any:
     if key == "data.subset" and (value or "").endswith(".npy"):
         return None
     return value
+
+
+def chosen(config: Config, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the values that differ from their defaults, and those that the overrides name.
+
+    A swept value that happens to be the default is shown, too.
+    """
+    named = {override_key(text) for text in overrides}
+    found = {}
+    for key in keys(type(config)):
+        value = key.value(config)
+        if key.name not in _ELSEWHERE and (value != key.default or key.name in named):
+            found[key.name] = value
+    return found
+
+
+def override_key(text: str) -> str:
+    """Return the key of an override: `optimizer.lr` of `++optimizer.lr=1e-3`."""
+    return re.sub(r"^[+~]*", "", text.partition("=")[0])

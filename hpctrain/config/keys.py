@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 
 from hpctrain.config.other_names import OTHER_NAMES
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import REQUIRED, Member, keys, members
+from hpctrain.config.schema import all_keys, all_members
+from hpctrain.config.schema.key import REQUIRED, Member
 from hpctrain.errors import ConfigError
 
 COLUMNS = ("key", "type", "default", "unit", "allowed", "identity", "meaning")
@@ -61,10 +61,10 @@ def select(names: Sequence[str]) -> list[Member]:
     If none has, a word may be the name that another tool has for a key; if none is, it is a
     ConfigError. Without any names all keys are chosen.
     """
-    known = {member.name for member in members(Config)}
+    known = {member.name for member in all_members()}
     words = [name for name in names if name not in known]
     chosen = {name for name in names if name in known}
-    found = {key.name for key in keys(Config) if words and all(_has(key, word) for word in words)}
+    found = {key.name for key in all_keys() if words and all(_has(key, word) for word in words)}
     if words and not found:
         found = {OTHER_NAMES.get(word, "") for word in words}
         if not found <= known:
@@ -72,9 +72,7 @@ def select(names: Sequence[str]) -> list[Member]:
     chosen |= found
     within = tuple(f"{name}." for name in chosen)
     return [
-        key
-        for key in keys(Config)
-        if not names or key.name in chosen or key.name.startswith(within)
+        key for key in all_keys() if not names or key.name in chosen or key.name.startswith(within)
     ]
 
 
@@ -91,7 +89,7 @@ def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
     near = [OTHER_NAMES[word] for word in words if word in OTHER_NAMES]
     near = near or [n for word in words for n in difflib.get_close_matches(word, known, n=1)]
     hint = f"did you mean {' '.join(near)}? " if near else ""
-    top = ", ".join(member.name for member in members(Config) if "." not in member.name)
+    top = ", ".join(member.name for member in all_members() if "." not in member.name)
     return (
         f"{' '.join(words)}: no such key or section, and no key has "
         f"{'these words' if len(words) > 1 else 'this word'} in its meaning; {hint}the top level "
@@ -102,7 +100,7 @@ def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
 def _print_sections() -> None:
     from hpctrain.console import Cell, Console, Table
 
-    top = [member for member in members(Config) if "." not in member.name]
+    top = [member for member in all_members() if "." not in member.name]
     sections, commands = Table("", "", "", right=(1,)), Table("", "")
     for member in (member for member in top if member.is_section):
         sections.add_row(member.name, str(len(select([member.name]))), member.rule.text)
@@ -111,7 +109,7 @@ def _print_sections() -> None:
         ("optimizer", "the keys of a section"),
         ("optimizer.lr", "one key"),
         ("warmup", "the keys with this word in name or meaning"),
-        ("--all", f"all {len(keys(Config))} keys"),
+        ("--all", f"all {len(all_keys())} keys"),
     ):
         commands.add_row(Cell(f"python -m hpctrain keys {arguments}", no_wrap=True), meaning)
     Console(highlight=False).print(

@@ -1,6 +1,6 @@
 """Every metric that a run may have: its name, its unit and what it means, each of them once.
 
-    SAMPLES_PER_S = _metric("perf/samples_per_s", "samples/s", "Samples of all ranks ...")
+    SAMPLES_PER_S = _metric("perf/samples_per_s [samples/s]", "Samples of all ranks ...")
     tracker.log_metrics({SAMPLES_PER_S: 1234.5}, step)
 
 Words in capitals stand for what differs from run to run: `val/NAME`, `system/NODE/gpu_N_...`.
@@ -32,90 +32,78 @@ def unit(name: str) -> str:
     return next((metric.unit for metric in _known if metric.name == name), "")
 
 
-def _metric(name: str, unit: str, text: str) -> str:
+def _metric(name_unit: str, text: str) -> str:
+    name, _, unit = name_unit.removesuffix("]").partition(" [")
     _known.append(Metric(name, unit, text))
     return name
 
 
 TRAIN_LOSS = _metric(
     "train/loss",
-    "",
     "The loss, the mean over the samples or tokens of all ranks since the last report.",
 )
 TRAIN_NAME = _metric(
     "train/NAME",
-    "",
     "Another sum of the task divided by its count, over all ranks since the last report; or what "
     "the task derives from these means.",
 )
-LR = _metric("train/lr", "", "The learning rate of the step.")
+LR = _metric("train/lr", "The learning rate of the step.")
 GRAD_NORM = _metric(
-    "train/grad_norm", "", "The L2 norm of the gradient of the step, of all ranks, before clipping."
+    "train/grad_norm", "The L2 norm of the gradient of the step, of all ranks, before clipping."
 )
-EPOCH = _metric("train/epoch", "epochs", "The whole epochs that the training has been given.")
+EPOCH = _metric("train/epoch [epochs]", "The whole epochs that the training has been given.")
 GLOBAL_BATCH_SIZE = _metric(
-    "train/global_batch_size",
-    "samples",
+    "train/global_batch_size [samples]",
     "The samples of the step, of all ranks, where train.batch_size_ramp changes them.",
 )
 SKIPPED_STEPS = _metric(
-    "train/skipped_steps",
-    "steps",
+    "train/skipped_steps [steps]",
     "The steps that were left out, because a number was not finite (train.nonfinite).",
 )
 _metric(
     "train/bubble",
-    "",
     "The part of the time in which a stage of the pipeline had nothing to do, the mean over the "
     "stages.",
 )
 _metric(
     "train/expert_load_max",
-    "",
     "The tokens of the busiest expert, divided by those that each would have if all had equally "
     "many; the largest of all layers.",
 )
-_metric("train/expert_dropped", "", "The part of the tokens that found no room at their expert.")
+_metric("train/expert_dropped", "The part of the tokens that found no room at their expert.")
 _metric(
     "val/NAME",
-    "",
     "A sum of the task divided by its count, over the evaluation split, each sample once; or what "
     "the task derives from these means.",
 )
 SAMPLES_PER_S = _metric(
-    "perf/samples_per_s",
-    "samples/s",
+    "perf/samples_per_s [samples/s]",
     "Samples of all ranks, divided by the time of the steps since the last report. Evaluations, "
     "checkpoints and reports do not count as time.",
 )
 TOKENS_PER_S = _metric(
-    "perf/tokens_per_s",
-    "tokens/s",
+    "perf/tokens_per_s [tokens/s]",
     "Predicted tokens of all ranks, divided by the same time; for a task that counts tokens.",
 )
 SAMPLES_SEEN = _metric(
-    "perf/samples_seen",
-    "samples",
+    "perf/samples_seen [samples]",
     "Samples that the training has been given since step 0, over all ranks, epochs and attempts; "
     "what a resumed attempt makes again counts once.",
 )
 TOKENS_SEEN = _metric(
-    "perf/tokens_seen",
-    "tokens",
+    "perf/tokens_seen [tokens]",
     "Predicted tokens of all steps since step 0, counted like the samples; for a task that counts "
     "tokens.",
 )
 STEP_MS_P50 = _metric(
-    "perf/step_ms_p50",
-    "ms",
+    "perf/step_ms_p50 [ms]",
     "The median time of a step since the last report, from the end of the step before to its own "
     "end, with the wait for data. On a GPU it is measured by events in the stream of the training.",
 )
-STEP_MS_P95 = _metric("perf/step_ms_p95", "ms", "The 95th percentile of the same times.")
-STEP_MS_MAX = _metric("perf/step_ms_max", "ms", "The largest of the same times.")
+STEP_MS_P95 = _metric("perf/step_ms_p95 [ms]", "The 95th percentile of the same times.")
+STEP_MS_MAX = _metric("perf/step_ms_max [ms]", "The largest of the same times.")
 SLOWEST_RANK = _metric(
     "perf/slowest_rank",
-    "",
     "The rank whose own part of the last steps took longest, for which the others have waited: "
     "its work, its waits for data, and where it was blocked in the user's code. On GPUs the work "
     "of the GPU itself is not in it. Ranks that differ by less than 5% of the time have no such "
@@ -123,98 +111,83 @@ SLOWEST_RANK = _metric(
 )
 DATA_WAIT_FRACTION = _metric(
     "perf/data_wait_fraction",
-    "",
     "The part of the time of the steps in which rank 0 has waited for its data.",
 )
 COMMUNICATION_FRACTION = _metric(
     "perf/communication_fraction",
-    "",
     "The part of the time of the steps in which rank 0 has waited for other ranks: communication "
     "that no work covers. It is measured on CPUs only, where a thread that waits sleeps; on a GPU "
     "only a profile shows it. A single rank has no such metric.",
 )
 CHECKPOINT_S = _metric(
-    "perf/checkpoint_s",
-    "s",
+    "perf/checkpoint_s [s]",
     "The time of the checkpoints since the last report; only where there was one.",
 )
-EVALUATION_S = _metric("perf/evaluation_s", "s", "The time of the evaluation of this step.")
+EVALUATION_S = _metric("perf/evaluation_s [s]", "The time of the evaluation of this step.")
 MFU_PERCENT = _metric(
-    "perf/mfu_percent",
-    "%",
+    "perf/mfu_percent [%]",
     "Model FLOPs utilisation (PaLM, appendix B): the operations that the model needs, as a part of "
     "the peak of all devices in the format that computes. Attention counts as a whole square. An "
     "unknown device or model has none, and neither has one of which a part is not trained.",
 )
 HFU_PERCENT = _metric(
-    "perf/hfu_percent",
-    "%",
+    "perf/hfu_percent [%]",
     "Hardware FLOPs utilisation: the same with what activation checkpointing computes again.",
 )
 MEMORY_PEAK_GIB = _metric(
-    "perf/memory_peak_gib",
-    "GiB",
+    "perf/memory_peak_gib [GiB]",
     "The most memory of a GPU that tensors have needed at a time so far; the largest of all ranks.",
 )
 MEMORY_RESERVED_GIB = _metric(
-    "perf/memory_reserved_gib",
-    "GiB",
+    "perf/memory_reserved_gib [GiB]",
     "The most memory of a GPU that torch has taken from the driver so far; the largest of all "
     "ranks.",
 )
-LOSS_SCALE = _metric(
-    "perf/loss_scale", "", "The factor of the loss; only with precision.compute=fp16."
-)
+LOSS_SCALE = _metric("perf/loss_scale", "The factor of the loss; only with precision.compute=fp16.")
 GPU_HOURS = _metric(
-    "perf/gpu_hours",
-    "GPU h",
+    "perf/gpu_hours [GPU h]",
     "The hours that all attempts have taken so far, times their GPUs; also what was lost counts.",
 )
-_metric("best/NAME", "", "The value of the metric checkpoint.best, of the best checkpoint so far.")
-_metric("best/step", "steps", "The step of the best checkpoint so far.")
+_metric("best/NAME", "The value of the metric checkpoint.best, of the best checkpoint so far.")
+_metric("best/step [steps]", "The step of the best checkpoint so far.")
 _metric(
-    "system/NODE/cpu_utilization_percentage",
-    "%",
+    "system/NODE/cpu_utilization_percentage [%]",
     "The use of the cores of the job on this node: 100 means that all of them were busy.",
 )
 _metric(
-    "system/NODE/system_memory_usage_megabytes",
-    "MB",
+    "system/NODE/system_memory_usage_megabytes [MB]",
     "The memory of the job on this node, without the cache of files.",
 )
 _metric(
-    "system/NODE/system_memory_usage_percentage",
-    "%",
+    "system/NODE/system_memory_usage_percentage [%]",
     "The same, as a part of the limit of the job; of the node's memory if the job has no limit.",
 )
 for _way, _verb in (("read", "read from"), ("write", "written to")):
     _metric(
-        f"system/NODE/node_disk_{_way}_megabytes_per_second",
-        "MB/s",
+        f"system/NODE/node_disk_{_way}_megabytes_per_second [MB/s]",
         f"What was {_verb} the disks of the whole node, other jobs included.",
     )
 for _way, _verb in (("receive", "received"), ("transmit", "sent")):
     _metric(
-        f"system/NODE/node_network_{_way}_megabytes_per_second",
-        "MB/s",
+        f"system/NODE/node_network_{_way}_megabytes_per_second [MB/s]",
         f"What the whole node has {_verb} over its networks, other jobs included.",
     )
-for _name, _unit, _text in (
-    ("utilization_percentage", "%", "The time in which something ran on this GPU of the job."),
-    ("memory_usage_megabytes", "MB", "The memory in use of this GPU, or MIG instance."),
-    ("memory_usage_percentage", "%", "The same, as a part of its memory."),
-    ("power_usage_watts", "W", "Its power."),
-    ("power_usage_percentage", "%", "The same, as a part of the limit that is set for it."),
-    ("energy_joules", "J", "Its energy since the run began, over all attempts on this node."),
-    ("temperature_celsius", "°C", "Its temperature."),
-    ("clock_megahertz", "MHz", "The clock of its multiprocessors."),
-    ("throttled_by_heat", "", "1 while its clock is lowered because it is too hot, else 0."),
-    ("throttled_by_power", "", "1 while its clock is lowered by its limit of power, else 0."),
-    ("ecc_corrected_errors", "errors", "Errors of its memory that were corrected since its start."),
-    ("ecc_uncorrected_errors", "errors", "Errors that could not be corrected, since its start."),
-    ("pcie_transmit_megabytes_per_second", "MB/s", "What it sends over PCIe."),
-    ("pcie_receive_megabytes_per_second", "MB/s", "What it receives over PCIe."),
-    ("nvlink_transmit_megabytes_per_second", "MB/s", "What it sends over all its NVLinks."),
-    ("nvlink_receive_megabytes_per_second", "MB/s", "What it receives over all its NVLinks."),
+for _name, _text in (
+    ("utilization_percentage [%]", "The time in which something ran on this GPU of the job."),
+    ("memory_usage_megabytes [MB]", "The memory in use of this GPU, or MIG instance."),
+    ("memory_usage_percentage [%]", "The same, as a part of its memory."),
+    ("power_usage_watts [W]", "Its power."),
+    ("power_usage_percentage [%]", "The same, as a part of the limit that is set for it."),
+    ("energy_joules [J]", "Its energy since the run began, over all attempts on this node."),
+    ("temperature_celsius [°C]", "Its temperature."),
+    ("clock_megahertz [MHz]", "The clock of its multiprocessors."),
+    ("throttled_by_heat", "1 while its clock is lowered because it is too hot, else 0."),
+    ("throttled_by_power", "1 while its clock is lowered by its limit of power, else 0."),
+    ("ecc_corrected_errors [errors]", "Errors of its memory that were corrected since its start."),
+    ("ecc_uncorrected_errors [errors]", "Errors that could not be corrected, since its start."),
+    ("pcie_transmit_megabytes_per_second [MB/s]", "What it sends over PCIe."),
+    ("pcie_receive_megabytes_per_second [MB/s]", "What it receives over PCIe."),
+    ("nvlink_transmit_megabytes_per_second [MB/s]", "What it sends over all its NVLinks."),
+    ("nvlink_receive_megabytes_per_second [MB/s]", "What it receives over all its NVLinks."),
 ):
-    _metric(f"system/NODE/gpu_N_{_name}", _unit, _text)
+    _metric(f"system/NODE/gpu_N_{_name}", _text)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpctrain.config.rules import batch_sizes, shares
-from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules import batch_sizes, data_sets
+from hpctrain.config.rules.combinations import (
+    division_problems,
+    own_model_problems,
+    parallel_problems,
+)
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import division_problems
-from hpctrain.config.rules.own_models import own_model_problems
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
@@ -57,15 +59,14 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    if wrong := list(shares.problems(config, degrees)):
+    if wrong := list(batch_sizes.weight_problems(config, degrees)):
         yield from wrong
         return
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
     yield from own_model_problems(config, degrees)
-    yield from _sampling(config, shares.shares(config.parallel, degrees.dp))
-    if config.data.workers and not (config.data.transforms or config.data.val_transforms):
-        yield f"data.workers={config.data.workers}: they apply data.transforms, which is empty"
+    shares = batch_sizes.shares(config.parallel, degrees.dp)
+    yield from data_sets.sampling(config.data, config.train.global_batch_size, shares)
     yield from batch_sizes.problems(config, degrees)
 
 
@@ -76,28 +77,3 @@ def _job(config: Config, ranks: int) -> str:
         return f"{ranks} rank{'s' if ranks > 1 else ''}"
     nodes = ranks // launch.tasks_per_node
     return f"{nodes} nodes x {launch.tasks_per_node} tasks = {ranks}"
-
-
-def _sampling(config: Config, dp: int) -> Iterator[str]:
-    data, batch = config.data, config.train.global_batch_size
-    if data.balance is not None and data.weights is not None:
-        yield f"data.balance={data.balance} and data.weights={data.weights}: give one of them"
-    drawn = "data.balance" if data.balance is not None else "data.weights"
-    if (data.balance or data.weights) and data.windows.field is not None:
-        yield f"{drawn} draws samples; data.windows.field={data.windows.field} cuts them anew"
-    if (data.balance or data.weights) and data.shuffle == "block":
-        yield f"data.shuffle=block: with {drawn} samples are drawn one by one; use full"
-    if data.windows.field is not None and data.buckets.field is not None:
-        yield "data.windows and data.buckets: windows have one length, there is nothing to sort"
-    if data.lanes > 1 and data.shuffle != "block":
-        yield f"data.lanes={data.lanes}: lanes divide the blocks of data.shuffle=block"
-    if batch % data.lanes or (data.lanes > 1 and data.lanes % dp):
-        yield (
-            f"data.lanes={data.lanes}: it must divide train.global_batch_size={batch} and be a "
-            f"multiple of the {dp} data-parallel ranks"
-        )
-    for url in (path for path in data.paths if "://" in path):
-        if data.stage == "none":
-            yield f"data.stage=none: {url} cannot be read in place; use auto, which copies shards"
-        elif data.stage == "sbcast":
-            yield f"data.stage=sbcast sends files of a folder; {url} is a URL: use node"

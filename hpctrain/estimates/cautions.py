@@ -12,8 +12,8 @@ from typing import Any
 
 from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
+from hpctrain.config.rules.combinations import TRANSFORMER
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.own_models import TRANSFORMER
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
 from hpctrain.estimates import time_limit
@@ -215,7 +215,7 @@ def _least_seconds(config: Config, degrees: Degrees, hardware: Hardware | None) 
         return None
     if not config.model.get("tied"):  # a table in which rows are looked up multiplies nothing
         count -= int(config.model["vocab_size"]) * int(config.model["dim"])
-    flops = 6.0 * count * tokens * ramp_of(config).samples(steps)
+    flops = 6.0 * count * tokens * ramp_of(config.train).samples(steps)
     return flops / (peak * degrees.ranks)
 
 

@@ -82,7 +82,7 @@ def measured_run(path: Path) -> MeasuredRun:
     if not record.attempts:
         raise ConfigError(f"{path}: the run has not begun, so it has measured nothing")
     config = load(path / "config.yaml")
-    ramp = sum(steps for _, steps in ramp_of(config).stages)
+    ramp = sum(steps for _, steps in ramp_of(config.train).stages)
     told = _Told.read(path, ramp)
     if told.steps < ENOUGH_STEPS:
         raise ConfigError(

@@ -111,7 +111,7 @@ def _sums(config: Config, per_node: int) -> list[int]:
     train, nodes = config.train, config.launch.node_numbers.start
     size = train.micro_batch_size
     number = int(size) if size is not None and size.isdecimal() else train.accumulate
-    batches = named_sizes(config).values()
+    batches = named_sizes(train).values()
     most = _LARGEST * nodes
     return [
         total

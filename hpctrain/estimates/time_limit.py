@@ -95,7 +95,7 @@ def _duration(config: Config, run: MeasuredRun, steps: int) -> _Duration:
     train = config.train
     ranks = config.asked_world_sizes.start
     share = share_of(config, ranks) or run.batch.share
-    ramp = ramp_of(config)
+    ramp = ramp_of(config.train)
     whole = ramp.samples(steps) / ramp.final
     seconds = run.startup_s + whole * run.mean_step_s * share / run.batch.share
     per_epoch = (run.samples_per_epoch or 0) // ramp.final
@@ -123,7 +123,7 @@ def _steps_of_epochs(config: Config, samples: int) -> int:
     """Return the steps of all epochs, of which each ends with whole steps only."""
     final = config.train.global_batch_size
     whole = samples // final * final
-    return ramp_of(config).steps((config.train.max_epochs or 0) * whole)
+    return ramp_of(config.train).steps((config.train.max_epochs or 0) * whole)
 
 
 def _data(config: Config) -> tuple[object, ...]:

@@ -34,7 +34,7 @@ from hpctrain.faults.copied import Copied
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 # If the ranks have different reasons, the first of these counts: after a stop request by the user
 # the job must not be requeued.
-REASONS = ("cancel", *(number.name for number in SIGNALS))
+_REASONS = ("cancel", *(number.name for number in SIGNALS))
 _LOOK_EVERY_S = 5.0
 
 
@@ -56,9 +56,9 @@ class Stop:
     """A context manager that collects stop requests until the ranks have agreed on one.
 
     Attributes:
-        asked: The first stop request of this rank, one of REASONS: the name of a signal, or
+        asked: The first stop request of this rank, one of _REASONS: the name of a signal, or
             "cancel" for the stop file; "" while there is none.
-        reason: The reason that the ranks have agreed on, one of REASONS; "" until then.
+        reason: The reason that the ranks have agreed on, one of _REASONS; "" until then.
     """
 
     def __init__(self) -> None:
@@ -139,11 +139,11 @@ class Stop:
         self._writing.send(b"\0")  # no signal has number 0: this only wakes the thread
 
     def flags(self) -> list[float]:
-        """Return this rank's part of the reduction: 1.0 or 0.0 for each of REASONS."""
-        return [float(self.asked == reason) for reason in REASONS]
+        """Return this rank's part of the reduction: 1.0 or 0.0 for each of _REASONS."""
+        return [float(self.asked == reason) for reason in _REASONS]
 
     def offer(self, totals: list[float] | torch.Tensor) -> None:
-        """Store the reduced flags, one for each of REASONS, without waiting for the device."""
+        """Store the reduced flags, one for each of _REASONS, without waiting for the device."""
         self._totals.offer(totals)
 
     @property
@@ -153,6 +153,6 @@ class Stop:
         It says so after the `offer` in which the request was; on a GPU after the next one.
         """
         for totals, _ in self._totals.take(late=True):
-            asked = zip(REASONS, totals, strict=True)
+            asked = zip(_REASONS, totals, strict=True)
             self.reason = next((reason for reason, ranks in asked if ranks), self.reason)
         return bool(self.reason)

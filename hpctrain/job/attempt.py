@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import torch
 
-from hpctrain.config.chosen import chosen
+from hpctrain.config.identity import chosen
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
 from hpctrain.distributed.ranks import RankInfo

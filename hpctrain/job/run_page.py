@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain import __version__
-from hpctrain.config.chosen import override_key
+from hpctrain.config.identity import override_key
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.distributed.ranks import RankInfo

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.config.chosen import override_key
+from hpctrain.config.identity import override_key
 from hpctrain.config.schema import TrackingConfig
 from hpctrain.console import Console, Table
 from hpctrain.errors import TrackingError

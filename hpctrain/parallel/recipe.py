@@ -23,8 +23,7 @@ from torch import nn
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.rules.pipeline_schedule import bubble
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.train import LoRAConfig
+from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan

@@ -20,6 +20,7 @@ from hpctrain.hardware import Hardware, of_section
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.initial import Build
 from hpctrain.plan import printing
 from hpctrain.plan.budget import Budget, Limits, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
@@ -35,12 +36,11 @@ from hpctrain.plan.inspecting.model_facts import (
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
-from hpctrain.plan.measured.calibration import Calibration, calibrated, hardware_of, layout_of
-from hpctrain.plan.more_nodes import scaling
+from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
 from hpctrain.plan.predicting.timing import Efficiencies, best_of
-from hpctrain.plan.ranking import Ranking, on, rank, sizes_of, smallest
+from hpctrain.plan.ranking import Ranking, on, rank, scaling, sizes_of, smallest
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
 from hpctrain.units import GIB
@@ -146,17 +146,17 @@ class _Answer:
 def answer(asked: Query, others: list[Hardware]) -> _Answer:
     """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
     config, hardware = asked.config, asked.hardware
-    if asked.runs:
-        hardware = hardware_of(config, hardware, asked.runs)
-    shape = None if asked.shape is None else parse_shape(asked.shape)
     named_nodes = config.launch.node_numbers.start
+    if asked.runs:
+        hardware = hardware_of(Layout(config, named_nodes, ()), hardware, asked.runs)
+    shape = None if asked.shape is None else parse_shape(asked.shape)
     if asked.named:
         of_command_line(config, named_nodes)  # errors of the config come before any work
     task = instantiate("task", config.task)
-    sample = of_shape(config, task, shape) if shape else of_data(config)
-    estimator, facts, model = _estimator(config, task, sample, Efficiencies())
-    samples = None if shape else samples_of_epoch(config)
-    budget = budget_of(asked.budget, config, facts.tokens, samples)
+    sample = of_shape(task, shape) if shape else of_data(config.data)
+    estimator, facts, model = _estimator(config, task, sample)
+    samples = None if shape else samples_of_epoch(config.data)
+    budget = budget_of(asked.budget, config.train, facts.tokens, samples)
     assert estimator.activations["none"]  # a sample that does not fit is an error before all else
     estimator.steps, estimator.limits = budget.steps, asked.limits
     price = hardware.price_per_hour if hardware else None
@@ -186,20 +186,22 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     assumed = _assumptions(facts, estimator.activations, hardware, budget, efficiencies)
     if estimator.calibration is not None:
         assumed |= estimator.calibration.assumptions
-    loader = loader_rate(config, hardware, has_data=shape is None)
+    loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
     return _Answer(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed)
 
 
-def _estimator(
-    config: Config, task: Any, sample: Batch, efficiencies: Efficiencies
-) -> tuple[Estimator, ModelFacts, nn.Module]:
-    model = build_on_meta(config)
+def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, ModelFacts, nn.Module]:
+    model = build_on_meta(_build(config))
     check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
     facts = explained(partial(facts_of, model, task, sample), "plan: the model")
     activations = _Measured(config, task, sample)
     memory = MemoryModel(model, facts, activations)
     blocks = _count_blocks(model, config)
-    return Estimator(facts, memory, activations, blocks, None, efficiencies), facts, model
+    return Estimator(facts, memory, activations, blocks), facts, model
+
+
+def _build(config: Config) -> Build:
+    return build_of(config.model, config.train.lora, config.optimizer, config.parallel.blocks)
 
 
 def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration:
@@ -207,7 +209,7 @@ def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration
     times, memory = [], []
     for run in runs:
         task, layout = instantiate("task", run.config.task), layout_of(run)
-        estimator, *_ = _estimator(run.config, task, of_data(run.config), Efficiencies())
+        estimator, *_ = _estimator(run.config, task, of_data(run.config.data))
         estimate = estimator.of(layout, hardware)
         if estimate.time is None:
             raise ConfigError(
@@ -231,7 +233,7 @@ class _Measured(dict[str, Activations]):
             self._config.precision.compute
         )
         self[mode] = activations_of(
-            build_of(self._config),
+            _build(self._config),
             self._task,
             self._sample,
             None if compute is None else DTYPES[compute],

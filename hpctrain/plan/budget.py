@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from hpctrain.config.rules.batch_sizes import Ramp, ramp_of
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import TrainConfig
 from hpctrain.errors import ConfigError
 
 _UNITS = ("tokens", "samples", "steps", "epochs")
@@ -102,9 +102,9 @@ def _beside(value: float | None, limit: float) -> str:
     return f"{value:,.6g}"
 
 
-def budget_of(text: str | None, config: Config, tokens: int, samples: int | None) -> Budget:
+def budget_of(text: str | None, train: TrainConfig, tokens: int, samples: int | None) -> Budget:
     """Return the budget of a run; a ConfigError if it has no unit that this run has."""
-    train, ramp = config.train, ramp_of(config)
+    ramp = ramp_of(train)
     if text is not None:
         return Budget(_steps(text, ramp, tokens, samples), text)
     lengths = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.doctor import history
 from hpctrain.hardware import Hardware
@@ -61,13 +61,13 @@ class LoaderRate:
         )
 
 
-def loader_rate(config: Config, hardware: Hardware | None, *, has_data: bool) -> LoaderRate:
+def loader_rate(data: DataConfig | None, output_dir: str, hardware: Hardware | None) -> LoaderRate:
     """Return what is known of reading the data; a DataError if there is no such data set."""
-    sample_bytes = _sample_bytes(config) if has_data else None
+    sample_bytes = None if data is None else _sample_bytes(data)
     if hardware is not None and hardware.storage_rate is not None:
         return LoaderRate(sample_bytes, hardware.storage_rate, "hardware.storage_mb_per_s")
     newest: dict[str, float] = {}
-    for entry in history.read(config.output_dir):
+    for entry in history.read(output_dir):
         if (value := entry.figures.get(_READING, 0)) > 0:
             newest[entry.host] = 1e6 * value
     if newest:
@@ -77,13 +77,13 @@ def loader_rate(config: Config, hardware: Hardware | None, *, has_data: bool) ->
     return LoaderRate(sample_bytes, None, "unknown")
 
 
-def _sample_bytes(config: Config) -> float:
+def _sample_bytes(data: DataConfig) -> float:
     """Return the bytes of the files of an epoch for each of its samples; overlaps count again."""
-    data, total = config.data, 0.0
+    total = 0.0
     for part in data.mixture or [{"path": data.path}]:
         split = part.get("split", data.train_split)
         total += sum(s.bytes for s in load_index(part["path"]).shards if s.split == split)
     windows = data.windows
     if windows.field is not None and windows.length and windows.stride:
         total *= max(1.0, windows.length / windows.stride)
-    return total / max(1, samples_of_epoch(config) // max(1, data.repeat))
+    return total / max(1, samples_of_epoch(data) // max(1, data.repeat))

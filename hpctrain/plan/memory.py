@@ -60,11 +60,7 @@ class Memory:
 
         Activations are there in full when the backward pass begins, and all gradients when it ends.
         """
-        return max(
-            self.peak,
-            self.base + self.begin + activations,
-            self.base + self.end + working,
-        )
+        return max(self.peak, self.base + self.begin + activations, self.base + self.end + working)
 
     def __str__(self) -> str:
         place = " (host)" if self.offload else ""
@@ -216,11 +212,25 @@ def _divided(
     )
 
 
+def stored_bytes(precision: PrecisionConfig) -> int:
+    """Return the bytes of an element of the parameters."""
+    return _BYTES[precision.params]
+
+
+def computed_bytes(precision: PrecisionConfig) -> int:
+    """Return the bytes of an element in which products are computed."""
+    return _BYTES[precision.compute]
+
+
+def reduced_bytes(precision: PrecisionConfig) -> int:
+    """Return the bytes of an element of gradients that are added over the ranks."""
+    return _BYTES[precision.reduce or precision.params]
+
+
 def _formats(precision: PrecisionConfig) -> tuple[int, int, int]:
     """Return the bytes of an element that is stored, that computes, and that is reduced."""
-    stored = _BYTES[precision.params]
-    reduced = _BYTES[precision.reduce or precision.params]
-    return stored, min(stored, _BYTES[precision.compute]), reduced
+    stored = stored_bytes(precision)
+    return stored, min(stored, computed_bytes(precision)), reduced_bytes(precision)
 
 
 def _temporaries(optimizer: OptimizerConfig, parameters: int) -> int:

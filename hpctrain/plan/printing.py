@@ -9,8 +9,8 @@ from hpctrain.console import Console, Table
 from hpctrain.hardware import Hardware, Price
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
-from hpctrain.plan.more_nodes import Scaled
 from hpctrain.plan.predicting.estimate import Estimate, readable
+from hpctrain.plan.ranking import Scaled
 from hpctrain.units import MIB
 
 
@@ -54,7 +54,7 @@ def print_memory(
     if hardware is None and layout.ranks == 1 and estimate.memory.total > most:
         console.print(
             f"\none GPU alone would need {readable(estimate.memory.total)}, more than any has; "
-            "hardware=NAME shows layouts that fit",
+            "hardware=NAME shows layouts that fit"
         )
         return
     console.print(
@@ -173,7 +173,7 @@ def print_scaling(console: Console, rows: list[Scaled]) -> None:
     if best.efficiency > 1.005:
         console.print(
             f"more than 100%: {_how(best.estimate)} has room on {best.estimate.layout.ranks} GPUs, "
-            f"and {_how(rows[0].estimate)} is the fastest that has room in the first row",
+            f"and {_how(rows[0].estimate)} is the fastest that has room in the first row"
         )
 
 

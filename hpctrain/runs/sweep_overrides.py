@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hpctrain import secrets
-from hpctrain.config.chosen import override_key
-from hpctrain.config.identity import changeable
+from hpctrain.config.identity import changeable, override_key
 
 _GLOBAL = ("experiment", "debug")  # choices that may set any key
 _LONGEST = 100  # characters of a name in MLflow's tables

@@ -275,7 +275,7 @@ class LoadedRun:
 
         The layout is that of the training, unless it does not fit; see `fit_layout`.
         """
-        from hpctrain.config.rules.fitting_layout import fit_layout
+        from hpctrain.config.evaluation_job import fit_layout
         from hpctrain.distributed.ranks import RankInfo
 
         free = tuple(f"{name}." for name in changeable())

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.config.evaluation_job import fit_batch
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.fitting_layout import fit_batch
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed.group import process_group

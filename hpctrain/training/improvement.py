@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hpctrain.config.rules.metrics import lower_is_better
+from hpctrain.metric_names import lower_is_better
 
 
 class Improvement:

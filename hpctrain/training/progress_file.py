@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpctrain.config.rules.metrics import better
 from hpctrain.disk import write_atomically
 from hpctrain.errors import DamageError
+from hpctrain.metric_names import better
 from hpctrain.run_record import Progress
 from hpctrain.training.display import Display
 from hpctrain.training.improvement import Improvement

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hpctrain.errors import HealthError
+from hpctrain.metric_names import lower_is_better
 from hpctrain.training.notes import Notes
 
 _LEAST_STEPS, _LATER = 100, 1000  # the first judgement at the end of a run, and before its end
@@ -34,7 +35,7 @@ _BEATEN = 0.98  # of the loss of the guess
 class Guess(NamedTuple):
     """What an evaluation of a model that knows nothing of its input would have."""
 
-    metric: str  # `val/accuracy`, of which higher values are better; or one of which lower are
+    metric: str  # one whose name tells which values are better
     value: float
     margin: float  # a model that is better by less may have been lucky
     what: str  # what guesses so, in words
@@ -42,7 +43,7 @@ class Guess(NamedTuple):
 
     def beats(self, values: Mapping[str, float]) -> bool:
         """Return whether the guess is as good as these metrics of an evaluation."""
-        own, sign = values[self.metric], 1 if self.metric == "val/accuracy" else -1
+        own, sign = values[self.metric], -1 if lower_is_better(self.metric) else 1
         better = sign * (own - self.value) > self.margin
         return math.isfinite(own) and not better and values["val/loss"] >= _BEATEN * self.loss
 

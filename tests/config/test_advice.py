@@ -21,7 +21,6 @@ from hpctrain.plan.answer import _estimator
 from hpctrain.plan.inspecting.sample_shape import of_shape
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.estimate import Estimator
-from hpctrain.plan.predicting.timing import Efficiencies
 from hpctrain.tasks import LanguageModel
 from tests.conftest import ROOT
 
@@ -109,7 +108,7 @@ def base(composer: Composer) -> dict[str, Config]:
 @pytest.fixture(scope="module")
 def estimator(base: dict[str, Config]) -> Estimator:
     task = LanguageModel()
-    return _estimator(base["ddp"], task, of_shape(base["ddp"], task, (1025,)), Efficiencies())[0]
+    return _estimator(base["ddp"], task, of_shape(task, (1025,)))[0]
 
 
 def figures(estimator: Estimator, config: Config, hardware: Hardware) -> dict[str, float]:
@@ -152,36 +151,17 @@ def test_what_the_checks_refuse_is_not_advised(base: dict[str, Config]) -> None:
 
 # Words of their names that our search finds, in keys that are something else.
 OTHER = {
-    *(
-        "activations",
-        "apply",
-        "checkpoint",
-        "checkpointing",
-        "cluster",
-        "commands",
-        "command",
-        "count",
-        "graph",
-        "layer",
-    ),
-    *(
-        "learning",
-        "memory",
-        "module",
-        "momentum",
-        "override",
-        "param",
-        "params",
-        "partition",
-        "pipeline",
-    ),
-    *("ratio", "trace", "warnings", "weights", "write"),
+    *("activations", "apply", "checkpoint", "checkpointing", "cluster", "command"),
+    *("commands", "count", "graph", "layer", "learning", "memory", "module", "momentum"),
+    *("override", "param", "params", "partition", "pipeline", "ratio", "trace", "warnings"),
+    *("weights", "write"),
 }
 
 
 def test_what_is_said_not_to_exist_does_not() -> None:
     """If `keys WORD` finds a key by the name that another program has, the reason names a key."""
-    reasons = accelerate._REASONS | deepspeed_keys.REASONS
+    rows = accelerate.KEYS | deepspeed_keys.KEYS
+    reasons = {name: getattr(row, "reason", row) for name, row in rows.items()}
     denials = re.compile(r"\b(no|not|never|nothing|cannot|none|only)\b")
     for name, reason in reasons.items():
         text = reason.removeprefix(ALWAYS)

@@ -142,9 +142,7 @@ def whole(config: Config) -> str:
     return text
 
 
-def test_lines_that_runs_share_are_those_of_the_whole_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_that_runs_share_are_those_of_the_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config()
     values: list[Any] = [
         *("", "x" * 200, "words " * 40, "two\nlines\n", " edge ", "ü\u2028", "null", "- a", "1e3"),

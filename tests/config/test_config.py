@@ -120,10 +120,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ("optimizer=adamx", "optimizer=adamx: no such choice; there are: adamw, sgd"),
         ("precision.params=bf16", "precision.params=bf16 with precision.compute=fp32: numbers in"),
         ("precision.compute=fp4", "precision.compute=fp4: allowed are fp32, tf32, bf16, fp16, fp8"),
-        (
-            "train.compile=false",
-            "compile=false: allowed are off, blocks, model",
-        ),
+        ("train.compile=false", "compile=false: allowed are off, blocks, model"),
         ("data.tail=cut", "data.tail=cut: allowed are drop, pad"),
         ("seed=-1", "seed=-1: it must be from 0"),
         ("checkpoint.keep=1", "checkpoint.keep=1: it must be at least 2"),
@@ -147,10 +144,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
             "there is no split 'test'; this data set has train, val; choose one of them, or train "
             "without evaluation: data.val_split=null",
         ),
-        (
-            "parallel.dp_shard=3",
-            "dp_replicate -1 x dp_shard 3 x cp 1 x tp 1 x pp 1, but",
-        ),
+        ("parallel.dp_shard=3", "dp_replicate -1 x dp_shard 3 x cp 1 x tp 1 x pp 1, but"),
         ("parallel.dp_replicate=3", "dp_replicate 3 x dp_shard 1 x cp 1 x tp 1 x pp 1 = 3, but"),
         ("train.global_batch_size=100000", "train.global_batch_size=100000, but the split 'train'"),
         ("data.train_split=trian", "data.train_split=trian: /"),

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.combinations import (
+    division_problems,
+    own_model_problems,
+    parallel_problems,
+)
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import division_problems
-from hpctrain.config.rules.own_models import own_model_problems
 from hpctrain.config.schema import Config
 
 MODEL = {"_target_": "hpctrain.models.Transformer", "vocab_size": 64, "dim": 64, "layers": 4}

@@ -5,113 +5,51 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import yaml
 
-from hpctrain.config.identity import IDENTITY_VERSION, changeable, identity, signature
+from hpctrain.config.identity import (
+    IDENTITY_VERSION,
+    changeable,
+    chosen,
+    identity,
+    override_key,
+    signature,
+)
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.config.schema.key import key, keys, section
 
 # The keys that decide the result, with the defaults that they have in identity version VERSION.
 VERSION = 1
 DEFAULTS: dict[str, Any] = {
-    "seed": 0,
-    "model": {},
-    "task": {},
-    "data.train_split": "train",
-    "data.val_split": "val",
-    "data.val_splits": [],
-    "data.fields": None,
-    "data.windows.field": None,
-    "data.windows.length": 1025,
-    "data.windows.stride": None,
-    "data.windows.documents": False,
-    "data.images.field": None,
-    "data.images.size": None,
-    "data.images.fit": "exact",
-    "data.images.channels": 3,
-    "data.mixture": [],
-    "data.temperature": 1.0,
-    "data.shuffle": "full",
-    "data.block_size": None,
-    "data.window": 64,
-    "data.lanes": 1,
-    "data.subset": None,
-    "data.fold": None,
-    "data.group": None,
-    "data.balance": None,
-    "data.weights": None,
-    "data.buckets.field": None,
-    "data.buckets.window": 8192,
-    "data.buckets.size": None,
-    "data.repeat": 1,
-    "data.collate": "pad",
-    "data.tail": "drop",
-    "data.transforms": [],
-    "data.batch_transforms": [],
-    "data.val_transforms": None,
-    "data.val_batch_transforms": None,
-    "optimizer._target_": "torch.optim.AdamW",
-    "optimizer.lr": 0.001,
-    "optimizer.lr_scaling": "none",
-    "optimizer.base_batch_size": None,
-    "optimizer.weight_decay": 0.0,
-    "optimizer.options": {},
-    "optimizer.groups": [],
-    "optimizer.layer_decay": None,
-    "scheduler.kind": "cosine",
-    "scheduler.warmup_steps": 0,
-    "scheduler.warmup_samples": None,
-    "scheduler.warmup_epochs": None,
-    "scheduler.final_ratio": 0.0,
-    "scheduler.decay_fraction": 0.2,
-    "scheduler.decay_shape": "linear",
-    "scheduler.rise_fraction": 0.3,
-    "scheduler.initial_ratio": 0.04,
-    "scheduler.plateau.metric": "val/loss",
-    "scheduler.plateau.factor": 0.1,
-    "scheduler.plateau.patience": 5,
-    "scheduler.plateau.mode": None,
-    "scheduler.plateau.min_delta": 0.0,
-    "scheduler._target_": None,
-    "scheduler.options": {},
-    "hooks": [],
-    "train.global_batch_size": 64,
-    "train.batch_size_ramp": [],
-    "data.val_sets": [],
-    "train.max_epochs": None,
-    "train.max_steps": None,
-    "train.clip_norm": 1.0,
-    "train.eval_every": None,
-    "train.eval_every_s": None,
-    "train.ema": None,
-    "train.ema_evaluation": True,
-    "train.early_stopping.metric": None,
-    "train.early_stopping.patience": 5,
-    "train.early_stopping.mode": None,
-    "train.early_stopping.min_delta": 0.0,
-    "train.lora.match": None,
-    "train.lora.rank": 8,
-    "train.lora.alpha": 16.0,
-    "train.lora.dropout": 0.0,
-    "train.lora.also": [],
-    "train.lora.quantize": None,
-    "train.compression.kind": "none",
-    "train.compression.start_step": 0,
-    "train.compression.rank": 4,
-    "train.compression.ratio": 0.01,
-    "train.compression.final_ratio": None,
-    "train.compression.ratio_steps": 1000,
-    "train.local_sgd.every": None,
-    "train.local_sgd.start_step": 0,
-    "train.local_sgd.outer_lr": 1.0,
-    "train.local_sgd.outer_momentum": 0.0,
-    "train.sync_batchnorm": False,
-    "precision.compute": "fp32",
-    "precision.params": "fp32",
-    "precision.reduce": None,
-    "checkpoint.init_digest": None,
-    "checkpoint.init_rename": [],
-    "checkpoint.init_skip": [],
-    "checkpoint.branch_digest": None,
+    f"{section}.{name}".lstrip("."): default
+    for section, defaults in yaml.safe_load("""
+  '': {seed: 0, model: {}, task: {}, hooks: []}
+  data: {train_split: train, val_split: val, val_splits: [], fields: null, mixture: [],
+    temperature: 1.0, shuffle: full, block_size: null, window: 64, lanes: 1, subset: null,
+    fold: null, group: null, balance: null, weights: null, repeat: 1, collate: pad, tail: drop,
+    transforms: [], batch_transforms: [], val_transforms: null, val_batch_transforms: null,
+    val_sets: []}
+  data.windows: {field: null, length: 1025, stride: null, documents: false}
+  data.images: {field: null, size: null, fit: exact, channels: 3}
+  data.buckets: {field: null, window: 8192, size: null}
+  optimizer: {_target_: torch.optim.AdamW, lr: 0.001, lr_scaling: none, base_batch_size: null,
+    weight_decay: 0.0, options: {}, groups: [], layer_decay: null}
+  scheduler: {kind: cosine, warmup_steps: 0, warmup_samples: null, warmup_epochs: null,
+    final_ratio: 0.0, decay_fraction: 0.2, decay_shape: linear, rise_fraction: 0.3,
+    initial_ratio: 0.04, _target_: null, options: {}}
+  scheduler.plateau: {metric: val/loss, factor: 0.1, patience: 5, mode: null, min_delta: 0.0}
+  train: {global_batch_size: 64, batch_size_ramp: [], max_epochs: null, max_steps: null,
+    clip_norm: 1.0, eval_every: null, eval_every_s: null, ema: null, ema_evaluation: true,
+    sync_batchnorm: false}
+  train.early_stopping: {metric: null, patience: 5, mode: null, min_delta: 0.0}
+  train.lora: {match: null, rank: 8, alpha: 16.0, dropout: 0.0, also: [], quantize: null}
+  train.compression: {kind: none, start_step: 0, rank: 4, ratio: 0.01, final_ratio: null,
+    ratio_steps: 1000}
+  train.local_sgd: {every: null, start_step: 0, outer_lr: 1.0, outer_momentum: 0.0}
+  precision: {compute: fp32, params: fp32, reduce: null}
+  checkpoint: {init_digest: null, init_rename: [], init_skip: [], branch_digest: null}
+""").items()
+    for name, default in defaults.items()
 }
 
 
@@ -127,7 +65,7 @@ def problems(schema: type) -> list[str]:
             if DEFAULTS[k] != now[k]
         ),
         *(
-            f'{k} is new: add `"{k}": {now[k]!r},` to DEFAULTS; if an older release had the key '
+            f"{k} is new: add it with {now[k]!r} to DEFAULTS; if an older release had the key "
             f"with identity=False, {raise_it}"
             for k in now.keys() - DEFAULTS.keys()
         ),
@@ -215,3 +153,18 @@ def test_speed_memory_and_places_are_not_part_of_it(name: str) -> None:
 def test_a_section_outside_excludes_its_keys() -> None:
     inside = {member.name for member in keys(Config) if member.identity}
     assert not {name for name in inside if name.startswith(("parallel.", "site.container."))}
+
+
+def test_what_differs_and_what_was_named_is_chosen() -> None:
+    config = Config()
+    config.optimizer.lr *= 2
+    config.model = {"_target_": "m.Net", "width": 3}
+    assert chosen(config) == {"model": config.model, "optimizer.lr": config.optimizer.lr}
+    # A sweep over seeds has the default among its values.
+    named = chosen(config, ["++seed=0", "experiment=digits", "optimizer.lr=1"])
+    assert named == {**chosen(config), "seed": 0}
+
+
+def test_keys_of_overrides() -> None:
+    texts = ["a.b=1", "+a.b=1", "++a.b=x=y", "~a.b"]
+    assert {override_key(text) for text in texts} == {"a.b"}

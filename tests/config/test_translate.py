@@ -14,7 +14,7 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import plain
 from hpctrain.config.schema import Config
 from hpctrain.config.translate import accelerate, deepspeed
-from hpctrain.config.translate.foreign_config import Source
+from hpctrain.config.translate.foreign_config import Source, Taken
 from hpctrain.config.translate.translation import Translation, read
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
@@ -144,11 +144,7 @@ TRAINER = {
     },
     "scheduler": {
         "type": "WarmupLR",
-        "params": {
-            "warmup_min_lr": "auto",
-            "warmup_max_lr": "auto",
-            "warmup_num_steps": "auto",
-        },
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
     },
     "zero_optimization": {
         "stage": 3,
@@ -260,32 +256,19 @@ def test_what_the_trainer_fills_in(composed: Composed) -> None:
         ),
         (
             {
-                "scheduler": {
-                    "type": "WarmupCosineLR",
-                    "params": {"total_num_steps": 500, "warmup_num_steps": 10},
-                }
+                "scheduler.type": "WarmupCosineLR",
+                "scheduler.params": {"total_num_steps": 500, "warmup_num_steps": 10},
             },
             {"scheduler": "cosine", "scheduler.final_ratio": 1e-4, "train.max_steps": 500},
         ),
         (
             {
-                "scheduler": {
-                    "type": "OneCycle",
-                    "params": {
-                        "cycle_min_lr": 1e-4,
-                        "cycle_max_lr": 1e-3,
-                        "cycle_first_step_size": 100,
-                        "cycle_second_step_size": 300,
-                    },
-                }
+                "scheduler.type": "OneCycle",
+                "scheduler.params": {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3}
+                | {"cycle_first_step_size": 100, "cycle_second_step_size": 300},
             },
-            {
-                "scheduler": "one_cycle",
-                "optimizer.lr": 1e-3,
-                "train.max_steps": 400,
-                "scheduler.rise_fraction": 0.25,
-                "scheduler.initial_ratio": 0.1,
-            },
+            {"scheduler": "one_cycle", "optimizer.lr": 1e-3, "train.max_steps": 400}
+            | {"scheduler.rise_fraction": 0.25, "scheduler.initial_ratio": 0.1},
         ),
         ({"flops_profiler": {"enabled": True, "profile_step": 5}}, {"train.profile": "5-5"}),
         ({"fp32_allreduce": True}, {"precision.reduce": "fp32"}),
@@ -325,6 +308,12 @@ def test_single_keys(content: dict[str, Any], expected: dict[str, Any], composed
             "there is no such key",
         ),
         ({"optimizer": {"type": "Lamb"}}, "optimizer.type=Lamb", "torch has no LAMB"),
+        # A key of another optimizer is a key all the same.
+        (
+            {"optimizer": {"type": "AdamW", "params": {"freeze_step": 4}}},
+            "optimizer.params.freeze_step=4",
+            "it belongs to the optimizer",
+        ),
         (
             {"scheduler": {"type": "LRRangeTest"}},
             "scheduler.type=LRRangeTest",
@@ -710,10 +699,11 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 def test_a_list_or_section_in_place_of_a_choice_is_refused(tmp_path: Path) -> None:
-    source = Source("a.yaml", {"kind": [1], "other": [{}]}, {})
+    row = Taken({"a": 1, "b": 2})
+    source = Source("a.yaml", {"kind": [1], "other": [{}]}, {"kind": row, "other": row})
     for name in ("kind", "other"):
         with pytest.raises(ConfigError, match="allowed are a, b"):
-            source.choice(name, {"a": 1, "b": 2})
+            source.take(name)
 
 
 def test_a_file_to_translate_is_a_regular_one_of_at_most_a_mebibyte(tmp_path: Path) -> None:

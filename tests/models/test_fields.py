@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.rules.combinations import own_model_problems
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.own_models import own_model_problems
 from hpctrain.errors import ConfigError
 from hpctrain.models import FNO, UNet
 from hpctrain.models.fno import _SpectralConvolution

@@ -13,7 +13,7 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.config.rules import batch_sizes, shares
+from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
@@ -187,7 +187,7 @@ class Training:
 
     def run(self, cell: Cell, steps: int) -> None:
         """Make `steps` global steps, and append the loss and gradient norm of each."""
-        ramp = ramp_of(self.config)
+        ramp = ramp_of(self.config.train)
         for _ in range(steps):
             lr = 1e-3 if cell.optimizer == "adamw" else 0.1
             rows = ramp.samples(self.seen + 1) - ramp.samples(self.seen)
@@ -224,7 +224,7 @@ def config(cell: Cell) -> Config:
         keys |= {"optimizer": sgd, "optimizer.groups": RULES, "optimizer.layer_decay": 0.8}
     made = config_with(keys | dict(cell.keys))
     degrees = Degrees.of(made.parallel, cell.ranks)
-    problems = [*parallel_problems(made, degrees), *shares.problems(made, degrees)]
+    problems = [*parallel_problems(made, degrees), *batch_sizes.weight_problems(made, degrees)]
     problems += batch_sizes.problems(made, degrees)
     assert not problems, problems
     return made

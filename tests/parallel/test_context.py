@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import distributed
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.combinations import division_problems, parallel_problems
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import division_problems, length_problem
+from hpctrain.config.rules.division import length_problem
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer

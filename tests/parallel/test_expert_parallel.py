@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from hpctrain.config.rules.combinations import parallel_problems
+from hpctrain.config.rules.combinations import division_problems, parallel_problems
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import division_problems
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.errors import ConfigError

@@ -245,7 +245,8 @@ def test_patterns_that_fit_no_linear_layer(pattern: str, message: str) -> None:
 def test_what_does_not_go_together(keys: dict[str, Any], message: str) -> None:
     given = {"checkpoint.init_from": "/x", "train.lora.match": "*"}
     config = config_with(given | keys)
-    assert message in "\n".join(starting_weights.problems(config))
+    sections = config.checkpoint, config.train, config.parallel, config.precision
+    assert message in "\n".join(starting_weights.problems(*sections))
 
 
 @pytest.mark.slow

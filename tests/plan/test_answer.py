@@ -25,13 +25,12 @@ from hpctrain.plan.layouts import Layout
 from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.plan.more_nodes import scaling
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import StepTime, gather_s, link_of, send_s
 from hpctrain.plan.printing import print_scaling
-from hpctrain.plan.ranking import WHY
+from hpctrain.plan.ranking import WHY, scaling
 from hpctrain.tasks import LanguageModel
 
 LM = ["model=lm_small", "--sample-shape", "257", "train.global_batch_size=64", "precision=bf16"]
@@ -294,9 +293,9 @@ def test_the_loader_against_the_storage(
     assert measured["source"] == "doctor, one process on each of 1 host"
     config = composer.typed(words[:-2])
     slow = replace(load("h100_sxm"), storage_rate=1e3)
-    assert loader_rate(config, slow, has_data=True).storage == 1e3
+    assert loader_rate(config.data, config.output_dir, slow).storage == 1e3
     config.output_dir = str(tmp_path / "other")
-    unknown = loader_rate(config, load("h100_sxm"), has_data=True)
+    unknown = loader_rate(config.data, config.output_dir, load("h100_sxm"))
     assert (unknown.storage, unknown.source) == (None, "unknown")
 
 
@@ -372,9 +371,9 @@ def test_a_model_that_needs_values(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_budgets() -> None:
     config = Config()
     config.train.global_batch_size, config.train.max_steps = 10, 7
-    assert budget_of(None, config, 0, None) == Budget(7, "train.max_steps=7")
+    assert budget_of(None, config.train, 0, None) == Budget(7, "train.max_steps=7")
     steps = {"2e3tokens": 20, "95samples": 10, "12steps": 12, "2epochs": 10}
-    assert {t: budget_of(t, config, 10, 50).steps for t in steps} == steps
+    assert {t: budget_of(t, config.train, 10, 50).steps for t in steps} == steps
 
 
 def test_collectives() -> None:

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hpctrain.config.rules.metrics import most
+from hpctrain.metric_names import most
 from hpctrain.report import report_command
 from hpctrain.report.account.history import Series
 from hpctrain.report.account.run_account import RunAccount, read
@@ -157,7 +157,7 @@ def test_what_a_metric_can_be(metric: str, seen: float, limit: float) -> None:
     assert most(metric, seen) == limit
 
 
-def grid(folder: Path, by_one: bool) -> list[RunAccount]:
+def grid(folder: Path, by_one: bool, metric: str = "val/accuracy") -> list[RunAccount]:
     """Return the runs of two rates and three seeds; one by one, or of a sweep."""
     paths = []
     for lr, scores in {"0.1": (0.5, 0.6, 0.7), "0.010": (0.97, 0.98, 0.999)}.items():
@@ -167,8 +167,8 @@ def grid(folder: Path, by_one: bool) -> list[RunAccount]:
             run = write_run(
                 folder / f"d-{lr}{seed}",
                 [attempt(0, 100)],
-                [metrics(1, 50, n, val_accuracy=score - 0.1 / n) for n in (1, 9)],
-                result={"step": 9, "val/accuracy": score},
+                [metrics(1, 50, n, **{metric: score - 0.1 / n}) for n in (1, 9)],
+                result={"step": 9, metric: score},
                 config={"seed": seed, "optimizer": {"lr": float(lr), "kind": "adamw"}},
                 **given,
                 **({} if by_one else {"swept": swept, "sweep": {"uid": "s"}}),
@@ -205,6 +205,16 @@ def test_runs_however_started_are_a_sweep_with_seeds(tmp_path: Path, by_one: boo
         assert text in answer[1], text
     mattered = r"What mattered: <code>optimizer.lr</code> alone explains 9\d% of the variance, <co"
     assert re.search(mattered, answer[1])
+
+
+@pytest.mark.parametrize(
+    ("metric", "best"), [("val/accuracy", "0.01"), ("val/loss", "0.1"), ("val/width", "0.01")]
+)
+def test_runs_and_settings_have_one_order(tmp_path: Path, metric: str, best: str) -> None:
+    """Also those of a metric whose name does not tell a direction: more is better then."""
+    accounts = grid(tmp_path, by_one=True, metric=metric)
+    assert settings(accounts, "seed", [metric])[0].values == {"optimizer.lr": best}
+    assert Sweep.of(accounts, metric).finished[0].swept["optimizer.lr"] == best
 
 
 def test_a_folder_of_runs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,7 @@ from hpctrain.checkpoint.manifest import Manifest
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import find_weights
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.train import LoRAConfig
+from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.instantiate import instantiate

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import members
+from hpctrain.config.schema import all_members
 
 # conf/config.yaml does not name these groups, so Hydra adds a choice of them.
 _ADDED = ("scaling",)
@@ -33,6 +32,6 @@ def sections() -> list[str]:
     """Return one line per section of the schema: its name and its keys."""
     return [
         f"{member.name + '.':<12} {', '.join(vars(member.default))}"
-        for member in members(Config)
+        for member in all_members()
         if member.is_section and "." not in member.name
     ]

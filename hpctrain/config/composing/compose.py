@@ -29,12 +29,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain import yaml_file
 from hpctrain.config.composing.choices import conf_dir, groups
-from hpctrain.config.composing.scaled import scaled
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import keys
+from hpctrain.config.schema import Config, all_keys
 from hpctrain.errors import ConfigError, StorageError
 
 
@@ -90,13 +88,37 @@ def compose(argv: list[str]) -> Config | None:
     return scaled(from_omegaconf(composed[0])) if composed else None
 
 
+def scaled(config: Config) -> Config:
+    """Return the config, in which a weak scaling series has the batch of its nodes.
+
+    +scaling=weak train.global_batch_size=64 launch.nodes=1,2,4 makes 64, 128 and 256 samples. A
+    frozen config has the batch that it trains. Such a series with a range of nodes is a
+    ConfigError.
+    """
+    if config.scaling is None:
+        return config
+    nodes = config.launch.node_numbers
+    if len(nodes) > 1:
+        raise ConfigError(
+            f"launch.nodes={config.launch.nodes}: with scaling={config.scaling} each run needs a "
+            "fixed number of nodes, as in launch.nodes=1,2,4"
+        )
+    if config.scaling == "weak":
+        config.train.global_batch_size *= nodes.start
+        config.train.batch_size_ramp = [
+            {name: n if name == "steps" else n * nodes.start for name, n in stage.items()}
+            for stage in config.train.batch_size_ramp
+        ]
+    return config
+
+
 def extending(override: str) -> str:
     """Return an override by which a free section, such as `parallel.plan={a.*: colwise}`, may grow.
 
     Hydra itself refuses names that the section does not have yet, unless the override has `++`.
     """
     name, _, value = override.partition("=")
-    free = (key.name for key in keys(Config) if key.type.startswith("dict") and "." in key.name)
+    free = (key.name for key in all_keys() if key.type.startswith("dict") and "." in key.name)
     return f"++{override}" if value.lstrip().startswith("{") and name in free else override
 
 

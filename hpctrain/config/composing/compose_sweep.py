@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import launcher_keys
-from hpctrain.config.composing.scaled import scaled
+from hpctrain.config.composing.compose import scaled
 from hpctrain.config.composing.template import Template
 from hpctrain.config.composing.text_values import is_text, quoted
 from hpctrain.config.explain import explain

@@ -3,6 +3,9 @@
 global 512 = shares 8 x accumulate 2 x micro 32        share 64 = accumulate 2 x micro 32
 
 With train.batch_size_ramp the first steps have smaller global sizes, and each must be divisible.
+With parallel.weights a rank makes as many micro-batches as it has shares, times train.accumulate:
+
+    weights [2, 1], 2 nodes x 2 ranks, 6 shares ── rank 0: 0 1, rank 1: 2 3, rank 2: 4, rank 3: 5
 """
 
 from __future__ import annotations
@@ -13,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.shares import shares
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
 
 
 class Ramp(NamedTuple):
@@ -49,6 +51,12 @@ class Ramp(NamedTuple):
         return total + -(-samples // self.final)
 
 
+def shares(parallel: ParallelConfig, dp: int) -> int:
+    """Return the number of shares of `dp` ranks; one of a node with weight W takes W of them."""
+    weights = parallel.weights
+    return dp if weights is None else sum(weights) * (dp // len(weights))
+
+
 @dataclass(frozen=True)
 class BatchSizes:
     """How the samples of a step are divided, at the start of a run."""
@@ -79,18 +87,18 @@ class BatchSizes:
         return self.share // self.accumulate
 
 
-def ramp_of(config: Config) -> Ramp:
+def ramp_of(train: TrainConfig) -> Ramp:
     """Return the global batch sizes of a run."""
-    return Ramp.of(config.train.global_batch_size, config.train.batch_size_ramp)
+    return Ramp.of(train.global_batch_size, train.batch_size_ramp)
 
 
-def named_sizes(config: Config) -> dict[str, int]:
+def named_sizes(train: TrainConfig) -> dict[str, int]:
     """Return the global batch sizes of a run by the keys that give them, the smallest first."""
-    stages: list[dict[str, Any]] = config.train.batch_size_ramp
+    stages: list[dict[str, Any]] = train.batch_size_ramp
     return {
         f"train.batch_size_ramp[{i}].global_batch_size": stage["global_batch_size"]
         for i, stage in enumerate(stages)
-    } | {"train.global_batch_size": config.train.global_batch_size}
+    } | {"train.global_batch_size": train.global_batch_size}
 
 
 def parts_of_ramp(config: Config, degrees: Degrees, weight: int = 1) -> dict[int, int]:
@@ -98,14 +106,14 @@ def parts_of_ramp(config: Config, degrees: Degrees, weight: int = 1) -> dict[int
 
     The dict is empty if all steps have the same rows.
     """
-    sizes = named_sizes(config).values() if config.train.batch_size_ramp else ()
+    sizes = named_sizes(config.train).values() if config.train.batch_size_ramp else ()
     stages = [BatchSizes.of(config, degrees, size) for size in sizes]
     return {stage.share * weight: stage.accumulate * weight for stage in stages}
 
 
 def problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what is wrong with the sizes of the batch and its parts."""
-    train, sizes = config.train, named_sizes(config)
+    train, sizes = config.train, named_sizes(config.train)
     size, weights = train.micro_batch_size, config.parallel.weights
     if size is not None and train.accumulate != 1:
         yield f"train.micro_batch_size={size} and train.accumulate={train.accumulate}: give one"
@@ -132,3 +140,40 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
     if config.data.collate == "pack" and (train.accumulate > 1 or size is not None):
         given = f"accumulate={train.accumulate}" if size is None else f"micro_batch_size={size}"
         yield f"train.{given}: a batch of data.collate=pack is one piece; leave it out"
+
+
+def weight_problems(config: Config, degrees: Degrees) -> Iterator[str]:
+    """Yield what does not fit `parallel.weights`."""
+    parallel, train, launch = config.parallel, config.train, config.launch
+    weights, ranks = parallel.weights, degrees.ranks
+    if weights is None:
+        return
+    key = f"parallel.weights={weights}"
+    known = ranks in config.asked_world_sizes  # torchrun and sbatch start other numbers of ranks
+    nodes = ranks // launch.tasks_per_node if known else len(weights)
+    if nodes != len(weights):
+        yield f"{key}: {len(weights)} numbers, but the job has {nodes} nodes; give one for each"
+    elif ranks % nodes:
+        yield f"{key}: {nodes} nodes cannot have the same number of {ranks} ranks"
+    # The ranks make different numbers of micro-batches, so none may communicate in each of them.
+    if ranks != degrees.dp:
+        yield f"{key} with {degrees}: use only dp_replicate and dp_shard"
+    if (degrees.dp_shard > 1 and parallel.zero != 1) or parallel.sync == "every":
+        yield (
+            f"{key} with dp_shard {degrees.dp_shard}, parallel.zero={parallel.zero} and "
+            f"parallel.sync={parallel.sync}: the ranks would communicate in every micro-batch, and "
+            "those with fewer would not answer; use parallel.dp_shard=1, or parallel.zero=1 and "
+            "parallel.sync=auto"
+        )
+    refused = {
+        f"parallel.ep={parallel.ep}": parallel.ep > 1,
+        "parallel.fsdp.offload=true": parallel.fsdp.offload,
+        "parallel.fsdp.agree=true": parallel.fsdp.agree,
+        f"train.local_sgd.every={train.local_sgd.every}": train.local_sgd.every is not None,
+        f"train.compression.kind={train.compression.kind}": train.compression.kind != "none",
+        "train.micro_batch_size=auto": train.micro_batch_size == "auto",
+        "parallel.ddp.static_graph=true": parallel.ddp.static_graph,
+        "data.collate=pack": config.data.collate == "pack",
+    }
+    for other in (other for other, given in refused.items() if given):
+        yield f"{key} with {other}: give one of them"

@@ -9,40 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.own_models import TRANSFORMER
-from hpctrain.config.schema import Config, ParallelConfig
-
-
-def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what the degrees do not divide."""
-    if config.model.get("_target_") not in TRANSFORMER:
-        return
-    experts = config.model.get("experts")
-    if isinstance(experts, int):
-        limited = config.model.get("capacity") is not None
-        yield from expert_problems(
-            "model.experts", experts, degrees, config.parallel, capacity=limited
-        )
-    if degrees.ranks == degrees.dp:
-        return
-    heads = config.model.get("heads")
-    numbers = {name: config.model.get(name) for name in ("heads", "kv_heads", "hidden")}
-    numbers["kv_heads"] = numbers["kv_heads"] or heads
-    known = {f"model.{name}": n for name, n in numbers.items() if isinstance(n, int) and n > 0}
-    yield from number_problems(known, degrees.tp)
-    if config.data.windows.field is not None and config.data.windows.length is not None:
-        parts = sequence_parts(degrees.cp, degrees.tp if config.parallel.sequence_parallel else 1)
-        positions = config.data.windows.length - 1  # the last token is only a target
-        if positions % parts:
-            near = [n + 1 for n in nearest(positions, parts)]
-            yield (
-                f"data.windows.length={config.data.windows.length} has {positions} positions, "
-                f"which {parts} parts (cp {degrees.cp}, tp {degrees.tp}) do not divide evenly: use "
-                f"a length of {' or '.join(map(str, near))}"
-            )
+from hpctrain.config.rules.pipeline_schedule import ZERO_BUBBLE
+from hpctrain.config.schema import ParallelConfig
 
 
 def expert_problems(
@@ -58,7 +29,7 @@ def expert_problems(
             f"{name}={experts} with parallel.ep={ep} and tp {degrees.tp}: data-parallel ranks "
             "divide the experts, use ep 1 or tp 1"
         )
-    if degrees.pp > 1 and schedule in ("zbv", "interleaved_zb"):
+    if degrees.pp > 1 and schedule in ZERO_BUBBLE:
         yield (
             f"{name}={experts} with parallel.pipeline.schedule={schedule}: use gpipe, 1f1b or "
             "interleaved, experts need a backward pass in one piece"
@@ -71,7 +42,7 @@ def expert_problems(
             "parallel.sequence_parallel=false"
         )
     if experts % ep:
-        near = " or ".join(map(str, _near_factors(experts, ep)))
+        near = either(neighbours(factors(experts), ep))
         yield f"parallel.ep={ep} does not divide {name}={experts}: use {near}"
 
 
@@ -80,15 +51,24 @@ def ep_problems(degrees: Degrees, ep: int) -> Iterator[str]:
     name = "dp_shard" if degrees.dp_shard > 1 else "dp_replicate"
     size = getattr(degrees, name) * degrees.cp
     if size % ep:
-        near = " or ".join(map(str, _near_factors(size, ep)))
+        near = either(neighbours(factors(size), ep))
         name += f" {getattr(degrees, name)} x cp" if degrees.cp > 1 else ""
         yield f"parallel.ep={ep} does not divide {name} {size}: use {near}"
 
 
-def _near_factors(number: int, factor: int) -> list[int]:
-    """Return the factors of `number` next to `factor`, which is none."""
-    fitting = [n for n in range(1, number + 1) if number % n == 0]
-    return [*[n for n in fitting if n < factor][-1:], *[n for n in fitting if n > factor][:1]]
+def factors(number: int) -> list[int]:
+    """Return all factors of a number, the smallest first."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def neighbours(fitting: Sequence[int], number: int) -> list[int]:
+    """Return which of the fitting numbers, in ascending order, are next to one that does not."""
+    return [*[n for n in fitting if n < number][-1:], *[n for n in fitting if n > number][:1]]
+
+
+def either(numbers: Iterable[int]) -> str:
+    """Return numbers of which one is to be chosen, for a reader."""
+    return " or ".join(map(str, numbers))
 
 
 def sequence_parts(cp: int, tp: int) -> int:
@@ -110,7 +90,7 @@ def length_problem(length: int, cp: int, tp: int) -> str:
     without = ", or parallel.sequence_parallel=false"
     return (
         f"{given} {verb} the {length} positions of a sample: use "
-        f"{' or '.join(map(str, nearest(length, parts)))}"
+        f"{either(nearest(length, parts))}"
         f"{without if tp > 1 and length % sequence_parts(cp, 1) == 0 else ''}"
     )
 
@@ -123,13 +103,10 @@ def nearest(number: int, divisor: int) -> list[int]:
 
 def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
     """Yield which numbers of a model, such as heads, tp does not divide, and the nearest tp."""
-    near = _near_factors(math.gcd(*numbers.values()), tp)
+    near = either(neighbours(factors(math.gcd(*numbers.values())), tp))
     for name, number in numbers.items():
         if number % tp:
-            yield (
-                f"parallel.tp={tp} does not divide {name}={number}: use "
-                f"{' or '.join(map(str, near))}"
-            )
+            yield f"parallel.tp={tp} does not divide {name}={number}: use {near}"
 
 
 def names_module(pattern: str, name: str) -> bool:

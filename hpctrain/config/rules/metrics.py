@@ -7,16 +7,14 @@ from the first log line and the first evaluation (`RequestedMetric`).
 from __future__ import annotations
 
 import difflib
-import math
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from hpctrain.config.metric_registry import TRAIN_LOSS, TRAIN_NAME, registered
 from hpctrain.config.rules import own_tasks
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.metric_names import better
 
 _OF_TRAINING = [m.name for m in registered("train") if m.name not in (TRAIN_LOSS, TRAIN_NAME)]
 _OF_SPEED = [metric.name for metric in registered("perf")]
@@ -106,60 +104,6 @@ def _unknown(key: str, metric: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(metric, known, 1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{key}={metric}: {hint}this run produces {', '.join(known)}"
-
-
-# A word of a metric's name tells whether lower or higher values are better.
-_LOWER = {
-    *("loss", "error", "err", "mse", "rmse", "mae", "l1", "l2", "mape", "nll", "perplexity"),
-    *("ppl", "bpb", "bits", "wer", "cer", "fid", "kl", "divergence", "distance", "regret"),
-}
-_RATES = {
-    *("accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "ap", "map"),
-}
-_HIGHER = {
-    *_RATES,
-    *("iou", "miou", "dice", "r2", "correlation", "bleu", "rouge", "psnr", "ssim", "reward"),
-    *("score", "samples"),
-}
-
-
-# Of these a value is a share: from 0 to 1, or to 100 for a task that counts in percent.
-_SHARES = {
-    *_RATES,
-    *("iou", "miou", "dice", "fraction", "percent", "percentage"),
-}
-
-
-def most(metric: str, seen: float) -> float:
-    """Return the largest value that a metric can have, by its name and the largest that was seen.
-
-    >>> most("val/accuracy", 0.98), most("val/top1_acc", 97.1), most("val/loss", 0.2)
-    (1.0, 100.0, inf)
-    """
-    if not _words(metric) & _SHARES or seen > 100:
-        return math.inf
-    return 1.0 if seen <= 1 and not _words(metric) & {"percent", "percentage"} else 100.0
-
-
-def _words(metric: str) -> set[str]:
-    return {*re.split(r"[^a-z0-9]+", metric.rpartition("/")[2].lower())}
-
-
-def better(metric: str) -> Literal["lower", "higher"] | None:
-    """Return which values of a metric are better, by its name; None if the name does not tell.
-
-    >>> better("val/bits_per_byte"), better("val/top1_acc"), better("val/width")
-    ('lower', 'higher', None)
-    """
-    words = {*re.split(r"[^a-z0-9]+", metric.partition("/")[2].lower())}
-    if words & _LOWER:
-        return "lower"
-    return "higher" if words & _HIGHER else None
-
-
-def lower_is_better(metric: str, mode: str | None) -> bool:
-    """Return it by the mode, "min" or "max"; without one by the metric's name, as `better` does."""
-    return mode == "min" if mode else better(metric) == "lower"
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import CheckpointConfig, ParallelConfig, PrecisionConfig, TrainConfig
 
 
-def problems(config: Config) -> Iterator[str]:
-    """Yield what is wrong in the keys `checkpoint.init_*`."""
-    checkpoint = config.checkpoint
+def problems(
+    checkpoint: CheckpointConfig,
+    train: TrainConfig,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+) -> Iterator[str]:
+    """Yield what is wrong in the keys `checkpoint.init_*` and `train.lora`."""
     if checkpoint.init_from is None:
         for name in ("init_digest", "init_rename", "init_skip"):
             if value := getattr(checkpoint, name):
                 yield f"checkpoint.{name}={value} needs checkpoint.init_from"
-        if config.train.lora.patterns:
+        if train.lora.patterns:
             yield (
-                f"train.lora.match={config.train.lora.match} needs checkpoint.init_from: the "
+                f"train.lora.match={train.lora.match} needs checkpoint.init_from: the "
                 "weights that the adapters are added to"
             )
         return
-    yield from _lora(config)
+    if train.lora.patterns:
+        yield from _lora(train, parallel, precision)
+    else:
+        for name in ("also", "quantize"):
+            if value := getattr(train.lora, name):
+                yield f"train.lora.{name}={value} needs train.lora.match"
     if "://" in checkpoint.init_from:
         yield (
             f"checkpoint.init_from={checkpoint.init_from}: it must be a folder or a file on a disk "
@@ -37,29 +46,21 @@ def problems(config: Config) -> Iterator[str]:
             yield f"{key}={rule}: `to` has {stars[1]} times *, `match` has {stars[0]}"
 
 
-def _lora(config: Config) -> Iterator[str]:
-    """Yield what cannot be together with adapters."""
-    lora, parallel = config.train.lora, config.parallel
-    if not lora.patterns:
-        if lora.also:
-            yield f"train.lora.also={lora.also} needs train.lora.match"
-        if lora.quantize:
-            yield f"train.lora.quantize={lora.quantize} needs train.lora.match"
-        return
-    if config.precision.compute == "fp8":
+def _lora(
+    train: TrainConfig, parallel: ParallelConfig, precision: PrecisionConfig
+) -> Iterator[str]:
+    """Yield what cannot be together with adapters, and with a base in 4 bits."""
+    lora = train.lora
+    if precision.compute == "fp8":
         yield "train.lora with precision.compute=fp8: its layers have no adapters; use bf16"
     if lora.dropout and parallel.tp > 1:
         yield (
             f"train.lora.dropout={lora.dropout} with parallel.tp={parallel.tp}: the ranks of a "
             "layer would draw different masks; use 0"
         )
-    if lora.quantize:
-        yield from _quantized(config)
-
-
-def _quantized(config: Config) -> Iterator[str]:
-    """Yield what cannot be together with a base in 4 bits."""
-    parallel, what = config.parallel, f"train.lora.quantize={config.train.lora.quantize}"
+    if not lora.quantize:
+        return
+    what = f"train.lora.quantize={lora.quantize}"
     for name in ("tp", "pp", "cp", "ep"):
         if (degree := getattr(parallel, name)) > 1:
             yield (
@@ -73,5 +74,5 @@ def _quantized(config: Config) -> Iterator[str]:
             "weight in 4 bits; use parallel=ddp, or leave train.lora.quantize out, because "
             "parallel=zero3 divides the base over the ranks"
         )
-    if config.train.compile != "off":
-        yield f"{what} with train.compile={config.train.compile}: not tested; use off"
+    if train.compile != "off":
+        yield f"{what} with train.compile={train.compile}: not tested; use off"

@@ -91,7 +91,7 @@ def definition(target: str, hops: int = 8) -> tuple[str, ast.stmt] | None:
         return None
     if spec is None or len(rest) != 1:
         return None
-    bindings = _bindings(spec.origin or "")
+    bindings = _bindings(spec.origin or "") or {}
     found = bindings.get(rest[0]) or bindings.get(_STAR, [])
     if len(found) != 1:  # what is imported depends on what happens at run time
         return None
@@ -126,14 +126,17 @@ def _located(target: str) -> tuple[ModuleSpec | None, list[str]]:
 
 
 @lru_cache(maxsize=64)
-def _bindings(file: str) -> dict[str, list[ast.stmt]]:
-    """Return the statements outside of classes and functions that bind each name of a module."""
+def _bindings(file: str) -> dict[str, list[ast.stmt]] | None:
+    """Return the statements outside of classes and functions that bind each name of a module.
+
+    It is None for a module of which there is no source that Python can read.
+    """
     if not file.endswith(".py"):
-        return {}
+        return None
     try:
         tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return {}
+    except (OSError, SyntaxError, ValueError):  # importing it will show what is wrong
+        return None
     found: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
         for name in bound(ast.Module([statement], [])):
@@ -154,16 +157,11 @@ def submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
 @lru_cache(maxsize=64)
 def _names(file: str, package: str, hops: int = 8) -> frozenset[str] | None:
     """Return the names that a module defines, or None if its file does not show them."""
-    if not file.endswith(".py") or not hops:
+    bindings = _bindings(file)
+    if bindings is None or not hops or {"*", "__getattr__"} & bindings.keys():
         return None
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):  # importing it will show what is wrong
-        return None
-    found = {*bound(tree)}
-    if found & {"*", "__getattr__"}:
-        return None
-    for node in ast.walk(tree) if _STAR in found else ():
+    found = {*bindings}
+    for node in (node for each in bindings.get(_STAR, ()) for node in ast.walk(each)):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             spec, rest = _located(imported(node, package))
             inner = spec and not rest and _names(spec.origin or "", package_of(spec), hops - 1)

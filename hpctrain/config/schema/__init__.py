@@ -6,25 +6,28 @@ in which they differ from the defaults. `key.py` explains how a key is declared,
 transforms) takes anything that can be imported.
 """
 
-from hpctrain.config.schema.config import Config
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.config.schema.checkpoint import CheckpointConfig
 from hpctrain.config.schema.data import BucketsConfig, DataConfig, ImagesConfig, WindowsConfig
 from hpctrain.config.schema.evaluation import EvaluationConfig
+from hpctrain.config.schema.key import Member, key, keys, members, section
 from hpctrain.config.schema.launch import LaunchConfig
+from hpctrain.config.schema.lora import LoRAConfig
 from hpctrain.config.schema.monitor import MonitorConfig
 from hpctrain.config.schema.network import NetworkConfig
 from hpctrain.config.schema.notify import NotifyConfig
 from hpctrain.config.schema.optimizer import OptimizerConfig, PlateauConfig, SchedulerConfig
 from hpctrain.config.schema.parallel import DDPConfig, FSDPConfig, ParallelConfig
+from hpctrain.config.schema.precision import PrecisionConfig
+from hpctrain.config.schema.replicas import CompressionConfig, LocalSGDConfig
 from hpctrain.config.schema.site import ContainerConfig, SiteConfig
 from hpctrain.config.schema.tracking import TrackingConfig
-from hpctrain.config.schema.train import (
-    CheckpointConfig,
-    CompressionConfig,
-    EarlyStoppingConfig,
-    LocalSGDConfig,
-    PrecisionConfig,
-    TrainConfig,
-)
+from hpctrain.config.schema.train import EarlyStoppingConfig, TrainConfig
 
 __all__ = [
     "BucketsConfig",
@@ -39,6 +42,7 @@ __all__ = [
     "FSDPConfig",
     "ImagesConfig",
     "LaunchConfig",
+    "LoRAConfig",
     "LocalSGDConfig",
     "MonitorConfig",
     "NetworkConfig",
@@ -52,4 +56,86 @@ __all__ = [
     "TrackingConfig",
     "TrainConfig",
     "WindowsConfig",
+    "all_keys",
+    "all_members",
 ]
+
+
+def _check_name(name: str) -> str:
+    # The name becomes a folder and an #SBATCH line.
+    fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)
+    return "" if fits else "letters, digits, '.', '_' and '-', at most 64 of them"
+
+
+@dataclass
+class Config:
+    """One training run."""
+
+    name: str = key(
+        "run",
+        "The name of the run directory begins with this text: letters, digits, '.', '_' and '-'.",
+        check=_check_name,
+        identity=False,
+    )
+    seed: int = key(
+        0, "All random choices of a run follow from this number.", between=(0, 2**63 - 1)
+    )
+    output_dir: str = key("runs", "This folder holds the run directories.", identity=False)
+    metric: str = key(
+        "val/accuracy",
+        "A sweeper such as Optuna gets the last value of this metric.",
+        identity=False,
+    )
+    scaling: str | None = key(
+        None,
+        "The run belongs to a series over launch.nodes: with the same global batch (strong), or "
+        "with train.global_batch_size as the batch of each node (weak). +scaling=strong or "
+        "+scaling=weak sets this key and what such a series needs.",
+        choices=(None, "strong", "weak"),
+        identity=False,
+    )
+    model: dict[str, Any] = key({}, "The model is `_target_`, called with the other keys.")
+    task: dict[str, Any] = key(
+        {}, "The task (loss and metrics) is `_target_`, called with the other keys."
+    )
+    data: DataConfig = section(DataConfig)
+    hooks: list[dict[str, Any]] = key(
+        [],
+        "Each of these is a hpctrain.training.Hook, named by `_target_`. Its methods are called "
+        "after a step, before and after an evaluation, and after a checkpoint.",
+    )
+    hardware: dict[str, Any] = key(
+        {},
+        "The figures of a GPU and its node, for plan, MFU and cost: hardware=NAME takes a file of "
+        "conf/hardware.",
+        identity=False,
+    )
+    optimizer: OptimizerConfig = section(OptimizerConfig)
+    scheduler: SchedulerConfig = section(SchedulerConfig)
+    train: TrainConfig = section(TrainConfig)
+    precision: PrecisionConfig = section(PrecisionConfig)
+    parallel: ParallelConfig = section(ParallelConfig, identity=False)
+    network: NetworkConfig = section(NetworkConfig, identity=False)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    evaluation: EvaluationConfig = section(EvaluationConfig, identity=False)
+    monitor: MonitorConfig = section(MonitorConfig, identity=False)
+    tracking: TrackingConfig = section(TrackingConfig, identity=False)
+    notify: NotifyConfig = section(NotifyConfig, identity=False)
+    launch: LaunchConfig = section(LaunchConfig, identity=False)
+    site: SiteConfig = section(SiteConfig, identity=False)
+
+    @property
+    def asked_world_sizes(self) -> range:
+        """The numbers of ranks that `launch` requests; one, unless `launch.nodes` is a range."""
+        nodes, tasks = self.launch.node_numbers, self.launch.tasks_per_node
+        return range(nodes.start * tasks, nodes.stop * tasks, tasks)
+
+
+def all_keys() -> tuple[Member, ...]:
+    """Return every key of a config, without the sections."""
+    return keys(Config)
+
+
+def all_members() -> tuple[Member, ...]:
+    """Return every section and key of a config, each section before its keys."""
+    return members(Config)

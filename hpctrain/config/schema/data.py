@@ -1,6 +1,5 @@
 """The keys of `data`: which samples are read, in which order, and how."""
 
-# ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
 from __future__ import annotations
 
 import re
@@ -37,19 +36,16 @@ class WindowsConfig:
     length: int = key(
         1025,
         "Each window has this length. A language model needs its context length + 1.",
-        unit="elements",
-        at_least=1,
+        count="elements",
     )
     stride: int | None = key(
         None,
         "The next window begins this far after the beginning of the one before. Null means "
         "`length`, so that windows do not overlap.",
-        unit="elements",
-        at_least=1,
+        count="elements",
     )
     documents: bool = key(
-        False,
-        "Batches also get FIELD_document, which numbers the document of each element.",
+        False, "Batches also get FIELD_document, which numbers the document of each element."
     )
 
 
@@ -82,14 +78,12 @@ class BucketsConfig:
     window: int = key(
         8192,
         "This many samples are sorted by length at a time, rounded up to a multiple of `size`.",
-        unit="samples",
-        at_least=1,
+        count="samples",
     )
     size: int | None = key(
         None,
         "This many samples stay together. Null means train.global_batch_size.",
-        unit="samples",
-        at_least=1,
+        count="samples",
     )
 
 
@@ -137,12 +131,9 @@ class DataConfig:
     block_size: int | None = key(
         None,
         "A block of shuffle=block has this size. Null derives it from the layout of the shards.",
-        unit="samples",
-        at_least=1,
+        count="samples",
     )
-    window: int = key(
-        64, "shuffle=block mixes the samples of this many blocks.", unit="blocks", at_least=1
-    )
+    window: int = key(64, "shuffle=block mixes the samples of this many blocks.", count="blocks")
     lanes: int = key(
         1,
         "shuffle=block divides the blocks into this many parts, and each rank reads its own "

@@ -1,6 +1,5 @@
 """The keys of `evaluation`."""
 
-# ruff: noqa: RUF009 (`key` returns a dataclass field)
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,6 +26,5 @@ class EvaluationConfig:
         4,
         "So many checkpoints at most wait for their evaluation. Until then they are kept, and "
         "further ones are left out; the last one of the run is always evaluated.",
-        unit="checkpoints",
-        at_least=1,
+        count="checkpoints",
     )

@@ -1,6 +1,6 @@
 """How a config key is declared: its default and everything that holds for it, in one place.
 
-    window: int = key(64, "This many blocks are mixed at a time.", unit="blocks", at_least=1)
+    window: int = key(64, "This many blocks are mixed at a time.", count="blocks")
 
 Validation, the reference (`python -m hpctrain keys`), `--help` and the identity of a run all read
 these declarations. Rules between several keys are functions in hpctrain/config/validate.py and
@@ -74,8 +74,12 @@ class Rule:
         return ""
 
 
-def key(default: T, text: str, **rule: Any) -> T:
-    """Declare a key of a section: a dataclass field with a `Rule`, whose attributes are `rule`."""
+def key(default: T, text: str, *, count: str = "", **rule: Any) -> T:
+    """Declare a key of a section: a dataclass field with a `Rule`, whose attributes are `rule`.
+
+    `count` is the unit of a number of things, of which there is at least 1.
+    """
+    rule |= {"unit": count, "at_least": 1} if count else {}
     metadata = {"rule": Rule(text, **rule)}
     made: Any
     if isinstance(default, (list, dict)):

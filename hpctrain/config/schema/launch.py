@@ -45,14 +45,14 @@ class LaunchConfig:
         unit="nodes",
         check=_check_nodes,
     )
-    tasks_per_node: int = key(1, "Each node runs this many ranks.", unit="ranks", at_least=1)
+    tasks_per_node: int = key(1, "Each node runs this many ranks.", count="ranks")
     gpus_per_node: int = key(
         0,
         "Each node provides this many GPUs, a multiple of tasks_per_node.",
         unit="GPUs",
         at_least=0,
     )
-    cpus_per_task: int = key(1, "Each rank gets this many CPU cores.", unit="cores", at_least=1)
+    cpus_per_task: int = key(1, "Each rank gets this many CPU cores.", count="cores")
     mem_gb: float | None = key(
         None,
         "Each node provides this much memory. Null means the cluster's default.",
@@ -67,16 +67,12 @@ class LaunchConfig:
         check=_check_minutes,
     )
     warn_s: int = key(
-        120,
-        "This long before its time limit a job saves and requeues itself.",
-        unit="seconds",
-        at_least=1,
+        120, "This long before its time limit a job saves and requeues itself.", count="seconds"
     )
     max_running: int | None = key(
         None,
         "At most this many jobs of a sweep run at a time. Null means no limit of ours.",
-        unit="jobs",
-        at_least=1,
+        count="jobs",
     )
     rerun: str = key(
         "failed",

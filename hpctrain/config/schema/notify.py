@@ -1,6 +1,5 @@
 """The keys of `notify`."""
 
-# ruff: noqa: RUF009 (`key` returns a dataclass field)
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """The keys of `optimizer` and `scheduler`."""
 
-# ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -43,8 +42,7 @@ class OptimizerConfig:
     base_batch_size: int | None = key(
         None,
         "lr was chosen for this global batch size. lr_scaling=linear and sqrt need it.",
-        unit="samples",
-        at_least=1,
+        count="samples",
     )
     weight_decay: float = key(0.0, "The optimizer gets this weight decay.", at_least=0)
     options: dict[str, Any] = key({}, "The optimizer also gets these keyword arguments.")

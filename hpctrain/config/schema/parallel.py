@@ -1,6 +1,5 @@
 """The keys of `parallel`."""
 
-# ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
 from __future__ import annotations
 
 import re
@@ -147,8 +146,7 @@ class ParallelConfig:
         1,
         "The experts of a layer are divided over this many of the data-parallel ranks (expert "
         "parallel), a factor of dp_shard, or of dp_replicate if dp_shard is 1.",
-        unit="ranks",
-        at_least=1,
+        count="ranks",
     )
     weights: Any = key(
         None,
@@ -216,6 +214,4 @@ class ParallelConfig:
         "The ranks communicate through this library. auto takes nccl for GPUs and gloo for CPUs.",
         choices=("auto", "gloo", "nccl"),
     )
-    timeout_s: int = key(
-        600, "A collective operation fails after this time.", unit="seconds", at_least=1
-    )
+    timeout_s: int = key(600, "A collective operation fails after this time.", count="seconds")

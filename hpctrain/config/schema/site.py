@@ -1,6 +1,5 @@
 """The keys of `site`."""
 
-# ruff: noqa: RUF009 (`key` and `section` return dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass

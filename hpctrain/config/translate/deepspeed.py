@@ -3,6 +3,7 @@
     zero_optimization ── parallel.*     fp16, bf16 ── precision.*      train_batch_size ── train.*
     optimizer ── optimizer.*            scheduler ── scheduler.*       gradient_clipping ── train.*
 
+`deepspeed_keys` has the table of all keys; here are the rules of those that depend on others.
 Reference: https://www.deepspeed.ai/docs/config-json
 """
 
@@ -13,27 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.rules import targets
-from hpctrain.config.schema import Config
-from hpctrain.config.schema.key import keys
-from hpctrain.config.translate.deepspeed_keys import (
-    NOT_TORCH,
-    OPTIONS,
-    OTHER_OPTIMIZERS,
-    OTHER_SCHEDULERS,
-    REASONS,
-)
+from hpctrain.config.schema import all_keys
+from hpctrain.config.translate.deepspeed_keys import KEYS, NOT_TORCH, OPTIONS, WARMUP
 from hpctrain.config.translate.foreign_config import Source
 from hpctrain.config.translate.translation import Translation, parser, read, show
 from hpctrain.disk import parse_json
 from hpctrain.errors import ConfigError
 
-_FORMATS = {
-    name: short
-    for short, long in (("fp32", "float32"), ("fp16", "float16"), ("bf16", "bfloat16"))
-    for name in (short, long, f"torch.{long}")
-}
 _RARE = 10_000  # steps; a larger number is a way to print nothing
-_DEVICES = {name: name for name in ("none", "cpu", "nvme")}
+_SCHEDULERS = {
+    "WarmupLR": "constant",
+    "WarmupDecayLR": "linear",
+    "WarmupCosineLR": "cosine",
+    "OneCycle": "one_cycle",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -69,7 +63,7 @@ def translate(content: dict[str, Any], file: str, ranks: int | None = None) -> T
         content["zero_optimization"] = {"stage": int(content["zero_optimization"])}
     if "bfloat16" in content:
         content.setdefault("bf16", content.pop("bfloat16"))
-    source, made = Source(file, content, REASONS), Translation()
+    source, made = Source(file, content, KEYS), Translation()
     _zero(source, made)
     _precision(source, made)
     _batch(source, made, ranks)
@@ -78,32 +72,28 @@ def translate(content: dict[str, Any], file: str, ranks: int | None = None) -> T
     if "activation_checkpointing" in source:
         # DeepSpeed checkpoints where the model calls it, which a file cannot show.
         made.values["train.activation_checkpointing"] = "full"
-    steps = source.number("steps_per_print", None, "train.log_every")
-    if steps is not None and 1 <= steps <= _RARE:
-        made.values["train.log_every"] = int(steps)
-    elif steps is not None:
-        source.drop("steps_per_print")
+    if (steps := source.take("steps_per_print")) is not None:
+        if 1 <= steps <= _RARE:
+            made.values["train.log_every"] = int(steps)
+        else:
+            source.drop("steps_per_print")
     if source.take("flops_profiler.enabled"):
-        step = int(source.number("flops_profiler.profile_step", 1))
+        step = int(source.take("flops_profiler.profile_step"))
         made.values["train.profile"] = f"{step}-{step}"
-    if source.take("fp32_allreduce"):
-        made.values["precision.reduce"] = "fp32"
-    tp = source.number("tensor_parallel.autotp_size", None, "parallel.tp")
-    if tp is not None and tp > 1:
+    if (tp := source.take("tensor_parallel.autotp_size")) is not None and tp > 1:
         made.values["parallel.tp"] = tp
-    drop_last = source.take("dataloader_drop_last")
-    if drop_last is not None:
-        made.values["data.tail"] = "drop" if drop_last else "pad"
-    made.left |= source.left()
+    source.put_into(made)
     return made
 
 
 def _zero(source: Source, made: Translation) -> None:
-    stage = source.choice("zero_optimization.stage", {n: n for n in range(4)}, 0)
-    parts = ("param", "optimizer")
-    devices = {part: _offload(source, f"zero_optimization.offload_{part}") for part in parts}
+    zero = "zero_optimization."
+    stage = source.take(f"{zero}stage")
+    devices = {part: source.take(f"{zero}offload_{part}.device") for part in ("param", "optimizer")}
+    for part in devices:
+        source.take(f"{zero}offload_{part}")  # `false` is no section
     for old, part in (("cpu_offload", "optimizer"), ("cpu_offload_param", "param")):
-        if source.take(f"zero_optimization.{old}"):
+        if source.take(f"{zero}{old}"):
             devices[part] = "cpu"
     offload = {part for part, device in devices.items() if device != "none"}
     made.choices["parallel"] = f"zero{stage}" if stage else "ddp"
@@ -113,17 +103,17 @@ def _zero(source: Source, made: Translation) -> None:
         made.values["parallel.fsdp.offload"] = True
     if offload == {"optimizer"} and stage:
         source.drop(
-            "zero_optimization.offload_optimizer.device",
+            f"{zero}offload_optimizer.device",
             "parallel.fsdp.offload keeps parameters and gradients in the memory of the host, too",
         )
     for part in offload:
-        name = f"zero_optimization.offload_{part}.device"
+        name = f"{zero}offload_{part}.device"
         if not stage:
             source.drop(name, "stage 0 offloads nothing")
         elif devices[part] == "nvme":
             source.drop(name, "parallel.fsdp.offload uses the memory of the host, not NVMe")
-    hpz, mics = "zero_optimization.zero_hpz_partition_size", "zero_optimization.mics_shard_size"
-    secondary, shard = source.number(hpz, 1), source.number(mics, -1)
+    hpz, mics = f"{zero}zero_hpz_partition_size", f"{zero}mics_shard_size"
+    secondary, shard = source.take(hpz), source.take(mics)
     if stage != 3:
         source.drop(hpz)
         source.drop(mics)
@@ -134,24 +124,13 @@ def _zero(source: Source, made: Translation) -> None:
         made.values |= {"parallel.dp_replicate": -1, "parallel.dp_shard": shard}
 
 
-def _offload(source: Source, section: str) -> str:
-    """Return the device of an offload section: none, cpu or nvme."""
-    source.take(section)  # null is no section
-    device: str = source.choice(f"{section}.device", _DEVICES, "none")
-    return device
-
-
 def _precision(source: Source, made: Translation) -> None:
-    enabled = [
-        kind
-        for kind in ("fp16", "bf16")
-        if source.take(f"{kind}.enabled", False, f"precision.compute={kind} or fp32")
-    ]
+    enabled = [kind for kind in ("fp16", "bf16") if source.take(f"{kind}.enabled")]
     if len(enabled) > 1:
         raise ConfigError(f"{source.file}: fp16 and bf16 are both enabled; DeepSpeed allows one")
-    autocast = source.choice("torch_autocast.dtype", _FORMATS)
+    autocast = source.take("torch_autocast.dtype")
     if source.take("torch_autocast.enabled"):
-        enabled = [autocast or "bf16"]
+        enabled = [autocast]
     automatic = any(source.is_auto(f"{kind}.enabled") for kind in ("fp16", "bf16"))
     if enabled == ["fp16"]:
         made.values["precision.compute"] = "fp16"
@@ -159,28 +138,18 @@ def _precision(source: Source, made: Translation) -> None:
         made.choices["precision"] = "bf16"
     elif not automatic:
         made.choices["precision"] = "fp32"
-    _loss_scale(source)
-    if source.take("bf16.bf16_master_weights_and_grads"):
-        made.values["precision.params"] = "bf16"
-    if reduce := source.choice("communication_data_type", _FORMATS):
-        made.values["precision.reduce"] = reduce
-    grads = source.choice("data_types.grad_accum_dtype", _FORMATS)
-    if grads is not None and grads != made.values.get("precision.params", "fp32"):
-        source.drop("data_types.grad_accum_dtype")
-
-
-def _loss_scale(source: Source) -> None:
-    ours = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 2000}
-    for name, value in ours.items():
-        if source.take(f"fp16.{name}", value) != value:
+    for name, ours in (("loss_scale", 0), ("initial_scale_power", 16), ("loss_scale_window", 2000)):
+        if source.take(f"fp16.{name}") != ours:
             source.drop(f"fp16.{name}")
+    params = "bf16" if source.take("bf16.bf16_master_weights_and_grads") else "fp32"
+    if source.take("data_types.grad_accum_dtype") not in (None, params):
+        source.drop("data_types.grad_accum_dtype")
 
 
 def _batch(source: Source, made: Translation, ranks: int | None) -> None:
     name = "train_micro_batch_size_per_gpu"
-    total = source.number("train_batch_size", None, "train.global_batch_size")
-    micro = source.number(name, None, "train.accumulate")
-    parts = source.number("gradient_accumulation_steps", None, "train.accumulate")
+    total, micro = source.take("train_batch_size"), source.take(name)
+    parts = source.take("gradient_accumulation_steps")
     if total is not None:
         made.values["train.global_batch_size"] = total
     elif micro is not None and ranks is not None:
@@ -211,64 +180,55 @@ def _batch(source: Source, made: Translation, ranks: int | None) -> None:
 
 
 def _optimizer(source: Source, made: Translation) -> None:
-    kind = source.take("optimizer.type")
     params = "optimizer.params."
-    lr = source.number(f"{params}lr", None, "optimizer.lr")
-    decay = source.number(f"{params}weight_decay", None, "optimizer.weight_decay")
-    clip = source.number(f"{params}max_grad_norm", None, "train.clip_norm")
-    clip = source.number("gradient_clipping", clip, "train.clip_norm")
-    if not source.is_auto("gradient_clipping"):
-        made.values["train.clip_norm"] = clip or None  # DeepSpeed clips nothing by default
-    adam_w = source.take(f"{params}adam_w_mode", True)
+    kind, adam_w = source.take("optimizer.type"), source.take(f"{params}adam_w_mode")
+    lr, decay = source.take(f"{params}lr"), source.take(f"{params}weight_decay")
+    clips = source.take(f"{params}max_grad_norm"), source.take("gradient_clipping")
+    if not source.is_auto("gradient_clipping"):  # DeepSpeed clips nothing by default
+        made.values["train.clip_norm"] = (clips[0] if clips[1] is None else clips[1]) or None
     if kind is None:
         return
     if lr is not None:
         made.values["optimizer.lr"] = lr
     if not source.is_auto(f"{params}weight_decay"):
         made.values["optimizer.weight_decay"] = decay or 0.0
-    options = {
-        name: value
-        for name in OPTIONS
-        if (value := source.take(f"{params}{name}", None, "optimizer.options")) is not None
-    }
+    given = {name: source.take(f"{params}{name}") for name in OPTIONS}
+    options = {name: value for name, value in given.items() if value is not None}
     names = {"adam": "AdamW" if adam_w else "Adam", "adamw": "AdamW", "adagrad": "Adagrad"}
     target = f"torch.optim.{names.get(kind.lower(), kind)}"
     if reason := NOT_TORCH.get(kind.lower()) or targets.problem(target):
         source.drop("optimizer.type", f"{reason}: name a class in optimizer._target_")
-        for name in (*options, *OTHER_OPTIMIZERS):
-            source.drop(f"{params}{name}", "it belongs to the optimizer: see optimizer.options")
+        for name in options:
+            source.drop(f"{params}{name}")
         return
     made.values["optimizer._target_"] = target
     if options:
         made.values["optimizer.options"] = options
 
 
-_SCHEDULERS = {
-    "WarmupLR": "constant",
-    "WarmupDecayLR": "linear",
-    "WarmupCosineLR": "cosine",
-    "OneCycle": "one_cycle",
-}
-
-
 def _scheduler(source: Source, made: Translation) -> None:
-    kind = source.take("scheduler.type")
     params = "scheduler.params."
-    steps = source.number(f"{params}warmup_num_steps", None, "scheduler.warmup_steps")
-    peak = source.number(f"{params}warmup_max_lr", None, "optimizer.lr")
-    total = source.number(f"{params}total_num_steps", None, "train.max_steps")
-    final = source.number(f"{params}cos_min_ratio", 1e-4, "scheduler.final_ratio")
-    shape = source.take(f"{params}warmup_type", "log")
-    lowest = [source.number(f"{params}warmup_{name}", 0) for name in ("min_lr", "min_ratio")]
+    kind, warmup_type = source.take("scheduler.type"), f"{params}warmup_type"
+    steps, peak, total, final, shape = (
+        source.take(f"{params}{name}")
+        for name in (
+            "warmup_num_steps",
+            "warmup_max_lr",
+            "total_num_steps",
+            "cos_min_ratio",
+            "warmup_type",
+        )
+    )
+    lowest = [
+        name for name in ("warmup_min_lr", "warmup_min_ratio") if source.take(f"{params}{name}")
+    ]
     if kind is None:
         if "optimizer" in source:
             made.choices["scheduler"] = "constant"  # without one DeepSpeed changes nothing
         return
     if kind not in _SCHEDULERS:
-        (known,) = (each for each in keys(Config) if each.name == "scheduler.kind")
+        (known,) = (each for each in all_keys() if each.name == "scheduler.kind")
         source.drop("scheduler.type", f"scheduler.kind has {known.rule.allowed}")
-        for name in OTHER_SCHEDULERS:
-            source.drop(f"{params}{name}", "it belongs to that scheduler")
         return
     made.choices["scheduler"] = _SCHEDULERS[kind]
     if kind == "OneCycle":
@@ -278,29 +238,29 @@ def _scheduler(source: Source, made: Translation) -> None:
         made.values["scheduler.warmup_steps"] = 1000 if steps is None else int(steps)
     if kind == "WarmupDecayLR" and f"{params}warmup_max_lr" not in source:
         peak = 0.001
-    if peak is not None and kind != "WarmupCosineLR":
-        made.values["optimizer.lr"] = peak
     if kind == "WarmupCosineLR":
         made.values["scheduler.final_ratio"] = final
+    elif peak is not None:
+        made.values["optimizer.lr"] = peak
     if total is not None:
         made.values["train.max_steps"] = int(total)
     if shape != "linear":
-        source.drop(f"{params}warmup_type")
-        if f"{params}warmup_type" not in source:
-            made.left[f"{params}warmup_type=log (by default)"] = REASONS[f"{params}warmup_type"]
-    for name, value in zip(("min_lr", "min_ratio"), lowest, strict=True):
-        if value:
-            source.drop(f"{params}warmup_{name}")
+        source.drop(warmup_type)
+        if warmup_type not in source:
+            made.left[f"{warmup_type}=log (by default)"] = WARMUP
+    for name in lowest:
+        source.drop(f"{params}{name}")
 
 
 def _one_cycle(source: Source, made: Translation) -> None:
     """Translate a cycle, whose rate rises and falls along cosines here, and ends the run."""
-    params = "scheduler.params."
-    low, high = (source.number(f"{params}cycle_{name}_lr", None) for name in ("min", "max"))
-    rise = source.number(f"{params}cycle_first_step_size", 2000)
-    fall = source.number(f"{params}cycle_second_step_size", rise)
-    made.values |= {"train.max_steps": int(rise + fall), "scheduler.warmup_steps": 0}
-    made.values["scheduler.rise_fraction"] = rise / (rise + fall)
+    low, high, rise, fall = (
+        source.take(f"scheduler.params.cycle_{name}")
+        for name in ("min_lr", "max_lr", "first_step_size", "second_step_size")
+    )
+    whole = rise + (rise if fall is None else fall)
+    made.values |= {"train.max_steps": int(whole), "scheduler.warmup_steps": 0}
+    made.values["scheduler.rise_fraction"] = rise / whole
     if high is not None:
         made.values["optimizer.lr"] = high
     if low is not None and high:

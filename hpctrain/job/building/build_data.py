@@ -75,7 +75,7 @@ class DataBuilder:
             global_batch_size=self.config.train.global_batch_size,
             shares=(self._mesh.first_share, self._mesh.shares, self._mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
-            ramp=ramp_of(self.config).stages,
+            ramp=ramp_of(self.config.train).stages,
             transforms=transforms_of("data.transforms", data.transforms),
             batch_transforms=transforms_of("data.batch_transforms", data.batch_transforms),
         )

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hpctrain.config.rules.batch_sizes import BatchSizes, Ramp
+from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.schema import OptimizerConfig, SchedulerConfig, TrainConfig
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.instantiate import instantiate
@@ -53,7 +53,7 @@ class Effective:
         `steps_in` returns the steps of the first epochs, with those of the ramp; None: there is
         none.
         """
-        ramp = Ramp.of(train.global_batch_size, train.batch_size_ramp)
+        ramp = ramp_of(train)
         limits: list[float] = [math.inf if train.max_steps is None else train.max_steps]
         if train.max_epochs is not None:
             steps_in = steps_in or steps_per_epoch.__mul__

@@ -20,9 +20,9 @@ from pathlib import Path
 from hpctrain.checkpoint.manifest import checkpoints, is_healthy
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.config.evaluation_job import job_config
-from hpctrain.config.rules.metrics import lower_is_better
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
+from hpctrain.metric_names import lower_is_better
 from hpctrain.run_record import Followed
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.code.snapshot import Snapshot

@@ -22,8 +22,7 @@ from hpctrain.checkpoint.matching import renames
 from hpctrain.checkpoint.starting_point import compare
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.weight_files import find_weights
-from hpctrain.config.schema import OptimizerConfig
-from hpctrain.config.schema.train import LoRAConfig
+from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import add_adapters

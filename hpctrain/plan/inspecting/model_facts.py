@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hpctrain
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
 from hpctrain.job.building.instantiate import instantiate
@@ -65,32 +65,33 @@ class ModelFacts:
         return self.flops.tokens if self.flops else 0
 
 
-def build_of(config: Config) -> Build:
+def build_of(
+    section: Mapping[str, Any], lora: LoRAConfig, optimizer: OptimizerConfig, blocks: list[str]
+) -> Build:
     """Return a function that makes the model as it is trained, with adapters and what is frozen."""
 
     def build() -> nn.Module:
-        model: nn.Module = instantiate("model", config.model)
+        model: nn.Module = instantiate("model", section)
         if not isinstance(model, nn.Module):
             raise ConfigError(
-                f"model._target_={config.model.get('_target_')}: it makes a "
-                f"{type(model).__name__}, not a torch.nn.Module"
+                f"model._target_={section.get('_target_')}: it makes a {type(model).__name__}, not "
+                "a torch.nn.Module"
             )
         check_layers(model)
-        lora = config.train.lora
         if lora.patterns:
             add_adapters(model, lora.patterns, lora.rank, lora.alpha, lora.dropout)
             freeze_base(model, lora.also)
-        freeze(model, settings(model, config.optimizer, config.parallel.blocks))
+        freeze(model, settings(model, optimizer, blocks))
         return model
 
     return build
 
 
-def build_on_meta(config: Config) -> nn.Module:
-    """Return the model of a config, without memory; a ConfigError has the call that fails."""
+def build_on_meta(build: Build) -> nn.Module:
+    """Return a model without memory; a ConfigError has the call that fails."""
     try:
         with torch.device("meta"):
-            return build_of(config)()
+            return build()
     except HpctrainError as error:
         missing = isinstance(error.__cause__, ImportError)
         if missing or not str(error).startswith("model._target_"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
@@ -28,7 +28,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-def of_shape(config: Config, task: Any, shape: tuple[int, ...]) -> Batch:
+def of_shape(task: Any, shape: tuple[int, ...]) -> Batch:
     """Return a sample of this shape, in the fields that the task names.
 
     One dimension stands for tokens, several for an input of floats.
@@ -45,8 +45,9 @@ def of_shape(config: Config, task: Any, shape: tuple[int, ...]) -> Batch:
         return fields
     if not hasattr(task, "input"):
         raise ConfigError(
-            f"--sample-shape: task._target_={config.task.get('_target_')} does not say which field "
-            "is the model's input (attribute `input` or `tokens`); give data.path instead"
+            f"--sample-shape: task._target_={type(task).__module__}.{type(task).__name__} does not "
+            "say which field is the model's input (attribute `input` or `tokens`); give data.path "
+            "instead"
         )
     fields[task.input] = torch.empty((1, *shape), device="meta")
     if target := getattr(task, "target", None):
@@ -54,9 +55,8 @@ def of_shape(config: Config, task: Any, shape: tuple[int, ...]) -> Batch:
     return fields
 
 
-def of_data(config: Config) -> Batch:
+def of_data(data: DataConfig) -> Batch:
     """Return a sample by the index of the data set; a ConfigError if a field's length varies."""
-    data = config.data
     path = data.mixture[0]["path"] if data.mixture else data.path
     fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
     for name, field in load_index(path).fields.items():
@@ -79,9 +79,8 @@ def of_data(config: Config) -> Batch:
     return fields
 
 
-def samples_of_epoch(config: Config) -> int:
+def samples_of_epoch(data: DataConfig) -> int:
     """Return the number of samples of an epoch; a DataError if there is no such data set."""
-    data = config.data
     total = 0
     for part in data.mixture or [{"path": data.path}]:
         split = part.get("split", data.train_split)

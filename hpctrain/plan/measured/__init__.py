@@ -1,1 +1,1 @@
-"""Predictions that rest on measured runs, and not on data sheets."""
+"""Short jobs that measure layouts, and what they measured beside what was predicted."""

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.launch.entry import Entry
@@ -118,12 +117,9 @@ def measure(
     folder = Path(output_dir) / "measure" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
     sweep = Sweep(folder / "sweeps" / "layouts", followed=True)
     best = [estimate for group in groups for estimate in group]
-    limits = [minutes(group) for group in groups for _ in group]
-    for estimate, limit in zip(best, limits, strict=True):
-        config = short_run(estimate, folder, limit)
-        sweep.add([*overrides, *estimate.layout.overrides], partial(_same, config))
-    for number, entry in enumerate(sweep.entries):
-        _name(entry, number, best[number])
+    for group in groups:
+        for one in group:
+            _add(sweep, overrides, one, minutes(group))
     try:
         sweep.submit()
         jobs = [
@@ -135,22 +131,20 @@ def measure(
     except BaseException:
         _cancel(sweep.entries, folder)
         raise
-    return [_result(estimate, followed) for estimate, followed in zip(best, jobs, strict=True)]
+    return [_result(estimate, each.job) for estimate, each in zip(best, jobs, strict=True)]
 
 
-def _same(config: Config, overrides: list[str]) -> Config:
-    """Return the config: it is composed already."""
-    return config
-
-
-def _name(entry: Entry, number: int, estimate: Estimate) -> None:
-    """Give a run a directory of its own: layouts do not change the result, and so not the name.
+def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) -> None:
+    """Add a run with a directory of its own: layouts do not change the result, and so not the name.
 
     The name in the config stays, because the jobs of an array have one.
     """
-    kind = estimate.layout.kind.replace("+", "-")
-    named = dataclasses.replace(entry.config, name=f"{number}-{kind}")
-    entry.run = RunDir.of(named, entry.run.data_digest)
+    config = short_run(one, sweep.folder.parents[1], limit_min)
+    number, kind = len(sweep.entries), one.layout.kind.replace("+", "-")
+    sweep.add([*overrides, *one.layout.overrides], lambda _: config)
+    for entry in sweep.entries[number:]:  # none, if the config is wrong
+        named = dataclasses.replace(config, name=f"{number}-{kind}")
+        entry.run = RunDir.of(named, entry.run.data_digest)
 
 
 def _cancel(entries: Sequence[Entry], folder: Path) -> None:
@@ -171,8 +165,7 @@ def _cancel(entries: Sequence[Entry], folder: Path) -> None:
     say(f"cancelled {ids or 'nothing, all jobs have ended'}; what was measured is in {folder}")
 
 
-def _result(estimate: Estimate, followed: Followed) -> Measured:
-    job = followed.job
+def _result(estimate: Estimate, job: RunJob) -> Measured:
     run, made = job.run.path, partial(Measured, estimate, job.run.path, job.job_id)
     record = job.run.read()
     if record.state == "finished":

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import OptimizerConfig, PrecisionConfig
+from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.plan.budget import Limits
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Divisible, Layout
+from hpctrain.plan.memory import stored_bytes
+from hpctrain.plan.predicting.calibration import Calibration
 from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.plan.predicting.timing import Efficiencies, StepTime, step_time
 
@@ -93,15 +96,6 @@ class Estimate:
         }
 
 
-class _Calibrates(Protocol):
-    """What measured runs say; `hpctrain.plan.measured` has it."""
-
-    @property
-    def assumptions(self) -> dict[str, str]: ...
-    def time(self, predicted: StepTime) -> StepTime | None: ...
-    def bytes(self, predicted: RankMemory) -> RankMemory: ...
-
-
 class Estimator:
     """Predicts layouts of one model.
 
@@ -115,13 +109,11 @@ class Estimator:
         memory: MemoryModel,
         activations: Mapping[str, Activations],
         blocks: int,
-        steps: int | None,
-        efficiencies: Efficiencies,
     ) -> None:
         self.facts, self._memory, self.activations = facts, memory, activations
-        self._blocks, self.steps, self.efficiencies = blocks, steps, efficiencies
-        self.calibration: _Calibrates | None = None
-        self.limits = Limits()
+        self._blocks, self.efficiencies, self.limits = blocks, Efficiencies(), Limits()
+        self.steps: int | None = None
+        self.calibration: Calibration | None = None
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -133,9 +125,11 @@ class Estimator:
         """What can be divided of the model and its samples."""
         return Divisible(self.facts.experts, self.facts.tokens if self.facts.context else 0)
 
-    def least(self, config: Config, ranks: int) -> float:
-        """Return the bytes of a rank below which no layout can go."""
-        return self._memory.least(config, ranks)
+    def least(self, precision: PrecisionConfig, optimizer: OptimizerConfig, ranks: int) -> float:
+        """Return the bytes below which no layout on these ranks can go: the divided states."""
+        stored = stored_bytes(precision)
+        trained = stored * (1 + optimizer_states(optimizer)) * self.facts.trainable
+        return (stored * self.facts.parameters + trained) / ranks
 
     def of(self, layout: Layout, hardware: Hardware | None) -> Estimate:
         """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
-from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
@@ -28,7 +27,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import memory_of, shards
+from hpctrain.plan.memory import computed_bytes, memory_of, shards
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.units import GIB
 
@@ -73,15 +72,9 @@ class MemoryModel:
         with contextlib.suppress(ConfigError):
             self._blocks = len(find_blocks(model, []))
 
-    def least(self, config: Config, ranks: int) -> float:
-        """Return the bytes below which no layout on these ranks can go: the divided states."""
-        stored = 2 if config.precision.params == "bf16" else 4
-        trained = stored * (1 + optimizer_states(config.optimizer)) * self._facts.trainable
-        return (stored * self._facts.parameters + trained) / ranks
-
     def of(self, layout: Layout, hardware: Hardware | None) -> RankMemory:
         """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
-        stages = self._stages(layout.config, layout.degrees)
+        stages = self._stages(layout)
         for sizes, _ in stages:
             _check_experts(sizes, layout.config.parallel, layout.degrees)
         return max(
@@ -98,16 +91,16 @@ class MemoryModel:
             *(sizes, degrees, parallel, config.precision, config.optimizer, batch.accumulate),
             trained,
         )
-        blocks, logits = self._kept(config, degrees)
+        blocks, logits = self._kept(layout)
         of_stage = len(sizes.blocks) / max(1, self._blocks) if degrees.pp > 1 else 1
         last = stage == degrees.pp - 1
-        flying = _in_flight(config, degrees, batch.accumulate, stage)
+        flying = _in_flight(layout, stage)
         kept = int(blocks * of_stage * batch.micro * flying)
         of_loss = int(logits * batch.micro * flying) if last else 0
         measured = self._activations[config.train.activation_checkpointing]
         working = measured.working // (degrees.cp * degrees.tp)
         if degrees.cp > 1 and config.train.activation_checkpointing != "none":
-            working += self._gathered_keys(config, degrees) // max(1, self._blocks)
+            working += self._gathered_keys(layout) // max(1, self._blocks)
         own = measured.saved // max(1, self._blocks) // (degrees.cp * degrees.tp)
         most = kept + of_loss
         if degrees.pp > 1:  # blocks are computed again while the copies of all are there
@@ -117,10 +110,7 @@ class MemoryModel:
         on_gpu = on_gpu and parallel.device != "cpu"
         allowance = CONTEXT_BYTES + int(GAPS * peak) if on_gpu else 0
         return RankMemory(
-            states.parameters,
-            states.gradients,
-            states.optimizer,
-            states.gathered,
+            *(states.parameters, states.gradients, states.optimizer, states.gathered),
             kept if measured.exact else None,
             of_loss if measured.exact else None,
             states.buffers,
@@ -128,8 +118,9 @@ class MemoryModel:
             peak + allowance,
         )
 
-    def _kept(self, config: Config, degrees: Degrees) -> tuple[int, int]:
+    def _kept(self, layout: Layout) -> tuple[int, int]:
         """Return the bytes of a sample on a rank: what blocks keep, and logits with the loss."""
+        config, degrees = layout.config, layout.degrees
         measured = self._activations[config.train.activation_checkpointing]
         blocks, logits = measured.kept - measured.outside, measured.outside
         if degrees.tp > 1:
@@ -137,64 +128,61 @@ class MemoryModel:
             blocks = whole // degrees.tp
             # What layers get is put together from all ranks, and kept so for the backward pass.
             if config.train.activation_checkpointing != "full":
-                whole_inputs = self._whole_inputs(config, degrees) // degrees.cp
+                whole_inputs = self._whole_inputs(layout) // degrees.cp
                 blocks += whole_inputs * (degrees.tp - 1) // degrees.tp
             divided = config.parallel.loss_parallel
             return blocks, logits // degrees.cp // (degrees.tp if divided else 1)
         blocks //= degrees.cp
         if degrees.cp > 1 and config.train.activation_checkpointing == "none":
-            blocks += self._gathered_keys(config, degrees)
+            blocks += self._gathered_keys(layout)
         return blocks, logits // degrees.cp
 
-    def _gathered_keys(self, config: Config, degrees: Degrees) -> int:
+    def _gathered_keys(self, layout: Layout) -> int:
         """Return the bytes of a sample by which gathered keys and values exceed a rank's own.
 
         Each block keeps them whole instead of its own part: 2 (1 - 1 / cp) of a sequence.
         """
+        degrees = layout.degrees
         plan = getattr(self._model, "plan", None)
         numbers = plan.numbers if isinstance(plan, Plan) else {}
         heads = numbers.get("heads", 1)
         width = self._facts.width * numbers.get("kv_heads", heads) // heads // degrees.tp
-        size = 2 if config.precision.compute in ("bf16", "fp16", "fp8") else 4
+        size = computed_bytes(layout.config.precision)
         return int(2 * (1 - 1 / degrees.cp) * self._facts.tokens * width * size * self._blocks)
 
-    def _whole_inputs(self, config: Config, degrees: Degrees) -> int:
+    def _whole_inputs(self, layout: Layout) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""
-        key = degrees.tp
+        parallel, key = layout.config.parallel, layout.degrees.tp
         if key not in self._gathered:
-            plan = find_plan(self._model, config.parallel, degrees)
+            plan = find_plan(self._model, parallel, layout.degrees)
             styles = [s for p, s in plan.tensor.items() for _ in matching(self._model, p)]
             number = sum(style == "gather_sequence" for style in styles)
-            if not sequence_is_divided(plan, config.parallel):
+            if not sequence_is_divided(plan, parallel):
                 number *= 3  # norms and residuals are whole, too
-            size = 2 if config.precision.compute in ("bf16", "fp16", "fp8") else 4
+            size = computed_bytes(layout.config.precision)
             self._gathered[key] = number * self._facts.tokens * self._facts.width * size
         return self._gathered[key]
 
-    def _stages(self, config: Config, degrees: Degrees) -> list[_Sizes]:
+    def _stages(self, layout: Layout) -> list[_Sizes]:
         """Return the shapes that each rank of a pipeline has."""
+        parallel, degrees = layout.config.parallel, layout.degrees
         divided = degrees.ranks > degrees.dp_replicate
-        parallel = config.parallel
         key = (degrees.tp, degrees.pp, parallel.ep, parallel.pipeline.schedule, divided)
         if key not in self._sizes:
-            wholes, learnt = (self._divided(config, degrees, trained) for trained in (False, True))
+            wholes, learnt = (self._divided(parallel, degrees, each) for each in (False, True))
             self._sizes[key] = list(zip(wholes, learnt, strict=True))
         return self._sizes[key]
 
-    def _divided(self, config: Config, degrees: Degrees, trained: bool) -> list[ModelSizes]:
-        model, parallel = self._model, config.parallel
-        styles: dict[str, str] = {}
-        plan = None
+    def _divided(
+        self, parallel: ParallelConfig, degrees: Degrees, trained: bool
+    ) -> list[ModelSizes]:
+        model, plan = self._model, None
         if degrees.ranks > degrees.dp or parallel.ep > 1:
             plan = find_plan(model, parallel, degrees)
-            styles = dict(plan.tensor)
-        blocks = self._named_blocks(config, degrees)
-        experts = plan.experts if plan else ""
+        styles, experts = (dict(plan.tensor), plan.experts) if plan else ({}, "")
+        blocks = self._named_blocks(parallel, degrees)
         whole = ModelSizes.of(
-            *(model, blocks, styles, degrees.tp),
-            experts=experts,
-            ep=parallel.ep,
-            trained=trained,
+            *(model, blocks, styles, degrees.tp), experts=experts, ep=parallel.ep, trained=trained
         )
         if degrees.pp == 1 or plan is None:
             return [whole]
@@ -217,9 +205,9 @@ class MemoryModel:
             )
         return stages
 
-    def _named_blocks(self, config: Config, degrees: Degrees) -> list[nn.Module]:
+    def _named_blocks(self, parallel: ParallelConfig, degrees: Degrees) -> list[nn.Module]:
         try:
-            return [block for _, block in find_blocks(self._model, config.parallel.blocks)]
+            return [block for _, block in find_blocks(self._model, parallel.blocks)]
         except ConfigError:
             if degrees.ranks > degrees.dp_replicate:  # what is divided is divided by blocks
                 raise
@@ -245,17 +233,17 @@ def _outside(
     return ModelSizes.of(modules, [], inner, tp, trained=trained).rest
 
 
-def _in_flight(config: Config, degrees: Degrees, parts: int, stage: int) -> float:
+def _in_flight(layout: Layout, stage: int) -> float:
     """Return how many micro-batches a stage has made forward, but not backward."""
-    if degrees.pp == 1:
+    pp, parts = layout.degrees.pp, layout.batch.accumulate
+    schedule = layout.config.parallel.pipeline.schedule
+    if pp == 1:
         return 1
-    schedule = config.parallel.pipeline.schedule
     if schedule == "gpipe":
         return parts
     if schedule == "1f1b":
-        return min(parts, degrees.pp - stage)
+        return min(parts, pp - stage)
     of_rank = SCHEDULES[schedule]
     if schedule == "interleaved":  # Narayanan et al. 2021: 2 (p - stage - 1) + (v - 1) p + 1 chunks
-        chunks = 2 * (degrees.pp - stage - 1) + (of_rank - 1) * degrees.pp + 1
-        return min(parts, chunks / of_rank)
-    return min(parts, degrees.pp)
+        return min(parts, (2 * (pp - stage - 1) + (of_rank - 1) * pp + 1) / of_rank)
+    return min(parts, pp)

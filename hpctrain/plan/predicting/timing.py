@@ -22,13 +22,12 @@ import math
 from dataclasses import dataclass
 
 from hpctrain.config.rules.pipeline_schedule import bubble
-from hpctrain.config.schema import Config
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import shards
+from hpctrain.plan.memory import computed_bytes, reduced_bytes, shards, stored_bytes
 
 _LINK_EFFICIENCY = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
 
@@ -105,7 +104,7 @@ def step_time(
     if degrees.pp > 1:
         waiting = bubble(config.parallel.pipeline.schedule, degrees.pp, micro_batches)
     step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
-    step += _optimizer(config, facts, layout, rate_of_states)
+    step += _optimizer(layout, facts, rate_of_states)
     model_flops = facts.flops.training * batch.global_size
     return StepTime(
         step_s=step,
@@ -124,11 +123,7 @@ def best_of(hardware: Hardware) -> float:
 
 
 def _compute(
-    layout: Layout,
-    facts: ModelFacts,
-    hardware: Hardware,
-    peak: float,
-    efficiencies: Efficiencies,
+    layout: Layout, facts: ModelFacts, hardware: Hardware, peak: float, efficiencies: Efficiencies
 ) -> tuple[float, float]:
     """Return the seconds of products and of attention of a whole sample on one GPU."""
     assert facts.flops is not None
@@ -160,8 +155,7 @@ def _communication(
     """Return the seconds of what can hide behind computing, and of what cannot."""
     config, degrees, batch = layout.config, layout.degrees, layout.batch
     parallel, per_node = config.parallel, config.launch.tasks_per_node
-    size = 2 if config.precision.compute in ("bf16", "fp16", "fp8") else 4
-    reduced = 2 if (config.precision.reduce or config.precision.params) in ("bf16", "fp16") else 4
+    size, reduced = computed_bytes(config.precision), reduced_bytes(config.precision)
     # With expert parallel, a rank gathers only its own experts.
     whole = facts.parameters - facts.of_experts * (1 - 1 / parallel.ep)
     own = whole / (degrees.tp * degrees.pp)
@@ -216,7 +210,7 @@ def _inside_layers(
 def _moved(layout: Layout, facts: ModelFacts) -> float:
     """Return the bytes that offload sends between host and GPU in a step."""
     config, degrees = layout.config, layout.degrees
-    stored = 2 if config.precision.params == "bf16" else 4
+    stored = stored_bytes(config.precision)
     divided = degrees.tp * degrees.pp * shards(degrees, config.parallel)
     gathers = 2 * layout.batch.accumulate if config.parallel.zero == 3 else 1
     down = gathers * facts.parameters
@@ -232,13 +226,12 @@ def _blocks_s(times: float, nbytes: float, ranks: int, link: Link, blocks: int) 
     return None if one is None else times * one * max(1, blocks)
 
 
-def _optimizer(config: Config, facts: ModelFacts, layout: Layout, rate: float) -> float:
+def _optimizer(layout: Layout, facts: ModelFacts, rate: float) -> float:
     """Return the seconds of clipping and the optimizer, which read and write all states."""
-    degrees = layout.degrees
+    config, degrees = layout.config, layout.degrees
     own = facts.trainable / (degrees.tp * degrees.pp * shards(degrees, config.parallel))
-    size = 2 if config.precision.params == "bf16" else 4
     tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
-    return own * size * tensors / rate
+    return own * stored_bytes(config.precision) * tensors / rate
 
 
 def gather_s(nbytes: float, ranks: int, link: Link) -> float | None:

@@ -22,9 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.reducing.lockstep import Lockstep
@@ -115,10 +113,10 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
         divided = getattr(task, "loss_parallel", False)
         build = partial(instantiate, "model", config.model)
         part, model = part_of(build, config, loss_parallel=divided)
-        sample = of_shape(config, task, parse_shape(shape)) if shape else of_data(config)
+        sample = of_shape(task, parse_shape(shape)) if shape else of_data(config.data)
         counter, why = CollectiveCounter(degrees), ""
         try:
-            _step(model, config, task, sample, counter)
+            _step(model, layout, task, sample, counter)
         except NEED_VALUES as error:
             why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     finally:
@@ -130,14 +128,9 @@ def simulate(layout: Layout, shape: str | None, rank: int = 0) -> _Simulation:
 
 
 def _step(
-    model: ParallelModel,
-    config: Config,
-    task: Task,
-    sample: Batch,
-    counter: CollectiveCounter,
+    model: ParallelModel, layout: Layout, task: Task, sample: Batch, counter: CollectiveCounter
 ) -> None:
-    mesh = model.mesh
-    rows = BatchSizes.of(config, mesh.degrees).share
+    mesh, rows = model.mesh, layout.batch.share
     # Fake tensors are of a CPU, where FSDP2 runs; those of meta are refused by it.
     with FakeTensorMode(allow_non_fake_inputs=True), _without_values():
         model.module.to_empty(device="cpu")
@@ -149,7 +142,7 @@ def _step(
         with counter:
             _, values = model.forward_backward(on_part(task, mesh.sequence_part), batch)
             mesh.add(torch.as_tensor(values))  # the one reduction of a step's sums
-            model.scale_gradients(torch.ones(()), config.train.clip_norm)
+            model.scale_gradients(torch.ones(()), layout.config.train.clip_norm)
 
 
 def enter(rank: int, world: int) -> None:

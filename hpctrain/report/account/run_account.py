@@ -20,8 +20,8 @@ from msgspec.structs import asdict
 from hpctrain import hardware
 from hpctrain.config.frozen import values_of
 from hpctrain.config.rules.batch_sizes import Ramp
-from hpctrain.config.rules.metrics import better
 from hpctrain.errors import ConfigError
+from hpctrain.metric_names import better, main_metric
 from hpctrain.report.account.allocations import Allocation, allocations
 from hpctrain.report.account.history import History
 from hpctrain.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
@@ -148,9 +148,10 @@ class RunAccount:
     def metric(self) -> str:
         """The main metric: the one of the config if the run has it, or another evaluation's."""
         wanted = str(self.config.get("metric") or "val/accuracy")
-        names = (wanted, "val/accuracy", "val/loss", "train/loss")
-        known = [*self.history.metrics, *(self.facts.record.result or {})]
-        return next((name for name in names if name in known), wanted)
+        return (
+            main_metric(wanted, {*self.history.metrics, *(self.facts.record.result or {})})
+            or wanted
+        )
 
     def final(self, metric: str) -> float:
         """Return the last value of a metric; NaN if the run has none."""

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from hpctrain.config.rules.metrics import better
 from hpctrain.console import shortened
 from hpctrain.errors import ConfigError
+from hpctrain.metric_names import lower_is_better
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.state.state import duration
@@ -44,7 +44,7 @@ class Sweep:
             for account in accounts
             if account.state.name == "finished" and math.isfinite(account.final(metric))
         ]
-        sign = 1 if better(metric) == "lower" else -1
+        sign = 1 if lower_is_better(metric) else -1
         good.sort(key=lambda account: sign * account.final(metric))
         bad = [account for account in accounts if account not in good]
         found: dict[str, set[str]] = defaultdict(set)

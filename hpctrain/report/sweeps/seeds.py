@@ -20,8 +20,8 @@ from statistics import fmean, stdev
 
 from scipy.special import stdtrit
 
-from hpctrain.config.rules.metrics import better
 from hpctrain.errors import ConfigError
+from hpctrain.metric_names import lower_is_better
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import cause, check_metrics, label
 
@@ -102,7 +102,7 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
         groups[tuple(sorted(rest.items()))].append(account)
     check_metrics(accounts, metrics)
     made = [_setting(dict(values), group, metrics) for values, group in groups.items()]
-    sign = -1 if better(metrics[0]) == "higher" else 1
+    sign = 1 if lower_is_better(metrics[0]) else -1
     return sorted(
         made,
         key=lambda each: (

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter, ScalarFormatter
 from numpy.typing import ArrayLike
 
-from hpctrain.config.rules.metrics import most
+from hpctrain.metric_names import most
 from hpctrain.report.views.curves import thinned
 
 _MOST_POINTS = 1200  # of a line; more are not seen

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from hpctrain.config.metric_registry import unit
-from hpctrain.config.rules.metrics import better
+from hpctrain.metric_names import better
 from hpctrain.report.account.run_account import RunAccount
 from hpctrain.report.sweeps.parameters import Sweep, label
 from hpctrain.report.sweeps.scaling_fit import Scaling

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from hpctrain.metric_names import main_metric
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.failure import is_of_another_rank, one_line
@@ -100,8 +101,8 @@ def eta_s(run: Facts, now: float) -> float | None:
 def metric(run: Facts) -> tuple[str, float] | None:
     """Return the name and the last value of the run's main metric; None without one."""
     values = {**run.progress.metrics, **(run.record.result or {}), **run.evaluated}
-    names = [run.progress.metric, "val/accuracy", "val/loss", "train/loss"]
-    return next(((name, float(values[name])) for name in names if name in values), None)
+    name = main_metric(run.progress.metric, values)
+    return (name, float(values[name])) if name else None
 
 
 def best(run: Facts) -> tuple[float, int] | None:

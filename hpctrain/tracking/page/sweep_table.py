@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import DamageError
+from hpctrain.metric_names import better, main_metric
 from hpctrain.record import Finite, decode
 from hpctrain.run_record import ListedRun, Progress, RunRecord
 from hpctrain.secrets import mask
@@ -31,8 +32,6 @@ BEGIN, END = "<!-- hpctrain: runs of the sweep -->", "<!-- hpctrain: end of the 
 _SHOWN = 20  # runs in the description; the file has all of them
 _LONGEST = 200  # characters of a cause or a value
 _MOST_VALUES = 16
-# The metrics that `status` shows if the main metric has no value, and which values are better.
-_USUAL = {"val/accuracy": "higher", "val/loss": "lower", "train/loss": "lower"}
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ class Row:
             progress = Progress.of(run_dir)
         values = {**progress.metrics, **(record.result or {})}
         main = progress.metric
-        directions = {**_USUAL, main: progress.better or _USUAL.get(main, "")}
-        metric = next((key for key in (main, *_USUAL) if _number(values.get(key)) is not None), "")
+        metric = main_metric(main, {key for key in values if _number(values[key]) is not None})
         best = progress.best.value if progress.best and metric == main else None
         return cls(
             mask(name),
@@ -70,7 +68,7 @@ class Row:
             tuple(_short(text) for text in record.swept[:_MOST_VALUES]),
             metric,
             _number(values.get(metric)),
-            directions.get(metric, ""),
+            better(metric) or "",
             _number(best),
             progress.step if record.reached is None else record.reached,
             _short(why),

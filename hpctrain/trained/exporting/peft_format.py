@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from hpctrain.config.schema.train import LoRAConfig
+from hpctrain.config.schema import LoRAConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import Adapted, is_adapter
 from hpctrain.models.ties import ties

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
-from hpctrain.hardware import Hardware, Link, of_device
+from hpctrain.hardware import Hardware, Link, of_device, of_section
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.rank_memory import RankMemory
 from hpctrain.plan.predicting.timing import StepTime
@@ -84,41 +83,39 @@ class Calibration:
         return told
 
 
-def hardware_of(config: Config, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
+def hardware_of(layout: Layout, hardware: Hardware | None, runs: Sequence[MeasuredRun]) -> Hardware:
     """Return the hardware of the runs; a ConfigError if one of them does not fit the plan."""
-    first = runs[0]
+    first, config, mine = runs[0], layout.config, _alike(layout)
     for run in runs:
         what = f"--from-run {run.path}"
-        for name in ("model._target_", "precision.compute", "train.compile"):
-            mine, there = _value(config, name), _value(run.config, name)
-            if mine != there:
-                raise ConfigError(f"{what}: {name} is {there} there, and {mine} here")
+        for name, there in _alike(layout_of(run)).items():
+            if there != mine[name]:
+                raise ConfigError(f"{what}: {name} is {there} there, and {mine[name]} here")
         if not run.device:
             raise ConfigError(f"{what}: it is of an older version, which did not note its device")
         if run.device != first.device:
             raise ConfigError(f"{what}: it ran on {run.device}, and {first.path} on {first.device}")
-    if first.device == "CPU":
+    on_cpu = first.device == "CPU"
+    if on_cpu:
         cores = {run.config.launch.cpus_per_task for run in runs} | {config.launch.cpus_per_task}
         if len(cores) > 1:
             raise ConfigError(
                 f"--from-run {first.path}: launch.cpus_per_task is {sorted(cores)} in the runs and "
                 "the plan; a CPU is as fast as its cores, so give the same number"
             )
-    known = hardware if first.device == "CPU" or hardware else of_device(first.device)
+    known = hardware if on_cpu or hardware else of_device(first.device)
     if known is not None and known.name != "cpu" and first.device not in known.devices:
         raise ConfigError(
             f"--from-run {first.path}: it ran on {first.device}, which is not "
             f"hardware={known.name} ({known.title})"
         )
-    if first.device != "CPU":
-        if known is None:
-            raise ConfigError(
-                f"--from-run {first.path}: conf/hardware has no file for {first.device}; write "
-                "one, and name it with hardware=NAME"
-            )
-        return known
-    if known is None or not known.peak_flops:
+    if on_cpu and (known is None or not known.peak_flops):
         return _cpu(known, config.precision.compute)
+    if known is None:
+        raise ConfigError(
+            f"--from-run {first.path}: conf/hardware has no file for {first.device}; write one, "
+            "and name it with hardware=NAME"
+        )
     return known
 
 
@@ -187,24 +184,28 @@ def _parts(time: StepTime) -> tuple[float, float, float]:
     return compute, max(0.0, time.step_s - exposed - compute), exposed
 
 
+def _alike(layout: Layout) -> dict[str, object]:
+    """Return what must be the same in a run and in the plan that rests on it."""
+    config = layout.config
+    return {
+        "model._target_": config.model.get("_target_"),
+        "precision.compute": config.precision.compute,
+        "train.compile": config.train.compile,
+    }
+
+
 def _cpu(known: Hardware | None, compute: str) -> Hardware:
-    memory = known.memory_bytes if known else None
+    known = known or of_section({})
     return Hardware(
         name="cpu",
         title="the CPU of the run",
-        memory_bytes=memory,
+        memory_bytes=known.memory_bytes,
         peak_flops={compute: _CPU_FLOPS},
         memory_bandwidth=_CPU_BYTES_PER_S,
-        gpus_per_node=known.gpus_per_node if known else None,
+        gpus_per_node=known.gpus_per_node,
         inside=_CPU_LINK,
         between=_CPU_LINK,
-        power_w=known.power_w if known else None,
-        prices=known.prices if known else {},
+        power_w=known.power_w,
+        prices=known.prices,
         matmul_efficiency=0.8,
     )
-
-
-def _value(config: Config, name: str) -> object:
-    section, _, key = name.partition(".")
-    found = getattr(config, section)
-    return found.get(key) if isinstance(found, dict) else getattr(found, key)

@@ -1,0 +1,121 @@
+"""What must hold in the keys that describe a job: resources, monitor, store, secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpctrain import secrets
+from hpctrain.config.network_variables import variables
+from hpctrain.config.schema import (
+    LaunchConfig,
+    MonitorConfig,
+    NetworkConfig,
+    NotifyConfig,
+    SiteConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+
+_IDLE_SAMPLES = 3
+
+
+def resources(
+    launch: LaunchConfig, site: SiteConfig, network: NetworkConfig, train: TrainConfig
+) -> Iterator[str]:
+    """Yield what is wrong between the keys that say what a job gets."""
+    if launch.gpus_per_node % launch.tasks_per_node:
+        yield (
+            f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
+            f"launch.tasks_per_node={launch.tasks_per_node}"
+        )
+    for name, (_, key) in variables(network, train).items():
+        if name in site.env:
+            yield f"{key} and site.env.{name} set the same variable: give one of them"
+    if site.container.runtime is not None and not site.container.image:
+        yield f"site.container.runtime={site.container.runtime} needs site.container.image"
+    if launch.time_min != "auto" and launch.warn_s >= 60 * launch.limit_min:
+        yield (
+            f"launch.warn_s={launch.warn_s} seconds is not below "
+            f"launch.time_min={launch.time_min} minutes"
+        )
+
+
+def monitoring(monitor: MonitorConfig) -> Iterator[str]:
+    """Yield what is wrong between the keys of `monitor`."""
+    if monitor.enabled and 60.001 * monitor.idle_minutes < _IDLE_SAMPLES * monitor.every_s:
+        yield (
+            f"monitor.idle_minutes={monitor.idle_minutes} with monitor.every_s={monitor.every_s}: "
+            f"a shorter time than {_IDLE_SAMPLES} samples says nothing; at least "
+            f"{_IDLE_SAMPLES * monitor.every_s / 60:g} minutes"
+        )
+
+
+def tracked(tracking: TrackingConfig, notify: NotifyConfig, *, at_end: bool) -> Iterator[str]:
+    """Yield what is wrong in `tracking` and `notify`; `at_end` is whether the end is saved."""
+    for key, on in (("enabled", tracking.enabled), ("upload", tracking.upload)):
+        if tracking.required and not on:
+            yield (
+                f"tracking.required=true with tracking.{key}=false: nothing would be sent to the "
+                "store that it requires"
+            )
+    if tracking.log_model and not at_end:
+        yield (
+            "tracking.log_model=true with checkpoint.at_end=false: MLflow would get no model of "
+            "the end of the run; give one of them"
+        )
+    if notify.url is None:
+        return
+    # Its address is not written anywhere, and somebody sends.
+    if notify.url not in secrets.known():
+        yield (
+            "notify.url=*** is a secret, which would be written to files: export it in your shell "
+            "as HPCTRAIN_WEBHOOK, which jobs inherit, and say "
+            "notify.url='${oc.env:HPCTRAIN_WEBHOOK}'"
+        )
+    elif not notify.url.startswith(("https://", "http://")):
+        yield "notify.url=***: it must begin with https:// or http://"
+    if not tracking.enabled:
+        yield (
+            "notify.url needs tracking.enabled=true: the journal is what tells about a run "
+            "(tracking.upload=false keeps it from MLflow; then `sync` sends the messages)"
+        )
+
+
+def written_secrets(config: Mapping[str, Any]) -> Iterator[str]:
+    """Find secrets that would be written as they are; those of the environment are replaced.
+
+    `config` has the plain values of all sections.
+    """
+    known = secrets.known()
+    for key, text in _texts(config):
+        section, _, name = key.rpartition(".")
+        if section == "site.env":
+            if secrets.is_secret(name) and secrets.is_telling(text) and text not in known:
+                yield (
+                    f"{key} would be written into the job's script: export {name} in your shell "
+                    "instead, jobs inherit it"
+                )
+        elif key.startswith("site."):
+            for variable in (known[value] for value in known if value in text):
+                yield (
+                    f"{key} holds the value of {variable}, which would be written into the job's "
+                    f"script: in site.setup say ${variable}, jobs inherit it"
+                )
+        if secrets.written_down(secrets.reference(text, values=known)):
+            yield (
+                f"{key}={secrets.mask(text)} holds a password or token, which would be written to "
+                "files: export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
+            )
+
+
+def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text of a config with its dotted key."""
+    if isinstance(node, str):
+        yield key, node
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for value in node:
+            yield from _texts(value, key)

@@ -1,0 +1,77 @@
+"""The keys of `checkpoint`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.config.schema.key import key
+
+
+@dataclass
+class CheckpointConfig:
+    """Checkpoints: a run resumes from the newest that is not damaged."""
+
+    init_from: str | None = key(
+        None,
+        "The first attempt of the run starts from these weights: a run, one of its checkpoints, a "
+        ".safetensors file, or a folder of Hugging Face. A run that has a checkpoint of its own "
+        "resumes from that. Null starts from the initial values of the model.",
+        identity=False,
+    )
+    init_digest: str | None = key(
+        None,
+        "The digest of the weights in init_from; it is part of the run's name, and no other "
+        "weights are loaded. Null is filled in when the run is asked for.",
+    )
+    init_rename: list[dict[str, Any]] = key(
+        [],
+        "Names in init_from get the names of the model: the first {match: PATTERN, to: NAME} that "
+        "fits. Each * stands for any text, and those of `to` for what those of `match` have found.",
+    )
+    init_skip: list[str] = key(
+        [],
+        "Weights whose names fit one of these patterns are not loaded, such as a head of another "
+        "shape: those of the model keep their initial values. Stored weights that the model does "
+        "not have must be named here. A * stands for any text.",
+    )
+    branch_digest: str | None = key(
+        None,
+        "The run goes on from the checkpoint of another run with this digest. The command `branch` "
+        "fills it in.",
+    )
+    every_steps: int = key(
+        200, "A checkpoint is written every this many steps.", count="steps", identity=False
+    )
+    at_end: bool = key(
+        True,
+        "The last step of the run saves a checkpoint. With false the run leaves no weights behind "
+        "beyond those of every_steps and best, for runs that only measure.",
+        identity=False,
+    )
+    keep: int = key(
+        2,
+        "This many checkpoints are kept, older ones are removed. It is at least 2, because the "
+        "newest may be damaged.",
+        unit="checkpoints",
+        at_least=2,
+        identity=False,
+    )
+    keep_every: int | None = key(
+        None,
+        "The checkpoints of each multiple of this step are kept as well.",
+        count="steps",
+        identity=False,
+    )
+    best: str | None = key(
+        None,
+        "An evaluation in which this metric is better than ever before, such as val/loss, saves a "
+        "checkpoint, which is kept and marked as the best. Null keeps no best checkpoint.",
+        identity=False,
+    )
+    best_mode: str | None = key(
+        None,
+        "Lower values of best are better (min), or higher ones (max). Null takes it from the name.",
+        choices=(None, "min", "max"),
+        identity=False,
+    )

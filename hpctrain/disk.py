@@ -34,7 +34,7 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{socket.gethostname().partition('.')[0]}.{unique}")
 
 
-def open_new(path: Path) -> TextIO:
+def _open_new(path: Path) -> TextIO:
     """Create a file for text and open it; what is there already, also a link, is an error."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return open(os.open(path, flags, 0o666), "w", encoding="utf-8")
@@ -44,7 +44,7 @@ def write_atomically(path: Path, text: str, sync: bool = True) -> None:
     """Replace the content of `path` at once; with `sync` this survives a crash of the machine."""
     unfinished = temporary(path)
     try:
-        with open_new(unfinished) as file:
+        with _open_new(unfinished) as file:
             file.write(text)
             file.flush()
             if sync:

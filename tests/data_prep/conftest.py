@@ -3,6 +3,7 @@
 import os
 import pickle
 
+import hdf5plugin  # noqa: F401  before netCDF4, which leads HDF5 to filters of its own
 import pytest
 from hypothesis import settings
 

@@ -23,9 +23,9 @@ from typing import Any
 
 from hpctrain import __version__
 from hpctrain.disk import umask
-from hpctrain.distributed.leaving import exit_at_once_if_group_is_open
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.faults.early_signals import heed_ctrl_c
+from hpctrain.rendezvous.leaving import exit_at_once_if_group_is_open
 from hpctrain.secrets import mask
 from hpctrain.terminal import exact, guard, harmless, indented
 
@@ -85,7 +85,7 @@ tracebacks of errors.
 
 # Commands whose module has a `main` that takes the arguments and returns the exit code.
 COMMANDS = {
-    "env": "hpctrain.distributed.report",
+    "env": "hpctrain.rendezvous.report",
     "status": "hpctrain.commands.status",
     "logs": "hpctrain.commands.logs",
     "cancel": "hpctrain.commands.cancel",

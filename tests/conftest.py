@@ -195,7 +195,7 @@ def group_of_one() -> Iterator[None]:
     """A process group of only this process, on the CPU."""
     from hpctrain.config.schema import ParallelConfig
     from hpctrain.distributed.group import process_group
-    from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.rendezvous.ranks import RankInfo
 
     alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
     with process_group(alone, ParallelConfig(device="cpu")):

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.record import convert
 from hpctrain.run_record import Progress, RunRecord
 from hpctrain.runs.state.facts import Facts

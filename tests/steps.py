@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, PrecisionConfig, SchedulerConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.faults.stop import Stop
 from hpctrain.models import MLP
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.tasks import Classification
 from hpctrain.tracking.tracker import NullTracker
 from hpctrain.training.display import Display

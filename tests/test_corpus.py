@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.commands import status
 from hpctrain.config.frozen import dump, load
 from hpctrain.report.account.history import History

@@ -14,7 +14,7 @@ import pytest
 
 from data_prep.formats import mds
 from hpctrain import disk
-from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.config import frozen
 from hpctrain.disk import open_regular
 from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from hpctrain.checkpoint import manifest
-from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.files import manifest
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.config.schema import Config
 from hpctrain.errors import DamageError, DataError, HpctrainError
 from hpctrain.estimates.bench_figures import Figures

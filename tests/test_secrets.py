@@ -26,8 +26,8 @@ from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.report.views import html_view
 from hpctrain.slurm.script import sbatch_script
 from hpctrain.tracking.meta import Meta

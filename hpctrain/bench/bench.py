@@ -20,9 +20,9 @@ import msgspec
 
 from hpctrain.config.advice import cures
 from hpctrain.console import Cell, Console, Table
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, NodeError
 from hpctrain.estimates.bench_figures import Facts, Figures
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import referenced
 
 if TYPE_CHECKING:
@@ -139,9 +139,9 @@ def _measured(
     from hpctrain.bench.parts import Bench
     from hpctrain.bench.random_data import write
     from hpctrain.distributed.group import process_group
-    from hpctrain.distributed.variables import export
     from hpctrain.hardware import of_device
     from hpctrain.job.building.instantiate import instantiate
+    from hpctrain.rendezvous.variables import export
 
     export(config.network, config.train, config.site.env, one_node=ranks.one_node)
     folder = _folder(config, ranks)

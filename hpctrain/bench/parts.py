@@ -26,7 +26,6 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed import objects
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DataError
 from hpctrain.estimates.bench_figures import Part, quantile
 from hpctrain.faults.stop import Stop
@@ -34,6 +33,7 @@ from hpctrain.hardware import Hardware
 from hpctrain.job.building.build import build
 from hpctrain.job.building.flops import flops_of_training
 from hpctrain.job.building.instantiate import instantiate
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.shards.types import Batch
 from hpctrain.tracking.tracker import NullTracker

@@ -30,9 +30,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
-from hpctrain.checkpoint import manifest
+from hpctrain.checkpoint.files import manifest
+from hpctrain.checkpoint.files.manifest import Manifest, Progress
 from hpctrain.checkpoint.finite_values import FiniteValues
-from hpctrain.checkpoint.manifest import Manifest, Progress
 from hpctrain.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.checkpoint.optimizer_state import Layout, OptimizerState
 from hpctrain.checkpoint.readers import Readers
@@ -41,8 +41,8 @@ from hpctrain.checkpoint.tensor_reader import Reader, misfit, module_state
 from hpctrain.disk import sync, why_unwritten
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import MisfitError, StorageError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.step_names import step_name, step_of
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from hpctrain.checkpoint.matching import Dtypes, Match, Rename, match, misshapen
+from hpctrain.checkpoint.files.matching import Dtypes, Match, Rename, match, misshapen
+from hpctrain.checkpoint.files.weight_files import WeightFiles
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.checkpoint.tensor_reader import module_state
-from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import ConfigError, StorageError

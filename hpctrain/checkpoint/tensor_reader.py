@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from hpctrain.checkpoint.matching import misshapen
-from hpctrain.checkpoint.number_kinds import fits
+from hpctrain.checkpoint.files.matching import misshapen
+from hpctrain.checkpoint.files.number_kinds import fits
 from hpctrain.disk import open_regular
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import dtype_name, local

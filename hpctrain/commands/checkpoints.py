@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from hpctrain.checkpoint.manifest import NOT_HEALTHY, Manifest, checkpoints, damage
+from hpctrain.checkpoint.files.manifest import NOT_HEALTHY, Manifest, checkpoints, damage
 from hpctrain.console import Cell, Console, Table, print_json
 from hpctrain.errors import StorageError
 from hpctrain.run_record import Progress

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.checkpoint.manifest import Manifest, is_healthy
+from hpctrain.checkpoint.files.manifest import Manifest, is_healthy
 from hpctrain.disk import TEMPORARY
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.launch.function_call import code_of, is_check

@@ -1,1 +1,1 @@
-"""Ranks: what the environment says (`slurm`, without torch) and the process group (`group`)."""
+"""The process group: devices, collectives of objects, and work that outlasts a collective."""

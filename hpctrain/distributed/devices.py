@@ -24,8 +24,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.terminal import few
 
 log = logging.getLogger(__name__)

@@ -20,15 +20,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
-from hpctrain.distributed import long_work
-from hpctrain.distributed.cores import threads
+from hpctrain.distributed import long_work, members
 from hpctrain.distributed.devices import agree
-from hpctrain.distributed.leaving import leave_group_open
 from hpctrain.distributed.objects import device_of
-from hpctrain.distributed.ranks import RankInfo
-from hpctrain.distributed.rendezvous import members, run_secret
-from hpctrain.distributed.rendezvous.port import listen
 from hpctrain.errors import DistributedError
+from hpctrain.rendezvous import run_secret
+from hpctrain.rendezvous.cores import threads
+from hpctrain.rendezvous.leaving import leave_group_open
+from hpctrain.rendezvous.port import listen
+from hpctrain.rendezvous.ranks import RankInfo
 
 log = logging.getLogger(__name__)
 _ONE_CORE = LaunchConfig()
@@ -43,7 +43,7 @@ def process_group(
 ) -> Iterator[torch.device]:
     """Join the group of all ranks, and leave it in an orderly way.
 
-    After an exception, the group of several ranks stays open: see `hpctrain.distributed.leaving`.
+    After an exception, the group of several ranks stays open: see `hpctrain.rendezvous.leaving`.
 
     `folder` is the run directory, for the secret of the run; None only for a single process. Yields
     the device of this rank.

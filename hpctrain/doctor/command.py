@@ -19,14 +19,15 @@ from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.console import Console, Table
-from hpctrain.distributed.rendezvous.hostlist import expand_hostlist
-from hpctrain.doctor import comparison, history, login, node_job, table
+from hpctrain.doctor import comparison, history, login, table
 from hpctrain.doctor.checks import scheduler
 from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.finding import Finding, worst
+from hpctrain.doctor.measures import node_job
 from hpctrain.doctor.probe import Expectation, Probe
 from hpctrain.errors import ConfigError, LaunchError, NodeError
 from hpctrain.launch import function
+from hpctrain.rendezvous.hostlist import expand_hostlist
 from hpctrain.slurm import queue
 from hpctrain.slurm.excluded_hosts import folder_of
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpctrain.config.schema import DataConfig, LaunchConfig, ParallelConfig, SiteConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import (
     dcgm,
     file_systems,
@@ -30,6 +29,7 @@ from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor.gpu_library import Library
 from hpctrain.record import convert
+from hpctrain.rendezvous.ranks import RankInfo
 
 
 @dataclass(frozen=True)

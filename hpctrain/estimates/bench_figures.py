@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Self
 import msgspec
 
 from hpctrain.disk import write_atomically
-from hpctrain.distributed.ranks import host_of
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.record import Finite, Record, Time, read, written
+from hpctrain.rendezvous.ranks import host_of
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 _MUCH = 0.3  # communication that takes this part of a step by itself

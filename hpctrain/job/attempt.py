@@ -20,7 +20,6 @@ import torch
 from hpctrain.config.identity import chosen
 from hpctrain.config.schema import Config
 from hpctrain.distributed import devices
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import (
     HpctrainError,
     MisfitError,
@@ -31,6 +30,7 @@ from hpctrain.errors import (
 from hpctrain.job import run_page
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.job.environment import changes, environment
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import missing_checkpoints
 from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.run_dir import RunDir

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.job import compile_cache
 from hpctrain.launch.function_call import Call, encode, read_results, result_file, write_result
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import mask
 
 _LONGEST_WAIT_S = 600.0  # until rank 0 has started
@@ -56,7 +56,8 @@ def _signed_objects(folder: Path, ranks: RankInfo) -> Iterator[None]:
     if ranks.world_size == 1 or "torch.distributed" not in sys.modules:
         yield
         return
-    from hpctrain.distributed.rendezvous import members, run_secret
+    from hpctrain.distributed import members
+    from hpctrain.rendezvous import run_secret
 
     own = run_secret.make(folder) if ranks.is_main else run_secret.wait_for(folder, _LONGEST_WAIT_S)
     with members.signed_objects(run_secret.sign(own, "call", ranks.job_id, ranks.restart_count)):

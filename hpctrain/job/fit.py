@@ -23,7 +23,6 @@ from hpctrain.data.workers.pool import stacks
 from hpctrain.distributed import long_work
 from hpctrain.distributed.devices import job_gpus
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, MisfitError
 from hpctrain.faults.health import RolledBack
 from hpctrain.faults.late_ranks import LateRanks
@@ -35,6 +34,7 @@ from hpctrain.job.explain_error import explained
 from hpctrain.job.preflight import preflight
 from hpctrain.monitor.start import monitored
 from hpctrain.parallel.micro_batches import MicroBatches
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.code import modules, trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded

@@ -13,8 +13,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import trust
 from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
@@ -141,9 +141,9 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
 
 
 def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
-    from hpctrain.distributed import flight_recorder
-    from hpctrain.distributed.variables import export
     from hpctrain.job import compile_cache
+    from hpctrain.rendezvous import flight_recorder
+    from hpctrain.rendezvous.variables import export
 
     if ranks.is_main:
         log.info("%s: starting; importing torch takes some seconds", run.path)

@@ -19,12 +19,13 @@ import torch
 
 from hpctrain.config.schema import Config
 from hpctrain.distributed import objects
-from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor import comparison, history, node_job
+from hpctrain.doctor import comparison, history
 from hpctrain.doctor.comparison import Places
 from hpctrain.doctor.finding import worst
+from hpctrain.doctor.measures import node_job
 from hpctrain.doctor.probe import Expectation, Probe, probe
 from hpctrain.errors import NodeError, StorageError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import excluded_hosts
 from hpctrain.slurm.requeue import requeue_from_rank

@@ -12,7 +12,7 @@ from hpctrain import __version__
 from hpctrain.config.identity import override_key
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
-from hpctrain.distributed.ranks import RankInfo
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir

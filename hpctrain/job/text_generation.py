@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.manifest import newest_intact
+from hpctrain.checkpoint.files.manifest import newest_intact
 from hpctrain.config.frozen import load
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, StorageError

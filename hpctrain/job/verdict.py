@@ -26,9 +26,9 @@ from typing import Any
 
 from hpctrain.config.frozen import load
 from hpctrain.disk import opener
-from hpctrain.distributed import flight_recorder
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
+from hpctrain.rendezvous import flight_recorder
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.slurm.requeue import may_requeue

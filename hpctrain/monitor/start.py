@@ -17,8 +17,8 @@ from pathlib import Path
 
 from hpctrain.config.schema import MonitorConfig
 from hpctrain.disk import write_atomically
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.monitor.process import gpu_file
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.tracking import samples
 from hpctrain.tracking.uploader_process import start_child
 

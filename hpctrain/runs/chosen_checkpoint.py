@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from hpctrain.checkpoint.manifest import checkpoints, damage, newest_intact
+from hpctrain.checkpoint.files.manifest import checkpoints, damage, newest_intact
 from hpctrain.errors import StorageError
 from hpctrain.run_record import BestValue, RunRecord
 from hpctrain.runs.run_dir import RunDir

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.checkpoint.manifest import checkpoints
+from hpctrain.checkpoint.files.manifest import checkpoints
 from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.errors import StorageError
 from hpctrain.run_record import Progress

@@ -10,7 +10,7 @@
         stop           a stop request (see `hpctrain.runs.state.stop_request`)
         logs/          output of the ranks under Slurm, one file per rank
         checkpoints/   step-00000200/ …
-        secret         with which ranks know each other (`hpctrain.distributed.rendezvous`)
+        secret         with which ranks know each other (`hpctrain.rendezvous.run_secret`)
         compile/       the code that torch.compile has made (see `hpctrain.job.compile_cache`)
         journal/       params, metrics and tags, for MLflow (see `hpctrain.tracking.journal`)
         artifacts/     images and plots, for MLflow (see `hpctrain.tracking.page.images`)
@@ -36,7 +36,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint.manifest import newest_healthy
+from hpctrain.checkpoint.files.manifest import newest_healthy
 from hpctrain.config.frozen import digest, dump
 from hpctrain.config.identity import signature
 from hpctrain.config.schema import Config

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from hpctrain.checkpoint.manifest import Manifest
-from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
+from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.checkpoint.files.weight_files import WeightFiles, find_weights
 from hpctrain.config.schema import CheckpointConfig
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint

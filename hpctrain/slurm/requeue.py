@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from itertools import takewhile
 
-from hpctrain.distributed.ranks import RankInfo
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import Attempt
 from hpctrain.slurm.container import leave_note, note_from_env
 from hpctrain.slurm.queue import ask

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from hpctrain.checkpoint.manifest import checkpoints
+from hpctrain.checkpoint.files.manifest import checkpoints
 from hpctrain.config.frozen import load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
@@ -174,8 +174,8 @@ class LoadedRun:
             DataError: As `evaluate`.
             StorageError: The checkpoint is missing or damaged, or the result cannot be written.
         """
-        from hpctrain.checkpoint.weight_files import WeightFiles
-        from hpctrain.distributed.ranks import RankInfo
+        from hpctrain.checkpoint.files.weight_files import WeightFiles
+        from hpctrain.rendezvous.ranks import RankInfo
         from hpctrain.trained.restored import restored
 
         if step is not None and (known := recorded.read(self.path, step)) is not None:
@@ -238,7 +238,7 @@ class LoadedRun:
             DataError: The data set is missing or damaged.
             StorageError: The folder has other results, or the checkpoint is missing or damaged.
         """
-        from hpctrain.checkpoint.weight_files import WeightFiles
+        from hpctrain.checkpoint.files.weight_files import WeightFiles
         from hpctrain.data.places.origin import load_index
         from hpctrain.trained.predictor import predict, refuse_divided_outputs
         from hpctrain.trained.restored import restored
@@ -276,7 +276,7 @@ class LoadedRun:
         The layout is that of the training, unless it does not fit; see `fit_layout`.
         """
         from hpctrain.config.evaluation_job import fit_layout
-        from hpctrain.distributed.ranks import RankInfo
+        from hpctrain.rendezvous.ranks import RankInfo
 
         free = tuple(f"{name}." for name in changeable())
         if wrong := [o for o in overrides if not f"{o.partition('=')[0]}.".startswith(free)]:
@@ -317,7 +317,7 @@ class LoadedRun:
         Raises:
             ConfigError: The run belongs to somebody who is not trusted (`hpctrain.runs.trust`).
         """
-        from hpctrain.distributed.ranks import RankInfo
+        from hpctrain.rendezvous.ranks import RankInfo
         from hpctrain.runs.code import trained_code
         from hpctrain.runs.code.snapshot import Snapshot
 

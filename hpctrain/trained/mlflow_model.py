@@ -20,10 +20,10 @@ from torch import nn
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.parts import Parts
 from hpctrain.models.dry_run import dry_run
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import mask
 from hpctrain.shards.types import Array
 from hpctrain.tasks.task import SplitTask

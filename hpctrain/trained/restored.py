@@ -15,12 +15,12 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.job.building.build_model import load_trained
 from hpctrain.job.building.parts import Parts
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.progress_bar import Progress
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.training.evaluation import evaluate
 
 _FIRST_S = 2.0  # until the line that estimates the time

@@ -23,8 +23,8 @@ from hpctrain.bench.parts import Bench
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.building.instantiate import instantiate
+from hpctrain.rendezvous.ranks import RankInfo
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from hpctrain.checkpoint import manifest
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.manifest import Manifest, checkpoints, damage, digest
+from hpctrain.checkpoint.files import manifest
+from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage, digest
 from hpctrain.checkpoint.optimizer_state import OptimizerState
 from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError

@@ -13,10 +13,10 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 
-from hpctrain.checkpoint.matching import Match
+from hpctrain.checkpoint.files.matching import Match
+from hpctrain.checkpoint.files.weight_files import WeightFiles, find_weights
 from hpctrain.checkpoint.starting_point import load_weights, start_from
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
-from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
 from hpctrain.trained.commands.branch import branch

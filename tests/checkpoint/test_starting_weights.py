@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hpctrain.checkpoint.matching import Rename, match
+from hpctrain.checkpoint.files.matching import Rename, match
+from hpctrain.checkpoint.files.weight_files import find_weights
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
-from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.errors import ConfigError, StorageError
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.parallel.parity import MODELS, Cell, build, checkpointer, either, initialised, whole

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.checkpoint.manifest import Manifest, digest
+from hpctrain.checkpoint.files.manifest import Manifest, digest
 from hpctrain.commands import checkpoints, gc
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
@@ -97,9 +97,10 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
 
 def test_jobs_of_functions_that_are_over(tmp_path: Path, no_slurm: None) -> None:
     folder = tmp_path / "functions"
+    ours = "hpctrain.doctor.measures.node_job"
     for name, module in (
-        *(("check", "hpctrain.doctor.node_job"), ("new", "hpctrain.doctor.node_job")),
-        *(("waits", "hpctrain.doctor.node_job"), ("own", "my_code"), ("lost", "my_code")),
+        *(("check", ours), ("new", ours), ("waits", ours)),
+        *(("own", "my_code"), ("lost", "my_code")),
     ):
         (folder / name / "results").mkdir(parents=True)
         (folder / name / "call.json").write_text(json.dumps({"module": module}))

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from hpctrain.distributed import devices
 from hpctrain.distributed.devices import Seen, agree, assign, kind
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, DistributedError, HpctrainError
+from hpctrain.rendezvous.ranks import RankInfo
 
 
 def node(host: str, *gpus: Sequence[str]) -> list[Seen]:

@@ -18,7 +18,7 @@ START = """
     from hpctrain.config.schema import ParallelConfig
     from hpctrain.distributed.group import process_group
     from hpctrain.distributed.long_work import long_work
-    from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.rendezvous.ranks import RankInfo
     from hpctrain.config.rules.degrees import Degrees
     from hpctrain.job.building.build_data import DataBuilder
     from hpctrain.job.building.instantiate import instantiate

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpctrain.distributed import objects
-from hpctrain.distributed.rendezvous import members, run_secret
+from hpctrain.distributed import members, objects
 from hpctrain.errors import DistributedError
+from hpctrain.rendezvous import run_secret
 from tests.distributed.programs import end, free_port, start
 from tests.ranks import RanksError, run_ranks
 
@@ -23,7 +23,7 @@ VICTIM = """
     import torch.distributed as dist
     from hpctrain.config.schema import ParallelConfig
     from hpctrain.distributed.group import process_group
-    from hpctrain.distributed.ranks import RankInfo
+    from hpctrain.rendezvous.ranks import RankInfo
 
     rank, port, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     ranks = RankInfo("slurm", rank, rank, 0, 2, 2, 1, "127.0.0.1", port, job_id="1234")

@@ -59,7 +59,7 @@ class Finder:
     places = {
         "hpctrain.doctor.measures.speed": of_speed,
         "hpctrain.distributed.devices": of_devices,
-        "hpctrain.doctor.node_job": of_node_job,
+        "hpctrain.doctor.measures.node_job": of_node_job,
     }
 
     def find_spec(self, name, path=None, target=None):

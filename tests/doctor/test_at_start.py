@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.config.schema import Config
-from hpctrain.distributed.ranks import RankInfo
-from hpctrain.doctor import node_job
 from hpctrain.doctor.checks import gpu_health, installed
+from hpctrain.doctor.measures import node_job
 from hpctrain.errors import NodeError
 from hpctrain.job.preflight import checked, preflight
 from hpctrain.monitor.nvidia import Nvidia
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import excluded_hosts
 from tests.doctor.planted_gpus import expectation

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import clocks, gpu_judgements, interfaces, limits
 from hpctrain.doctor.finding import Finding, worst
 from hpctrain.doctor.probe import probe
 from hpctrain.monitor.nvidia import Nvidia
+from hpctrain.rendezvous.ranks import RankInfo
 from tests.doctor.planted_gpus import expectation
 from tests.monitor.nvml import Nvml
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.distributed.rendezvous.port import master_port
 from hpctrain.doctor import history
+from hpctrain.rendezvous.port import master_port
 from hpctrain.slurm import excluded_hosts
 from tests import cluster
 from tests.conftest import run_json, run_module, runs

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor import comparison, history
 from hpctrain.doctor.checks import reach
 from hpctrain.doctor.checks.reach import Lost
 from hpctrain.doctor.probe import Probe
 from hpctrain.errors import PortTakenError
+from hpctrain.rendezvous.ranks import RankInfo
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 

@@ -19,11 +19,11 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.workers.pool import Workers, stacks
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import LateRankError
 from hpctrain.faults import collectives, late_ranks
 from hpctrain.faults.collectives import Operation, Record, conclude
 from hpctrain.faults.late_ranks import LateRanks
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.field import Field
 from tests.ranks import run_ranks
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.checkpoint.manifest import checkpoints
+from hpctrain.checkpoint.files.manifest import checkpoints
 from hpctrain.step_names import step_of
 from tests.conftest import Completed, runs
 

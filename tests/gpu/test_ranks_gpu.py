@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain.distributed import flight_recorder
 from hpctrain.errors import DataError
+from hpctrain.rendezvous import flight_recorder
 from tests.gpu.device import needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.errors import DataError
 from tests.gpu.device import needs_gpu
 

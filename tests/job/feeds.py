@@ -8,9 +8,9 @@ import torch
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.freeze import check
 
 Build = Callable[..., DataBuilder]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpctrain.checkpoint.manifest import Manifest, checkpoints, newest_healthy
+from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, newest_healthy
 from tests.conftest import (
     Completed,
     journal,

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.building.flops import build_utilisation
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.precision import Precision
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.types import Batch
 from hpctrain.training.measuring.utilisation import Utilisation, Work
 from tests.steps import alone

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.distributed import flight_recorder
 from hpctrain.errors import DistributedError, HealthError, InUseError, LateRankError
 from hpctrain.job.verdict import close_tracking, verdict
+from hpctrain.rendezvous import flight_recorder
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.tracking import final_status

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpctrain import load_run
-from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.checkpoint.tensor_reader import Reader
 from hpctrain.config.rules import starting_weights
 from hpctrain.errors import ConfigError, StorageError

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpctrain.distributed.ranks import RankInfo
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import Attempt
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import requeue as requeuing

@@ -13,15 +13,15 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
-from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.checkpoint.files.weight_files import find_weights
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
-from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import Config, LoRAConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.building.build_model import trained_model
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import add_adapters, freeze_base
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.trained.exporting.exporter import Exporter
 from tests.parallel.parity import MODELS, TASKS, Cell, build
 from tests.ranks import run_ranks

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hpctrain import load_run
+from hpctrain.checkpoint.files.weight_files import WeightFiles
 from hpctrain.checkpoint.stored_weights import open_weights
-from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP
 from hpctrain.models.lora import is_adapter

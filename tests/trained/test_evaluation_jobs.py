@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hpctrain import load_run
-from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.commands.checkpoints import look
 from hpctrain.commands.gc import _checkpoints
 from hpctrain.config.schema import Config

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hpctrain import load_run
+from hpctrain.checkpoint.files.weight_files import find_weights
 from hpctrain.checkpoint.starting_point import start_from
 from hpctrain.checkpoint.stored_weights import open_weights
 from hpctrain.checkpoint.tensor_reader import Reader
-from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.job.building.build_model import trained_model

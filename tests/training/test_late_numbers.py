@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.checkpoint.manifest import checkpoints
+from hpctrain.checkpoint.files.manifest import checkpoints
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.errors import HealthError

@@ -7,8 +7,8 @@ import platform
 from pathlib import Path
 
 from hpctrain import __version__
-from hpctrain.distributed.report import installed_version
 from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.rendezvous.report import installed_version
 from hpctrain.runs.code.provenance import packages
 
 _PACKAGES = ("torch", "mlflow", "h5py", "hydra-core", "submitit")

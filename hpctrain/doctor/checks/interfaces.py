@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.distributed.ranks import RankInfo
-from hpctrain.distributed.rendezvous.port import listen
 from hpctrain.doctor.finding import Finding, good, judged
 from hpctrain.errors import DistributedError
+from hpctrain.rendezvous.port import listen
+from hpctrain.rendezvous.ranks import RankInfo
 
 _NET = Path("/sys/class/net")
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.distributed.cores import cores
 from hpctrain.doctor.finding import Finding, bounded, good, judged
+from hpctrain.rendezvous.cores import cores
 from hpctrain.units import MIB
 
 # NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB.

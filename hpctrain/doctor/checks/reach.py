@@ -24,11 +24,11 @@ import psutil
 from msgspec import Meta
 
 from hpctrain.disk import write_atomically
-from hpctrain.distributed.ranks import RankInfo
-from hpctrain.distributed.rendezvous.port import listen
 from hpctrain.doctor.finding import Finding, good
 from hpctrain.errors import DamageError
 from hpctrain.record import read
+from hpctrain.rendezvous.port import listen
+from hpctrain.rendezvous.ranks import RankInfo
 
 Lost = dict[str, dict[str, str]]
 _Place = tuple[str, str | None, Annotated[int, Meta(ge=0, le=65535)]]  # name, address, port

@@ -13,8 +13,8 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.measures.all_reduce import synchronise
+from hpctrain.rendezvous.ranks import RankInfo
 
 _BYTES = {"cpu": 2**21, "cuda": 2**26}
 _REPEATS = 5

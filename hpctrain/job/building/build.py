@@ -18,7 +18,6 @@ from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.faults.late_data import late_told
 from hpctrain.faults.stop import Stop
@@ -33,6 +32,7 @@ from hpctrain.job.building.trial.optimizer_trial import OptimizerTrial
 from hpctrain.parallel.micro_batches import Memory, MicroBatches
 from hpctrain.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker

@@ -41,11 +41,11 @@ from hpctrain.data.transforms import Compose, bind
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import OneByOne
 from hpctrain.distributed.long_work import long_work
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import DataError
 from hpctrain.job.building.chosen_samples import ChosenSamples
 from hpctrain.job.building.evaluation_transforms import EvaluationTransforms, transforms_of
 from hpctrain.parallel.mesh import Mesh
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.index import Index, Statistics
 
 

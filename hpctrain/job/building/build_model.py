@@ -19,8 +19,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.checkpoint.manifest import Manifest, checkpoints
-from hpctrain.checkpoint.matching import Match, listed, renames
+from hpctrain.checkpoint.files.manifest import Manifest, checkpoints
+from hpctrain.checkpoint.files.matching import Match, listed, renames
+from hpctrain.checkpoint.files.weight_files import WeightFiles, find_weights
 from hpctrain.checkpoint.starting_point import (
     load_weights,
     plain_name,
@@ -29,18 +30,17 @@ from hpctrain.checkpoint.starting_point import (
     start_from,
 )
 from hpctrain.checkpoint.stored_weights import open_weights
-from hpctrain.checkpoint.weight_files import WeightFiles, find_weights
 from hpctrain.config.schema import CheckpointConfig, Config
 from hpctrain.disk import write_atomically
 from hpctrain.distributed import objects
 from hpctrain.distributed.long_work import long_work
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.quantized import quantize
 from hpctrain.parallel.preparing.parameter_settings import freeze, settings
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.weights_digest import verified
 from hpctrain.secrets import referenced

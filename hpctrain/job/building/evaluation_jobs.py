@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from hpctrain.checkpoint.manifest import checkpoints, is_healthy
+from hpctrain.checkpoint.files.manifest import checkpoints, is_healthy
 from hpctrain.checkpoint.readers import Readers
 from hpctrain.config.evaluation_job import job_config
 from hpctrain.config.schema import Config

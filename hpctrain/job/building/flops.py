@@ -24,7 +24,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain import hardware
 from hpctrain.config.schema import TrainConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.hardware import Hardware
 from hpctrain.models.dry_run import dry_run
 from hpctrain.models.experts import used_evenly
@@ -33,6 +32,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.identical_blocks import measured_by_block
 from hpctrain.parallel.preparing.initial import Build, skeleton
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Task
 from hpctrain.training.measuring.utilisation import Utilisation, Work

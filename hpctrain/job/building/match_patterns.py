@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.matching import renames
+from hpctrain.checkpoint.files.matching import renames
+from hpctrain.checkpoint.files.weight_files import find_weights
 from hpctrain.checkpoint.starting_point import compare
 from hpctrain.checkpoint.stored_weights import open_weights
-from hpctrain.checkpoint.weight_files import find_weights
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.job.building.instantiate import instantiate

@@ -17,13 +17,13 @@ from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.config.schema import CheckpointConfig, DataConfig, TrainConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.distributed import objects
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import HpctrainError
 from hpctrain.faults.health import Health
 from hpctrain.job.building.build_schedule import Effective
 from hpctrain.job.building.instantiate import instantiate_all
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.record import convert
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.run_record import BestValue
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import Classification, LanguageModel, Regression, Task

@@ -15,7 +15,6 @@ import torch
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.job.building.build_data import DataBuilder
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.mesh import Mesh
@@ -23,6 +22,7 @@ from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.parallel.recipe import parallelize
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.tasks import Task, bind, on_part
 
 

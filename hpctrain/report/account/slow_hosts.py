@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hpctrain import slow
-from hpctrain.distributed.ranks import host_of
+from hpctrain.rendezvous.ranks import host_of
 from hpctrain.report.account.run_account import RunAccount
 
 

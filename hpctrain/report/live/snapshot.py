@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import structs
 
 from hpctrain.config.frozen import load
-from hpctrain.distributed.ranks import host_of
+from hpctrain.rendezvous.ranks import host_of
 from hpctrain.run_record import Attempt, Progress
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slow import BUSY_PERCENT, GPU_CLOCK

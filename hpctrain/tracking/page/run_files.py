@@ -40,7 +40,7 @@ class _File(Record, frozen=True):
 
 
 class _Manifest(Record, frozen=True):
-    """What is shown of the manifest of a checkpoint; `hpctrain.checkpoint.manifest` has all."""
+    """What is shown of the manifest of a checkpoint; `checkpoint.files.manifest` has all."""
 
     step: Count
     files: dict[str, _File]

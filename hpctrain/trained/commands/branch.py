@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint.manifest import NAME, Manifest
-from hpctrain.checkpoint.weight_files import WeightFiles
+from hpctrain.checkpoint.files.manifest import NAME, Manifest
+from hpctrain.checkpoint.files.weight_files import WeightFiles
 from hpctrain.config.frozen import load
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from hpctrain.disk import write_atomically
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import trust
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.run_dir import RunDir

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 
-from hpctrain.checkpoint.manifest import checkpoints
+from hpctrain.checkpoint.files.manifest import checkpoints
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
 from hpctrain.runs.state.select import add_dir, one_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.errors import ConfigError
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs import trust
 from hpctrain.step_names import step_of
 from hpctrain.trained.commands.evaluate import add_choice, chosen

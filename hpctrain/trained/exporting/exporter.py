@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hpctrain import __version__, secrets
-from hpctrain.checkpoint.manifest import Manifest
-from hpctrain.checkpoint.matching import renames
+from hpctrain.checkpoint.files.manifest import Manifest
+from hpctrain.checkpoint.files.matching import renames
+from hpctrain.checkpoint.files.weight_files import WeightFiles
 from hpctrain.checkpoint.starting_point import compare
 from hpctrain.checkpoint.stored_weights import StoredWeights, open_weights
-from hpctrain.checkpoint.weight_files import WeightFiles
 from hpctrain.config.schema import Config
 from hpctrain.disk import sync
 from hpctrain.distributed.tensors import dtype_name

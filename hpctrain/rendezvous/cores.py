@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.distributed.ranks import RankInfo
+from hpctrain.rendezvous.ranks import RankInfo
 
 
 def threads(ranks: RankInfo, cpus_per_task: int, env: Mapping[str, str] = os.environ) -> int | None:

@@ -7,9 +7,9 @@ import pytest
 import torch.distributed as dist
 
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed import leaving
 from hpctrain.distributed.group import process_group
 from hpctrain.errors import DistributedError
+from hpctrain.rendezvous import leaving
 from tests.steps import ALONE
 
 # The teardown of a rank that waits for others, as that of NCCL does.

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.distributed.rendezvous.hostlist import expand_hostlist, expand_tasks
-from hpctrain.distributed.rendezvous.port import master_port
 from hpctrain.errors import DistributedError
+from hpctrain.rendezvous.hostlist import expand_hostlist, expand_tasks
+from hpctrain.rendezvous.port import master_port
 
 # Slurm counts the steps of srun from 0; the shell of `salloc` and the like have the last numbers.
 _SPECIAL_STEPS = 0xFFFFFFF0

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed.cores import cores, threads
 from hpctrain.distributed.group import process_group
-from hpctrain.distributed.ranks import RankInfo
+from hpctrain.rendezvous.cores import cores, threads
+from hpctrain.rendezvous.ranks import RankInfo
 from tests.steps import ALONE
 
 
@@ -64,7 +64,7 @@ def test_a_quota_of_the_older_control_groups(system: Path) -> None:
 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.distributed.cores.cores", lambda: 8)
+    monkeypatch.setattr("hpctrain.rendezvous.cores.cores", lambda: 8)
     assert [threads(local(count), 1, {}) for count in (1, 2, 3, 16)] == [8, 4, 2, 1]
     assert threads(ALONE, 1, {}) == 8
     # A run that asks for fewer leaves the others to the runs beside it.
@@ -76,8 +76,8 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_torchrun_sets_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "from hpctrain.distributed.cores import threads\n"
-        "from hpctrain.distributed.ranks import RankInfo\n"
+        "from hpctrain.rendezvous.cores import threads\n"
+        "from hpctrain.rendezvous.ranks import RankInfo\n"
         "rank = RankInfo('torchrun', 0, 0, 0, 2, 2, 1, 'localhost', 1)\n"
         "print(threads(rank, 1, {'OMP_NUM_THREADS': '1'}))"
     )
@@ -93,7 +93,7 @@ def test_what_torchrun_sets_is_not_the_users(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_local_run_uses_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("hpctrain.distributed.cores.cores", lambda: 3)
+    monkeypatch.setattr("hpctrain.rendezvous.cores.cores", lambda: 3)
     try:
         with process_group(ALONE, ParallelConfig(device="cpu")):
             assert torch.get_num_threads() == 3

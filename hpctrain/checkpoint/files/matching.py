@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from hpctrain.checkpoint import number_kinds
+from hpctrain.checkpoint.files import number_kinds
 from hpctrain.errors import ConfigError
 from hpctrain.terminal import few
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hpctrain.console import Console, Table
-from hpctrain.distributed.ranks import RankInfo
+from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import MASK, is_secret, mask
 
 _SHOWN = ("SLURM_", "CUDA_VISIBLE_DEVICES", "MASTER_", "OMP_NUM_THREADS", "NCCL_", "GLOO_")

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hpctrain.distributed.rendezvous.run_secret import sign
 from hpctrain.errors import DistributedError
+from hpctrain.rendezvous.run_secret import sign
 
 _BYTES = 32  # of a nonce and of a signature
 

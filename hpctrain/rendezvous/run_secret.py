@@ -4,7 +4,7 @@
 
 Rank 0 of the first attempt with several ranks makes it. Everybody in the network can connect to the
 ports of a job, and its number, from which the port follows, is public. Whoever reads this file is a
-rank; nobody else is (see `hpctrain.distributed.rendezvous.members`).
+rank; nobody else is (see `hpctrain.distributed.members`).
 """
 
 from __future__ import annotations

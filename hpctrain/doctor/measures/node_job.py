@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
-from hpctrain.distributed.ranks import RankInfo
 from hpctrain.doctor.checks import infiniband, interfaces, reach
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.doctor.probe import Expectation, Probe, probe
 from hpctrain.errors import HpctrainError
+from hpctrain.rendezvous.ranks import RankInfo
 
 _TIMEOUT_S = 60
 # The job of a function has these for torch; the launcher's own variables tell more.

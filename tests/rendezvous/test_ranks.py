@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.distributed.ranks import RankInfo
-from hpctrain.distributed.rendezvous.hostlist import expand_hostlist
-from hpctrain.distributed.rendezvous.port import listen, master_port
 from hpctrain.errors import ConfigError, DistributedError
 from hpctrain.job.here import _check_world
+from hpctrain.rendezvous.hostlist import expand_hostlist
+from hpctrain.rendezvous.port import listen, master_port
+from hpctrain.rendezvous.ranks import RankInfo
 from tests import cluster
 
 HOSTLISTS = {
@@ -116,7 +116,7 @@ def test_only_srun_makes_ranks() -> None:
 
 
 WHO = (
-    "from hpctrain.distributed.ranks import RankInfo; found = RankInfo.from_env(); "
+    "from hpctrain.rendezvous.ranks import RankInfo; found = RankInfo.from_env(); "
     "print('found', found.launcher, found.world_size, found.idle_tasks())"
 )
 PYTHON = f'{sys.executable} -c "$WHO"'

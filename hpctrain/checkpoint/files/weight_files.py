@@ -20,8 +20,8 @@ from typing import Any
 
 import xxhash
 
-from hpctrain.checkpoint import manifest
-from hpctrain.checkpoint.manifest import Manifest
+from hpctrain.checkpoint.files import manifest
+from hpctrain.checkpoint.files.manifest import Manifest
 from hpctrain.disk import LARGEST_JSON, open_regular, parse_json
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.record import read_bytes

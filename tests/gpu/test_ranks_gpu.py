@@ -24,7 +24,7 @@ RANK = """
 import os, sys, time
 from pathlib import Path
 from hpctrain import cli
-from hpctrain.distributed import flight_recorder
+from hpctrain.rendezvous import flight_recorder
 
 rank, port, timeout_s, logs = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 flight_recorder.prepare(Path(logs), rank)

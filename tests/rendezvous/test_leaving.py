@@ -16,7 +16,7 @@ from tests.steps import ALONE
 FAILS = """
 import atexit, time
 from hpctrain import cli, errors
-from hpctrain.distributed import leaving
+from hpctrain.rendezvous import leaving
 
 def fails(argv):
     leaving.leave_group_open()

@@ -403,6 +403,8 @@ def test_accumulation_follows_from_the_ranks() -> None:
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage=4: allowed are 0, 1, 2, 3"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "both enabled"),
         ({"train_batch_size": "8"}, "train_batch_size=8: it must be a number"),
+        ({"optimizer": {"type": 1.5}}, "optimizer.type=1.5: it must be a text"),
+        ({"scheduler": {"type": []}}, "scheduler.type=[]: it must be a text"),
         (
             {"zero_optimization": {"offload_param": {"device": "disk"}}},
             "device=disk: allowed are none, cpu, nvme",

@@ -19,8 +19,6 @@ from tests import cluster, forkserver
 from tests.conftest import Completed, run_json, runs
 
 Train = Callable[..., Completed]
-# Tables are cut to the width of the terminal.
-os.environ["COLUMNS"] = "1000"
 SMALL = ("train.max_steps=2", "launch.snapshot=off", "tracking=off")
 SEARCH = ("-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", *SMALL)
 

@@ -87,11 +87,11 @@ KEYS: dict[str, Taken | str] = {
         (
             *("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param"),
             *("torch_autocast.enabled", "flops_profiler.enabled"),
-            *("optimizer.type", "scheduler.type"),
             *("zero_optimization.offload_param", "zero_optimization.offload_optimizer"),
         ),
         Taken(),
     ),
+    **dict.fromkeys(("optimizer.type", "scheduler.type"), Taken(str)),
     "zero_optimization.zero_hpz_partition_size": Taken(float, default=1, reason=_STAGE_3),
     "zero_optimization.mics_shard_size": Taken(float, default=-1, reason=_STAGE_3),
     "fp16.enabled": Taken(ours="precision.compute=fp16 or fp32"),

@@ -31,7 +31,7 @@ _OFF = "it is off, and so it is here"
 class Taken:
     """A key that has a counterpart."""
 
-    # `float` for a number, what each allowed value becomes, or a function of the value.
+    # `float`: a number; `str`: a text; or what each allowed value becomes, or a function of it.
     kind: Mapping[Any, Any] | Callable[[Any], Any] | None = None
     ours: str = ""  # our key, also to say what to set in place of "auto"
     default: Any = None
@@ -43,6 +43,9 @@ class Taken:
         if self.kind is float:
             if isinstance(given, bool) or not isinstance(given, int | float):
                 raise ConfigError(f"{where}={shown(given)}: it must be a number")
+        elif self.kind is str:
+            if not isinstance(given, str):
+                raise ConfigError(f"{where}={shown(given)}: it must be a text")
         elif isinstance(self.kind, Mapping):  # texts are compared in lower case
             lower = given.lower() if isinstance(given, str) else given
             if isinstance(lower, dict | list) or lower not in self.kind:

@@ -113,7 +113,10 @@ def names_of(file: h5py.File) -> dict[str, str]:
             names[f"/{name}"] = "sparse matrix"
         return True if len(names) >= _LISTED else None
 
-    file.visititems(note)
+    try:
+        file.visititems(note)
+    except (KeyError, OSError, RuntimeError, ValueError) as error:  # the tree of its groups
+        raise DataError(f"{file.filename} is not readable as HDF5: {error}") from None
     sparse = [f"{name}/" for name, what in names.items() if what == "sparse matrix"]
     return {n: what for n, what in names.items() if not n.startswith(tuple(sparse))}
 

@@ -99,14 +99,6 @@ def wait_for_state(run: Path, state: str, timeout: float = 180) -> dict[str, Any
     return cluster.wait_for(row, timeout, f"{run.name} {state}")
 
 
-def wait_for_step(run: Path, step: int) -> None:
-    cluster.wait_for(
-        lambda: any(int(p.name[5:]) >= step for p in run.glob("checkpoints/step-????????")),
-        180,
-        f"a checkpoint of step {step}",
-    )
-
-
 def hurry(run: Path) -> None:
     job = status(run.parent, run.name)[run.name]["job_id"]
     done = cluster.tool("hurry", job)
@@ -133,7 +125,7 @@ def test_from_the_queue_to_the_end(
     (waiting,) = [run for run in pair if rows[run.name]["state"] == "queued"]
     (running,) = [run for run in pair if run != waiting]
     assert rows[waiting.name]["reason"].startswith("JobArrayTaskLimit")
-    wait_for_step(running, 40)
+    cluster.wait_for_step(running, 40)
     cluster.wait_for(lambda: (running / "progress.json").exists(), 90, "its pulse")
     calls()
     row = status(folder, running.name)[running.name]
@@ -158,7 +150,7 @@ def test_from_the_queue_to_the_end(
     hurry(running)
     cluster.wait_for(lambda: len(run_json(running)["attempts"]) == 2, 180, "the second attempt")
     first = run_json(running)["attempts"][0]["step"]
-    wait_for_step(running, first + 20)
+    cluster.wait_for_step(running, first + 20)
     assert status(folder, running.name)[running.name]["restarts"] == 1
 
     # `cancel --save` gets the whole sweep.
@@ -186,7 +178,7 @@ def test_from_the_queue_to_the_end(
     # The same command goes on where the runs stopped, and the old stop request is void.
     submit(train, folder, *LONG, *shape, "seed=1,2")
     cluster.wait_for(lambda: len(run_json(running)["attempts"]) == 3, 180, "the third attempt")
-    wait_for_step(running, saved + 20)
+    cluster.wait_for_step(running, saved + 20)
     assert not stop_request.stop_file(running).exists()
     attempts = run_json(running)["attempts"]
     assert attempts[2]["restart_count"] == 0
@@ -206,7 +198,7 @@ def test_from_the_queue_to_the_end(
 def test_a_stop_request_outlives_a_requeue(train: Train, tmp_path: Path, paced: Paced) -> None:
     """A run that gets a stop request while it is preempted is restarted, and then stops."""
     (run,) = submit(train, tmp_path / "runs", *LONG, "site.partition=preemptible")
-    wait_for_step(run, 20)
+    cluster.wait_for_step(run, 20)
     job = status(run.parent)[run.name]["job_id"]
     assert cluster.tool("preempt", job).returncode == 0
     wait_for_state(run, "requeued")
@@ -284,13 +276,13 @@ def test_following_across_a_restart(train: Train, tmp_path: Path, paced: Paced) 
     # The command starts before there is a log.
     out = tmp_path / "out"
     with out.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as following:
-        wait_for_step(run, 20)
+        cluster.wait_for_step(run, 20)
         job = status(run.parent)[run.name]["job_id"]
         assert cluster.tool("preempt", job).returncode == 0
         wait_for_state(run, "requeued")
         hurry(run)
         cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 180, "the second attempt")
-        wait_for_step(run, run_json(run)["attempts"][0]["step"] + 20)
+        cluster.wait_for_step(run, run_json(run)["attempts"][0]["step"] + 20)
         run_module("hpctrain", "cancel", "--save", "--dir", str(run.parent), run.name)
         assert following.wait(180) == 0
     text = out.read_text()
@@ -339,7 +331,7 @@ def test_a_thousand_runs_ask_slurm_once(
 @pytest.mark.slow  # launch/test_submission.py has a fast one
 def test_a_controller_that_does_not_answer(train: Train, tmp_path: Path, paced: Paced) -> None:
     (run,) = submit(train, tmp_path / "runs", *LONG)
-    wait_for_step(run, 20)
+    cluster.wait_for_step(run, 20)
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "squeue").write_text(

@@ -87,8 +87,9 @@ def check(name, damaged):
         assert code in ((2, 3, 6) if "are to be written" in err else (2, 3))
         assert err.startswith("data_prep: ")
         assert err.count("\n") == 1, err
-        # The file or its folder is named, or the column whose name is none.
-        assert code == 6 or case.target.split("/")[0] in err or "--rename" in err, err
+        # The file or its folder is named, or the column whose name is none, with the option.
+        named = case.target.split("/")[0] in err or (code == 2 and "--rename" in err)
+        assert code == 6 or named, err
         assert set(Path().rglob("*")) == before
         return
     if index:

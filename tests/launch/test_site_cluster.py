@@ -284,14 +284,6 @@ def in_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["site.container.runtime=apptainer", image, f"site.container.python={sys.executable}"]
 
 
-def wait_for_step(run: Path, step: int) -> None:
-    cluster.wait_for(
-        lambda: any(int(p.name[5:]) >= step for p in run.glob("checkpoints/step-????????")),
-        180,
-        f"a checkpoint of step {step}",
-    )
-
-
 @pytest.mark.slow
 def test_a_container_comes_back_after_a_preemption(
     train: Train, tmp_path: Path, in_apptainer: list[str], paced: Paced
@@ -300,7 +292,7 @@ def test_a_container_comes_back_after_a_preemption(
     train("-m", *size, paced.task, "site.partition=preemptible", *in_apptainer)
     (run,) = runs(tmp_path / "runs")
     job = cluster.job_id(run)
-    wait_for_step(run, 40)
+    cluster.wait_for_step(run, 40)
     assert cluster.tool("preempt", job).returncode == 0
     cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
     first = run_json(run)["attempts"][0]
@@ -323,7 +315,7 @@ def test_a_cancelled_container_saves_and_stays_away(
     train("-m", *size, paced.task, *in_apptainer)
     (run,) = runs(tmp_path / "runs")
     job = cluster.job_id(run)
-    wait_for_step(run, 20)
+    cluster.wait_for_step(run, 20)
     cluster.slurm("scancel", job)
     assert wait_for_end(job) == "CANCELLED"
     cluster.wait_for(lambda: run_json(run)["state"] == "interrupted", 60, "the save")

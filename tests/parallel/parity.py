@@ -18,6 +18,7 @@ from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
+from hpctrain.faults.health import Health
 from hpctrain.faults.stop import Stop
 from hpctrain.job.building.build_optimizer import build_optimizer
 from hpctrain.models import FNO, ConvNet, Transformer, UNet
@@ -245,7 +246,7 @@ def spread(
     return parallelize(build, config, mesh_of(config, device), precision, **options)
 
 
-def build(cell: Cell) -> Training:
+def build(cell: Cell, health: Health | None = None) -> Training:
     """Return the training of this rank in the present process group."""
     made = config(cell)
     mesh, precision = mesh_of(made), Precision(made.precision, CPU)
@@ -270,6 +271,7 @@ def build(cell: Cell) -> Training:
         *(model, task, optimizer),
         clip_norm=made.train.clip_norm,
         stop=Stop(),
+        health=health,
         base_lr=base,
         average=average,
         parts=batch_sizes.parts_of_ramp(made, mesh.degrees, mesh.weight),

@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.errors import HealthError
 from hpctrain.faults.health import Health, Judged, RolledBack
-from hpctrain.models.dry_run import Buffers
 from hpctrain.shards.types import Batch
 from hpctrain.tasks import SplitTask, Sums
 from tests.parallel.parity import Cell, batch, build, either
@@ -77,11 +76,10 @@ def state(training: Any) -> list[torch.Tensor]:
 def judged(layout: str, folder: Path) -> list[str]:
     """Make good and poisoned steps; return what the ranks would have stopped with."""
     ranks, model, keys = LAYOUTS[layout]
-    training = build(Cell(model, ranks, tuple(keys.items())))
+    health = Health("skip", budget=2, run=folder)
+    training = build(Cell(model, ranks, tuple(keys.items())), health)
     step, mesh = training.step, training.mesh
     step.task = task = Poisoned(step.task)
-    step.health = health = Health("skip", budget=2, run=folder)
-    step._buffers = Buffers(step.model.module)  # which a step of this policy keeps
     training.run(Cell(model, ranks), 2)
     stops = []
     for poison in ("loss", "gradient"):

@@ -187,7 +187,8 @@ def test_a_loss_that_is_not_finite_fails_the_job(
     record = run_json(run)
     (attempt,) = record["attempts"]
     host = attempt["hosts"][1]
-    said = f"loss is not finite since step 5 (first on rank 1, {host}); its samples: "
+    first = f"loss is not finite since step 5 (first on rank 1, {host})"
+    said = f"{first}; all fields of the batch are finite; its samples: "
     assert attempt["error"].startswith(said)
     (listed,) = (run / "nonfinite").iterdir()
     assert [each["rank"] for each in json.loads(listed.read_text())["ranks"]] == [1]

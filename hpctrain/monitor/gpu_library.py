@@ -29,7 +29,7 @@ READINGS = {
     "throttled": "whether heat, and whether the limit of the power lowers its clock",
     "slowdowns": "what lowers the clock at rest, in words: of its hardware, and of its driver",
     "ecc": "errors of the memory that were corrected, and that could not be",
-    "ecc_if_on": "the same; None and None where ECC is off",
+    "ecc_if_on": "the same; None and None where ECC is off, and then whether the card has it on",
     "retired": "memory that was given up, in words; whether some waits, and whether it has failed",
     "pcie": "generation and width of the link, as they are and as they could be",
     "pcie_rates": "MB/s that are sent, and received",
@@ -63,6 +63,7 @@ class Library:
     MODULE: ClassVar[str]
     INSTALL: ClassVar[str] = ""  # how to get the module
     TOOL: ClassVar[str]  # the program that tells people more
+    NCCL_NEEDS_IT: ClassVar[bool] = False  # ranks with GPUs cannot meet where it does not answer
     UNSEEN: ClassVar[Mapping[str, str]] = {}  # what is not looked at, and why
 
     errors: tuple[type[Exception], ...]
@@ -75,13 +76,17 @@ class Library:
         """Connect to the driver."""
         raise NotImplementedError
 
-    def find(self, uuid: str) -> Any:
-        """Return the GPU with a UUID as torch writes it."""
+    def find(self, identity: str) -> Any:
+        """Return the GPU of an identity, as `hpctrain.distributed.devices.visible` writes it."""
         raise NotImplementedError
 
     def lacks(self, error: Exception) -> bool:
         """Return whether an error says that a GPU never has what was asked for."""
         raise NotImplementedError
+
+    def is_lost(self, error: Exception) -> bool:
+        """Return whether an error says that the GPU has fallen off the bus, or needs a reset."""
+        return False
 
     def is_part(self, gpu: Any) -> bool:
         """Return whether it is a part of a GPU."""

@@ -6,9 +6,10 @@ which other jobs share.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from hpctrain.monitor.gpu_library import Library
+from hpctrain.monitor.gpu_library import Library, NotTold
 
 _MB = 1e6
 # NVML's reasons for a low clock. Others of them are wanted, such as that nothing runs on the GPU.
@@ -24,12 +25,12 @@ class Nvidia(Library):
     """NVML, by the module `pynvml`."""
 
     NAME, MODULE, TOOL = "NVML", "pynvml", "nvidia-smi"
-    INSTALL = "Install nvidia-ml-py."
+    INSTALL, NCCL_NEEDS_IT = "Install nvidia-ml-py.", True
 
     def __init__(self, module: Any = None) -> None:
         super().__init__(module)
         nvml = self.module
-        self.errors = (nvml.NVMLError,)
+        self.errors = (nvml.NVMLError, NotTold)
         self.readings = {
             "model": lambda gpu: _word(nvml.nvmlDeviceGetName(gpu)),
             "driver": lambda gpu: _word(nvml.nvmlSystemGetDriverVersion()),
@@ -56,7 +57,9 @@ class Nvidia(Library):
             "slowdowns": self._slowdowns,
             "ecc": self._ecc,
             "ecc_if_on": lambda gpu: (
-                self._ecc(gpu) if nvml.nvmlDeviceGetEccMode(gpu)[0] else (None, None)
+                self._ecc(gpu)
+                if nvml.nvmlDeviceGetEccMode(gpu)[0]
+                else (None, None, bool(nvml.nvmlDeviceGetDefaultEccMode(gpu)[0]))
             ),
             "retired": self._retired,
             "pcie": self._pcie,
@@ -71,10 +74,10 @@ class Nvidia(Library):
         """Connect to the driver."""
         self.module.nvmlInit()
 
-    def find(self, uuid: str) -> Any:
+    def find(self, identity: str) -> Any:
         """Return the GPU or the MIG instance; torch writes its UUID without the kind before it."""
-        known = uuid.startswith(("GPU-", "MIG-"))
-        *first, last = [uuid] if known else [f"GPU-{uuid}", f"MIG-{uuid}"]
+        known = identity.startswith(("GPU-", "MIG-"))
+        *first, last = [identity] if known else [f"GPU-{identity}", f"MIG-{identity}"]
         for name in first:
             try:
                 return self.module.nvmlDeviceGetHandleByUUID(name)
@@ -85,6 +88,12 @@ class Nvidia(Library):
     def lacks(self, error: Exception) -> bool:
         """Return whether an error says that a GPU never has what was asked for."""
         return bool(getattr(error, "value", None) == self.module.NVML_ERROR_NOT_SUPPORTED)
+
+    def is_lost(self, error: Exception) -> bool:
+        """Return whether an error says that the GPU has fallen off the bus, or needs a reset."""
+        nvml = self.module
+        lost = nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED, nvml.NVML_ERROR_UNKNOWN
+        return getattr(error, "value", None) in lost
 
     def _memory(self, gpu: Any) -> tuple[int, int]:
         found = self.module.nvmlDeviceGetMemoryInfo(gpu)
@@ -123,6 +132,9 @@ class Nvidia(Library):
 
     def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
         nvml = self.module
+        with suppress(nvml.NVMLError):  # drivers before 535, and GPUs without such a link
+            if nvml.nvmlDeviceGetC2cModeInfoV(gpu).isC2cEnabled:  # its one lane of PCIe is idle
+                raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
         now = nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth
         best = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth
         return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))

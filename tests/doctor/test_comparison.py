@@ -10,10 +10,9 @@ from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.command import settings
 from hpctrain.doctor.finding import Finding, good, worst
 from hpctrain.doctor.measures import all_reduce, pairs
-from hpctrain.doctor.probe import Probe
+from hpctrain.doctor.probe import Expectation, Probe
 from hpctrain.slurm import excluded_hosts
 from hpctrain.slurm.script import sbatch_script
-from tests.doctor.planted_gpus import expectation
 
 GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
 H100 = replace(GPU, name="NVIDIA H100 80GB HBM3", power_w=350.0)
@@ -98,6 +97,21 @@ def test_the_network_is_compared_with_the_file_of_the_hardware() -> None:
     assert verdicts(looks) == {
         host: [("network against the hardware", "warn")] for host in ("node0", "node1")
     }
+    # The config knows the cluster better than the file of the GPU does.
+    section = {"devices": [H100.name], "between": {"gb_per_s": 0.125}}
+    found = comparison.compared(looks, section)
+    assert worst(one for each in found.values() for one in each) == "pass"
+
+
+def test_four_cards_on_a_board_that_shares_the_lanes() -> None:
+    """Each RTX 4090 has 8 of 16 lanes, as guides advise; 4 of them are too few."""
+    card = GpuFacts("NVIDIA GeForce RTX 4090", "570.1", 24564 << 20, pcie_gb_s=15.75, nvlinks=0)
+    looks = [
+        look(0, rank=n, local_rank=n, gpus=[card], figures={"to_gpu_gb_s": 13.0}) for n in range(4)
+    ]
+    assert verdicts(looks) == {"node0": []}
+    looks[2] = replace(looks[2], gpus=[replace(card, pcie_gb_s=7.9)], figures={"to_gpu_gb_s": 6.5})
+    assert {verdict for _, verdict in verdicts(looks)["node0"]} == {"warn"}
 
 
 def test_nodes_that_are_meant_to_differ() -> None:
@@ -112,15 +126,17 @@ def test_nodes_that_are_meant_to_differ() -> None:
         worst(f for found in comparison.compared(looks, mixed=True).values() for f in found)
         == "pass"
     )
-    looks[3] = look(3, gpus=[old], figures=slow | {"matmul_tflops": 60.0})
+    other = VERSIONS | {"InfiniBand": "1 x 100 Gb/sec"}
+    figures = slow | {"matmul_tflops": 60.0}
+    looks[3] = look(3, gpus=[old], versions=other, figures=figures)
     looks.append(look(4, gpus=[old], figures=slow))
     found = comparison.compared(looks, mixed=True)
-    assert [one.check for one in found["node3"] if one.verdict == "fail"] == [
+    assert [one.check for one in found["node3"] if one.verdict in ("warn", "fail")] == [
         "rank 3: matmul_tflops"
     ]
     plain, weighted, several = Config(), Config(), Config()
     weighted.parallel.weights, several.site.partition = [2, 1], "a100,h100"
-    assert [expectation(each).mixed for each in (plain, weighted, several)] == [
+    assert [Expectation.of(each).mixed for each in (plain, weighted, several)] == [
         False,
         True,
         True,
@@ -137,6 +153,14 @@ def test_what_is_usual_among_equal_gpus() -> None:
     assert verdicts(looks) == {
         "node0": [],
         **{f"node{n}": [("same GPUs: nvlinks", "fail")] for n in (1, 2)},
+    }
+    # A third card has no bridge, and a GPU does not tell what the others do.
+    looks[1] = look(1, gpus=[replace(board, nvlinks=0, driver="580.1")])
+    looks[2] = look(2, gpus=[GpuFacts(None)])
+    assert verdicts(looks) == {
+        "node0": [],
+        "node2": [],
+        "node1": [("same GPUs: driver", "warn"), ("same GPUs: nvlinks", "warn")],
     }
 
 

@@ -36,8 +36,8 @@ _CHECKS: dict[str, tuple[str, Callable[..., Finding]]] = {
 class GpuFacts:
     """What must be the same for all GPUs of a job; None where the driver does not tell."""
 
-    name: str  # the model
-    driver: str
+    name: str | None  # the model
+    driver: str | None = None
     memory_bytes: int | None = None
     clock_mhz: int | None = None  # the highest of its multiprocessors
     power_w: float | None = None  # its limit
@@ -46,11 +46,13 @@ class GpuFacts:
 
 
 def checked(
-    uuids: Sequence[str], first: int = 0, library: Library | None = None
+    uuids: Sequence[str], first: int = 0, library: Library | None = None, *, nccl: bool = False
 ) -> tuple[list[GpuFacts], list[Finding]]:
     """Return the facts of those GPUs that answer, and what was found.
 
-    `first` is the number of the first of them in the table.
+    `uuids` are identities of GPUs that torch sees, so what their library does not tell stops no
+    job, unless it says that a GPU is lost, or `nccl` needs the library. `first` is the number of
+    the first of them in the table.
     """
     if not uuids:
         return [], []
@@ -67,13 +69,20 @@ def checked(
             "Ask the administrators to reload the driver of this node "
             f"(`{library.TOOL}` tells more)."
         )
-        return [], [Finding("GPUs", "fail", f"{library.NAME}: {error}", "the driver answers", cure)]
+        found = f"{library.NAME}: {error}"
+        if not (nccl and library.NCCL_NEEDS_IT):
+            return [], [unknown("GPUs", found, cure)]
+        return [], [Finding("GPUs", "fail", f"{found}; NCCL needs it", "the driver answers", cure)]
     facts, findings = list[GpuFacts](), list[Finding]()
     for number, uuid in enumerate(uuids, first):
         try:
             gpu = library.find(uuid)
             facts.append(_facts(library, gpu))
         except library.errors as error:
+            if not library.is_lost(error):
+                why = f"{uuid}: {library.NAME} does not tell its health ({error})"
+                findings.append(unknown(f"GPU {number}", why))
+                continue
             cure = "Ask the administrators to drain the node: the GPU has fallen off the bus."
             found = f"{uuid}: {error}"
             findings.append(Finding(f"GPU {number}", "fail", found, "an answer", cure))
@@ -86,15 +95,16 @@ def _facts(library: Library, gpu: Any) -> GpuFacts:
     def told(reading: str) -> Any:
         try:
             return library.readings[reading](gpu) if reading in library.readings else None
-        except library.errors:
+        except library.errors as error:
+            if library.is_lost(error):
+                raise
             return None
 
-    name, driver, size = (library.readings[name](gpu) for name in ("model", "driver", "size"))
     link, counted = told("pcie"), told("nvlinks")
     return GpuFacts(
-        name,
-        driver,
-        size,
+        told("model"),
+        told("driver"),
+        told("size"),
         told("top_clock"),
         told("limit"),
         None if link is None else pcie_bandwidth(link[1][0], link[0][1]),

@@ -56,7 +56,7 @@ def _of_rank(each: Probe, hardware: Hardware, nodes: int) -> Iterator[Finding]:
     figures, gpu, rank, title = each.figures, each.gpus[0], f"rank {each.rank}: ", hardware.title
     pairs = [value / 1e3 for name, value in figures.items() if name.startswith("pair_")]
     shared = figures.get(_IN_NODE if nodes > 1 else _ALL_REDUCE) if each.local_rank == 0 else None
-    peak, flops = hardware.peak("bf16"), "TFLOP/s"
+    peak, flops, loaded = hardware.peak("bf16"), "TFLOP/s", figures.get("to_gpu_gb_s")
     # Boards for several cards that have no other link give each half of the lanes, by design.
     lanes = 1.0 if re.search("NVLink|Infinity", hardware.inside.kind) else 0.5
     best = {
@@ -74,14 +74,7 @@ def _of_rank(each: Probe, hardware: Hardware, nodes: int) -> Iterator[Finding]:
         (f"{rank}PCIe", gpu.pcie_gb_s, best["host"], 0.9 * lanes, "GB/s", _PCIE),
         (f"{rank}matmul", figures.get("matmul_tflops"), peak and peak / 1e12, 0.5, flops, _SLOW),
         (f"{rank}memory", figures.get("memory_gb_s"), best["memory"], 0.6, "GB/s", _SLOW),
-        (
-            f"{rank}PCIe under load",
-            figures.get("to_gpu_gb_s"),
-            best["host"],
-            0.5 * lanes,
-            "GB/s",
-            _SLOW,
-        ),
+        (f"{rank}PCIe under load", loaded, best["host"], 0.5 * lanes, "GB/s", _SLOW),
         ("network", max(pairs, default=None), best["between"], 0.5, "GB/s", _NETWORK),
         ("all-reduce", shared, best["inside"], 0.5, "GB/s (bus)", _INSIDE),
     ]

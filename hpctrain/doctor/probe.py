@@ -10,7 +10,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,6 +43,7 @@ class Expectation:
     interface: str | None
     output_dir: str
     scratch: str  # `data.stage_dir`, or the folder for temporary files
+    stages: bool  # the job cannot train without copies of the data in it
     data: str  # "" if none is read
     split: str
     # Whether its nodes may differ: `parallel.weights`, or a choice of partitions, GPUs or features.
@@ -63,6 +64,7 @@ class Expectation:
             interface=config.network.interface,
             output_dir=config.output_dir,
             scratch=data.stage_dir or "",
+            stages=data.stage in ("node", "sbcast") or "://" in data.path,
             data=data.path,
             split=data.train_split,
             mixed=parallel.weights is not None or "," in chosen or "|" in chosen,
@@ -174,6 +176,7 @@ def _of_node(
     yield kernel_log.checked()
     yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
-    yield from file_systems.checked("scratch", scratch, speed=disks)
+    for one in file_systems.checked("scratch", scratch, speed=disks):
+        yield one if asked.stages or one.verdict != "fail" else replace(one, verdict="warn")
     if asked.data and "://" not in asked.data:
         yield from file_systems.readable("data.path", Path(asked.data), speed=disks)

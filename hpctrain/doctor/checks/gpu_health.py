@@ -69,23 +69,21 @@ def checked(
             "Ask the administrators to reload the driver of this node "
             f"(`{library.TOOL}` tells more)."
         )
-        found = f"{library.NAME}: {error}"
-        if not (nccl and library.NCCL_NEEDS_IT):
-            return [], [unknown("GPUs", found, cure)]
-        return [], [Finding("GPUs", "fail", f"{found}; NCCL needs it", "the driver answers", cure)]
+        said = f"{library.NAME}: {error}"
+        if nccl and library.NCCL_NEEDS_IT:
+            return [], [Finding("GPUs", "fail", f"{said}; NCCL needs it", "an answer", cure)]
+        return [], [unknown("GPUs", said, cure)]
     facts, findings = list[GpuFacts](), list[Finding]()
     for number, uuid in enumerate(uuids, first):
         try:
             gpu = library.find(uuid)
             facts.append(_facts(library, gpu))
         except library.errors as error:
-            if not library.is_lost(error):
-                why = f"{uuid}: {library.NAME} does not tell its health ({error})"
-                findings.append(unknown(f"GPU {number}", why))
-                continue
-            cure = "Ask the administrators to drain the node: the GPU has fallen off the bus."
-            found = f"{uuid}: {error}"
-            findings.append(Finding(f"GPU {number}", "fail", found, "an answer", cure))
+            found = unknown(f"GPU {number}", f"{uuid}: {library.NAME} does not know it ({error})")
+            if library.is_lost(error):
+                cure = "Ask the administrators to drain the node: the GPU has fallen off the bus."
+                found = Finding(f"GPU {number}", "fail", f"{uuid}: {error}", "an answer", cure)
+            findings.append(found)
             continue
         findings += _findings(library, gpu, f"GPU {number}")
     return facts, findings

@@ -14,8 +14,7 @@ from hpctrain.rendezvous.cores import cores
 from hpctrain.units import GIB, MIB
 
 # NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB,
-# and NVIDIA asks for 1 GiB for the ranks of several GPUs.
-# (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html)
+# and NVIDIA advises 1 GiB (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html).
 _FAIL_SHM, _WARN_SHM, _WARN_SHM_GPUS = 32 * MIB, 64 * MIB, GIB
 _FAIL_FILES, _WARN_FILES = 512, 1024
 _LOCKED = 64 * MIB

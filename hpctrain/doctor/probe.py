@@ -30,6 +30,7 @@ from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor.gpu_library import Library
 from hpctrain.record import convert
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.slurm.excluded_hosts import may_differ
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,14 @@ class Expectation:
     stages: bool  # the job cannot train without copies of the data in it
     data: str  # "" if none is read
     split: str
-    # Whether its nodes may differ: `parallel.weights`, or a choice of partitions, GPUs or features.
-    mixed: bool = False
+    mixed: bool = False  # its nodes may differ
     compiles: bool = False  # `train.compile`
     hardware: dict[str, Any] = field(default_factory=dict)  # the section
 
     @classmethod
     def of(cls, config: Config) -> Self:
         """Return what a config asks for."""
-        site, data, parallel = config.site, config.data, config.parallel
-        chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
+        data, parallel = config.data, config.parallel
         return cls(
             gpus_per_node=config.launch.gpus_per_node,
             cpus_per_task=config.launch.cpus_per_task,
@@ -67,7 +66,7 @@ class Expectation:
             stages=data.stage in ("node", "sbcast") or "://" in data.path,
             data=data.path,
             split=data.train_split,
-            mixed=parallel.weights is not None or "," in chosen or "|" in chosen,
+            mixed=may_differ(config),
             compiles=config.train.compile != "off",
             hardware=config.hardware,
         )

@@ -110,5 +110,5 @@ def _remember(
 def _requeue_elsewhere(config: Config, job_id: str) -> bool:
     """Requeue the job, and let it avoid the excluded hosts; return whether it is requeued."""
     own = str(config.site.sbatch.get("exclude") or "")
-    hosts = joined_hosts(own, *sorted(excluded_hosts.read(config.output_dir)))
+    hosts = joined_hosts(own, *excluded_hosts.avoided(config))
     return requeue_from_rank(job_id, exclude=hosts)

@@ -274,6 +274,20 @@ def test_what_all_nodes_share_excludes_none_of_them(tmp_path: Path) -> None:
     assert history.at_fault({"a": [full]}) == {"a": full}
 
 
+def test_a_host_that_is_only_unlike_others_is_avoided_only_where_nodes_shall_be_alike(
+    tmp_path: Path,
+) -> None:
+    unlike = Finding("same GPUs: name", "fail", "NVIDIA A100", "NVIDIA X1, as other GPUs", "Ask.")
+    ill = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
+    history.exclude(str(tmp_path), {"node1": [unlike], "node2": [ill]})
+    config = Config(output_dir=str(tmp_path))
+    assert excluded_hosts.avoided(config) == ["node2"]
+    config.launch.nodes = 2
+    assert excluded_hosts.avoided(config) == ["node1", "node2"]
+    config.parallel.weights = [2, 1]
+    assert excluded_hosts.avoided(config) == ["node2"]
+
+
 def test_jobs_avoid_excluded_hosts(tmp_path: Path) -> None:
     config, _ = settings(["+site.sbatch.exclude='node[7-8]'", f"output_dir={tmp_path}"])
     folder = tmp_path / "array"

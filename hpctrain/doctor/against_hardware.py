@@ -42,11 +42,11 @@ def compared(looks: Sequence[Probe], section: Mapping[str, Any]) -> Iterator[tup
     nodes = len({each.host for each in looks})
     given = of_section(section) if section else None
     for each in looks:
-        name = each.gpus[0].name if each.gpus else None
-        if name is None:
+        if not each.gpus:
             continue
-        own = given is not None and name in given.devices
-        hardware = given if own else _of_device(name, each.gpus[0].memory_bytes)
+        gpu = each.gpus[0]
+        own = given is not None and gpu.name in given.devices
+        hardware = given if own else _of_device(gpu.name, gpu.memory_bytes)
         if hardware is not None:
             for finding in _of_rank(each, hardware, nodes):
                 yield each.host, finding
@@ -58,7 +58,8 @@ def _of_rank(each: Probe, hardware: Hardware, nodes: int) -> Iterator[Finding]:
     shared = figures.get(_IN_NODE if nodes > 1 else _ALL_REDUCE) if each.local_rank == 0 else None
     peak, flops, loaded = hardware.peak("bf16"), "TFLOP/s", figures.get("to_gpu_gb_s")
     # Boards for several cards that have no other link give each half of the lanes, by design.
-    lanes = 1.0 if re.search("NVLink|Infinity", hardware.inside.kind) else 0.5
+    kinds = f"{hardware.inside.kind} {hardware.host.kind}"
+    lanes = 1.0 if re.search("NVLink|Infinity", kinds) else 0.5
     best = {
         name: None if link is None else link / 1e9
         for name, link in (

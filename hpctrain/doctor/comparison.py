@@ -49,8 +49,8 @@ def compared(
     """
     alike: dict[str, list[Probe]] = {}
     for each in looks:
-        kind = each.gpus[0].name if each.gpus else None
-        alike.setdefault((kind or each.host) if mixed else "", []).append(each)
+        kind = each.gpus[0].name if each.gpus else each.host
+        alike.setdefault(kind if mixed else "", []).append(each)
     places: Places = {}
     for each in sorted(looks, key=lambda one: one.rank):
         own = places.setdefault(each.host, [])

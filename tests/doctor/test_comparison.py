@@ -156,7 +156,7 @@ def test_what_is_usual_among_equal_gpus() -> None:
     }
     # A third card has no bridge, and a GPU does not tell what the others do.
     looks[1] = look(1, gpus=[replace(board, nvlinks=0, driver="580.1")])
-    looks[2] = look(2, gpus=[GpuFacts(None)])
+    looks[2] = look(2, gpus=[GpuFacts(GPU.name)])
     assert verdicts(looks) == {
         "node0": [],
         "node2": [],

@@ -62,6 +62,16 @@ def test_the_library_of_infiniband(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "libnone.so.1" in infiniband.library()
 
 
+def test_whether_nccl_would_use_the_adapters(tmp_path: Path) -> None:
+    assert not infiniband.is_used(tmp_path, {})
+    port(tmp_path, "mlx5_0", state="1: DOWN")
+    assert not infiniband.is_used(tmp_path, {})
+    port(tmp_path, "mlx5_0")
+    assert infiniband.is_used(tmp_path, {"NCCL_IB_DISABLE": "0"})
+    for variable, value in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_NET", "OFI")):
+        assert not infiniband.is_used(tmp_path, {variable: value})
+
+
 def test_counters_that_the_kernel_does_not_show_are_said(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_0")
     found = {one.check: one.verdict for one in infiniband.checked(tmp_path)}

@@ -117,8 +117,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetDefaultEccMode": lambda n, h: [n.ecc_modes[1]],
     "nvmlDeviceGetC2cModeInfoV": lambda n, h: SimpleNamespace(isC2cEnabled=n.c2c),
     "nvmlDeviceIsMigDeviceHandle": lambda n, h: h.startswith("MIG"),
-    "nvmlDeviceGetName": lambda n, h: (
-        b"NVIDIA H100 80GB HBM3" + (b" MIG 1g.10gb" if h.startswith("MIG") else b"")
+    "nvmlDeviceGetName": lambda n, h: n.reads(
+        h, b"NVIDIA H100 80GB HBM3" + b" MIG 1g.10gb" * h.startswith("MIG"), whole=False
     ),
     "nvmlDeviceGetPciInfo": lambda n, h: SimpleNamespace(busId=b"00000000:17:00.0"),
     "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: n.limit * 1000,

@@ -36,7 +36,7 @@ _CHECKS: dict[str, tuple[str, Callable[..., Finding]]] = {
 class GpuFacts:
     """What must be the same for all GPUs of a job; None where the driver does not tell."""
 
-    name: str | None  # the model
+    name: str  # the model
     driver: str | None = None
     memory_bytes: int | None = None
     clock_mhz: int | None = None  # the highest of its multiprocessors
@@ -93,14 +93,12 @@ def _facts(library: Library, gpu: Any) -> GpuFacts:
     def told(reading: str) -> Any:
         try:
             return library.readings[reading](gpu) if reading in library.readings else None
-        except library.errors as error:
-            if library.is_lost(error):
-                raise
+        except library.errors:
             return None
 
     link, counted = told("pcie"), told("nvlinks")
     return GpuFacts(
-        told("model"),
+        library.readings["model"](gpu),  # an error if the GPU is lost
         told("driver"),
         told("size"),
         told("top_clock"),

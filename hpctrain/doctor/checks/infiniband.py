@@ -54,8 +54,9 @@ def rates(folder: Path = _FOLDER) -> str:
 
 def is_used(folder: Path = _FOLDER, env: Mapping[str, str] = os.environ) -> bool:
     """Return whether NCCL between nodes would use these adapters, if their library works."""
-    off = env.get("NCCL_IB_DISABLE", "0") != "0" or env.get("NCCL_NET", "").lower() == "socket"
-    return not off and any(map(_is_active, _ports(folder)))
+    chosen = env.get("NCCL_NET", "IB").upper().startswith("IB")  # others are TCP and plug-ins
+    on = chosen and env.get("NCCL_IB_DISABLE", "0") == "0"
+    return on and any(map(_is_active, _ports(folder)))
 
 
 def library() -> str:

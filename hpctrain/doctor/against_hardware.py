@@ -60,6 +60,7 @@ def _of_rank(each: Probe, hardware: Hardware, nodes: int) -> Iterator[Finding]:
     # Boards for several cards that have no other link give each half of the lanes, by design.
     kinds = f"{hardware.inside.kind} {hardware.host.kind}"
     lanes = 1.0 if re.search("NVLink|Infinity", kinds) else 0.5
+    pcie = gpu.pcie_gb_s if hardware.host.kind.startswith("PCIe") else None
     best = {
         name: None if link is None else link / 1e9
         for name, link in (
@@ -72,7 +73,7 @@ def _of_rank(each: Probe, hardware: Hardware, nodes: int) -> Iterator[Finding]:
     # What is judged, its value, what the hardware has, the part of it that is expected, the unit.
     rows = [
         (f"{rank}power limit", gpu.power_w, hardware.power_w, 0.9, "W", _POWER),
-        (f"{rank}PCIe", gpu.pcie_gb_s, best["host"], 0.9 * lanes, "GB/s", _PCIE),
+        (f"{rank}PCIe", pcie, best["host"], 0.9 * lanes, "GB/s", _PCIE),
         (f"{rank}matmul", figures.get("matmul_tflops"), peak and peak / 1e12, 0.5, flops, _SLOW),
         (f"{rank}memory", figures.get("memory_gb_s"), best["memory"], 0.6, "GB/s", _SLOW),
         (f"{rank}PCIe under load", loaded, best["host"], 0.5 * lanes, "GB/s", _SLOW),

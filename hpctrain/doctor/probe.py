@@ -159,11 +159,9 @@ def _of_node(
 ) -> Iterator[Finding]:
     by_infiniband = nccl and ranks.num_nodes > 1 and infiniband.is_used()
     if by_infiniband:
-        yield infiniband.library_finding(why := infiniband.library())
-        by_infiniband = not why
-    yield from limits.checked(
-        gpu_ranks=ranks.local_world_size if uuids else 0, infiniband=by_infiniband
-    )
+        yield (found := infiniband.library())
+        by_infiniband = found.verdict == "pass"
+    yield from limits.checked(ranks.local_world_size if uuids else 0, by_infiniband)
     yield interfaces.host_name(ranks)
     yield from interfaces.interface(asked.interface, nccl)
     if asked.device == "cpu" and _given(asked):

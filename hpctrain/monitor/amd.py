@@ -16,7 +16,6 @@ from hpctrain.monitor.gpu_library import Library, NotTold
 from hpctrain.units import MIB
 
 _KFD = Path("/dev/kfd")
-_NOT_SUPPORTED = 2  # AMDSMI_STATUS_NOT_SUPPORTED
 # What lowers the clock at this moment: by the hardware at once, or by its firmware bit by bit.
 _HARD = {"active_prochot_thrm": "heat or power (PROCHOT)"}
 _SOFT = {
@@ -41,6 +40,8 @@ class Amd(Library):
     """The module `amdsmi`."""
 
     NAME, MODULE, TOOL = "amdsmi", "amdsmi", "amd-smi"
+    INSTALL = "Install ROCm's package: `python -m pip install /opt/rocm/share/amd_smi`."
+    NUMBER, NEVER = "err_code", (2, 3, 10)  # NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERM
     UNSEEN: ClassVar[Mapping[str, str]] = {
         "Infinity Fabric": "the state of its links is not looked at (`amd-smi xgmi`); a full check "
         "measures them"
@@ -101,10 +102,6 @@ class Amd(Library):
             if len(found := self._handles.get(key, [])) == 1:
                 return found[0]
         raise NotTold("amdsmi does not know this GPU")
-
-    def lacks(self, error: Exception) -> bool:
-        """Return whether an error says that a GPU never has what was asked for."""
-        return getattr(error, "err_code", None) == _NOT_SUPPORTED
 
     def _driver(self, gpu: Any) -> str:
         with suppress(*self.errors):

@@ -40,6 +40,10 @@ READINGS = {
 }
 
 
+# What the import of a maker's module may raise: the library of ROCm may be missing, or another.
+NOT_LOADED = ImportError, OSError, KeyError, AttributeError
+
+
 class NotTold(LookupError):
     """The GPU has no such value now, and its library says so in a way of its own."""
 
@@ -51,7 +55,7 @@ class Library:
         module: The module of Python; None imports the one that is installed.
 
     Raises:
-        ImportError: It is not installed; the module may raise other errors.
+        ImportError: It is not installed; `NOT_LOADED` has other errors of the import.
 
     Attributes:
         errors: What the methods and the readings may raise.
@@ -65,6 +69,9 @@ class Library:
     TOOL: ClassVar[str]  # the program that tells people more
     NCCL_NEEDS_IT: ClassVar[bool] = False  # ranks with GPUs cannot meet where it does not answer
     UNSEEN: ClassVar[Mapping[str, str]] = {}  # what is not looked at, and why
+    NUMBER: ClassVar[str]  # the attribute of its errors that has their number
+    NEVER: ClassVar[tuple[int, ...]]  # the numbers of what nobody is told here
+    LOST: ClassVar[tuple[int, ...]] = ()  # those of a GPU that has fallen off the bus
 
     errors: tuple[type[Exception], ...]
     readings: Mapping[str, Callable[[Any], Any]]
@@ -81,12 +88,13 @@ class Library:
         raise NotImplementedError
 
     def lacks(self, error: Exception) -> bool:
-        """Return whether an error says that a GPU never has what was asked for."""
-        raise NotImplementedError
+        """Return whether an error says that nobody is told here what was asked for."""
+        of_other_version = isinstance(error, AttributeError)
+        return of_other_version or getattr(error, self.NUMBER, None) in self.NEVER
 
     def is_lost(self, error: Exception) -> bool:
         """Return whether an error says that the GPU has fallen off the bus, or needs a reset."""
-        return False
+        return getattr(error, self.NUMBER, None) in self.LOST
 
     def is_part(self, gpu: Any) -> bool:
         """Return whether it is a part of a GPU."""

@@ -26,6 +26,8 @@ class Nvidia(Library):
 
     NAME, MODULE, TOOL = "NVML", "pynvml", "nvidia-smi"
     INSTALL, NCCL_NEEDS_IT = "Install nvidia-ml-py.", True
+    # NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND; GPU_IS_LOST, RESET_REQUIRED, UNKNOWN
+    NUMBER, NEVER, LOST = "value", (3, 4, 13), (15, 16, 999)
 
     def __init__(self, module: Any = None) -> None:
         super().__init__(module)
@@ -85,16 +87,6 @@ class Nvidia(Library):
                 continue
         return self.module.nvmlDeviceGetHandleByUUID(last)
 
-    def lacks(self, error: Exception) -> bool:
-        """Return whether an error says that a GPU never has what was asked for."""
-        return bool(getattr(error, "value", None) == self.module.NVML_ERROR_NOT_SUPPORTED)
-
-    def is_lost(self, error: Exception) -> bool:
-        """Return whether an error says that the GPU has fallen off the bus, or needs a reset."""
-        nvml = self.module
-        lost = nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED, nvml.NVML_ERROR_UNKNOWN
-        return getattr(error, "value", None) in lost
-
     def _memory(self, gpu: Any) -> tuple[int, int]:
         found = self.module.nvmlDeviceGetMemoryInfo(gpu)
         return found.used, found.total
@@ -132,7 +124,9 @@ class Nvidia(Library):
 
     def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
         nvml = self.module
-        with suppress(nvml.NVMLError):  # drivers before 535, and GPUs without such a link
+        with suppress(
+            nvml.NVMLError, AttributeError
+        ):  # drivers before 535, and GPUs without such a link
             if nvml.nvmlDeviceGetC2cModeInfoV(gpu).isC2cEnabled:  # its one lane of PCIe is idle
                 raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
         now = nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth

@@ -20,7 +20,7 @@ from hpctrain.doctor.checks import (
     interfaces,
     limits,
 )
-from hpctrain.doctor.finding import Finding, worst
+from hpctrain.doctor.finding import Finding, good, worst
 from hpctrain.doctor.probe import Expectation, probe
 from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.rendezvous.ranks import RankInfo
@@ -74,7 +74,7 @@ def test_limits() -> None:
     assert limits.locked_memory(8 * mib, has_infiniband=False).verdict == "pass"
     assert limits.locked_memory(8 * mib, has_infiniband=True).verdict == "fail"
     assert limits.locked_memory(-1, has_infiniband=True).verdict == "pass"
-    assert worst(limits.checked()) == "pass"  # this machine
+    assert worst(limits.checked(0, infiniband=False)) == "pass"  # this machine
 
 
 def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
@@ -95,11 +95,11 @@ def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
         names = "locked memory (ulimit -l)", "InfiniBand library"
         return [one.verdict for one in found if one.check in names]
 
-    monkeypatch.setattr(infiniband, "library", lambda: "")
+    monkeypatch.setattr(infiniband, "library", lambda: good("InfiniBand library", "loads"))
     assert verdicts(alone, [GPU]) == verdicts(several, []) == ["pass"]
     assert verdicts(several, [GPU], "gloo") == ["pass"]
     assert verdicts(several, [GPU]) == ["pass", "fail"]
-    monkeypatch.setattr(infiniband, "library", lambda: "libibverbs.so.1: no such file")
+    monkeypatch.setattr(infiniband, "library", lambda: Finding("InfiniBand library", "warn", ""))
     assert verdicts(several, [GPU]) == ["warn", "pass"]  # NCCL then takes TCP
     port(tmp_path, "mlx5_0", state="1: DOWN")
     assert verdicts(several, [GPU]) == ["pass"]

@@ -184,6 +184,7 @@ def test_gpus_that_each_rank_sees_alone_are_counted_over_the_node() -> None:
     assert node(*[["a", "b", "c"]] * 4) == [("fail", "3")]
     assert node([], [], [], []) == [("fail", "0")]
     assert node(["a"], ["b"], ["c"]) == []  # the rank that has not answered is named by itself
+    assert node(*[["a", "b", "c", "d"]] * 4, given=8) == [("warn", "4")]  # each rank has one
     assert node(*[["a"]] * 4, given=1) == [("pass", "1")]  # one GPU for all, on purpose
     assert node(["a"], [], [], [], given=0) == []  # CPUs, or nobody says how many
 
@@ -197,6 +198,9 @@ def test_a_busy_cpu_is_not_a_slow_one() -> None:
     assert verdicts(looks) == {f"node{n}": [] for n in range(4)}
     looks.append(look(4, gpus=[], figures=well | {"core_tflops": 0.04}))
     assert verdicts(looks)["node4"] == [("rank 4: core_tflops", "warn")]
+    speeds = enumerate((9000.0, 9000.0, 60.0))  # two nodes have the data in their memory
+    looks = [look(n, figures={"read_mb_s": speed}) for n, speed in speeds]
+    assert verdicts(looks)["node2"] == [("rank 2: read_mb_s", "warn")]
 
 
 def test_a_look_comes_back_from_json() -> None:

@@ -54,12 +54,12 @@ def test_the_library_of_infiniband(monkeypatch: pytest.MonkeyPatch) -> None:
 
     verbs = SimpleNamespace(ibv_get_device_list=list_devices)
     monkeypatch.setattr(infiniband.ctypes, "CDLL", lambda name: verbs)
-    found = infiniband.library_finding(infiniband.library())
+    found = infiniband.library()
     assert (found.verdict, "NCCL falls back to TCP" in found.found) == ("warn", True)
-    assert infiniband.library_finding(infiniband.library()).verdict == "pass"
+    assert infiniband.library().verdict == "pass"
     monkeypatch.undo()
     monkeypatch.setattr(infiniband, "_LIBRARY", "libnone.so.1")  # it is not installed
-    assert "libnone.so.1" in infiniband.library()
+    assert "libnone.so.1" in infiniband.library().found
 
 
 def test_whether_nccl_would_use_the_adapters(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hpctrain.doctor.checks import gpu_judgements
 from hpctrain.doctor.checks.gpu_judgements import pcie_bandwidth
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor import gpus
-from hpctrain.monitor.gpu_library import Library
+from hpctrain.monitor.gpu_library import NOT_LOADED, Library
 
 _CHECKS: dict[str, tuple[str, Callable[..., Finding]]] = {
     "ECC": ("ecc_if_on", gpu_judgements.ecc),
@@ -59,7 +59,7 @@ def checked(
     maker = gpus.maker()
     try:
         library = library or maker()
-    except (ImportError, OSError, KeyError) as error:  # amdsmi without ROCm's library
+    except NOT_LOADED as error:
         why = f"{maker.MODULE} cannot be imported: {error}"
         return [], [unknown("GPUs", why, maker.INSTALL)]
     try:

@@ -59,20 +59,16 @@ def is_used(folder: Path = _FOLDER, env: Mapping[str, str] = os.environ) -> bool
     return on and any(map(_is_active, _ports(folder)))
 
 
-def library() -> str:
-    """Return why the library cannot use the adapters, as NCCL would; "" if it can."""
+def library() -> Finding:
+    """Check that the library can use the adapters, as NCCL would."""
     try:
         verbs, count = ctypes.CDLL(_LIBRARY), ctypes.c_int()
         verbs.ibv_get_device_list.restype = ctypes.c_void_p
         if found := verbs.ibv_get_device_list(ctypes.byref(count)):
             verbs.ibv_free_device_list(ctypes.c_void_p(found))
+        why = "" if count.value else f"{_LIBRARY} has no provider for these adapters"
     except (OSError, AttributeError) as error:
-        return str(error)
-    return "" if count.value else f"{_LIBRARY} has no provider for these adapters"
-
-
-def library_finding(why: str) -> Finding:
-    """Judge what `library` has said, on a node whose adapters NCCL would use."""
+        why = str(error)
     return judged(
         "InfiniBand library",
         not why,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.filesize import decimal
 
@@ -20,14 +19,9 @@ _FAIL_FILES, _WARN_FILES = 512, 1024
 _LOCKED = 64 * MIB
 
 
-def checked(
-    shm: Path = Path("/dev/shm"), *, gpu_ranks: int = 0, infiniband: bool = False
-) -> Iterator[Finding]:
-    """Check the limits of this process, on a node with so many ranks with GPUs.
-
-    `infiniband` is whether NCCL will communicate by it.
-    """
-    facts = os.statvfs(shm)
+def checked(gpu_ranks: int, infiniband: bool) -> Iterator[Finding]:
+    """Check the limits of a node with so many ranks with GPUs, and whether NCCL has InfiniBand."""
+    facts = os.statvfs("/dev/shm")
     size, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
     yield shared_memory(size, free, gpu_ranks)
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -83,8 +83,9 @@ class Nvidia(Library):
         for name in first:
             try:
                 return self.module.nvmlDeviceGetHandleByUUID(name)
-            except self.errors:
-                continue
+            except self.errors as error:
+                if self.is_lost(error):
+                    raise
         return self.module.nvmlDeviceGetHandleByUUID(last)
 
     def _memory(self, gpu: Any) -> tuple[int, int]:
@@ -124,11 +125,8 @@ class Nvidia(Library):
 
     def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
         nvml = self.module
-        with suppress(
-            nvml.NVMLError, AttributeError
-        ):  # drivers before 535, and GPUs without such a link
-            if nvml.nvmlDeviceGetC2cModeInfoV(gpu).isC2cEnabled:  # its one lane of PCIe is idle
-                raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
+        if self._is_c2c(gpu):  # its one lane of PCIe is idle
+            raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
         now = nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth
         best = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth
         return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))
@@ -162,7 +160,17 @@ class Nvidia(Library):
 
     def _processes(self, gpu: Any) -> tuple[dict[int, int], int, int]:
         running = self.module.nvmlDeviceGetComputeRunningProcesses(gpu)
-        return {each.pid: each.usedGpuMemory or 0 for each in running}, *self._memory(gpu)
+        memory = {each.pid: each.usedGpuMemory or 0 for each in running}
+        used, size = self._memory(gpu)
+        # There the memory is a NUMA node, in which Linux keeps pages of processes that have ended
+        # (NVML API reference, nvmlDeviceGetMemoryInfo).
+        return memory, sum(memory.values()) if self._is_c2c(gpu) else used, size
+
+    def _is_c2c(self, gpu: Any) -> bool:
+        """Return whether NVLink-C2C leads to the processor, as in a GH200."""
+        with suppress(self.module.NVMLError, AttributeError):  # a driver before 535
+            return bool(self.module.nvmlDeviceGetC2cModeInfoV(gpu).isC2cEnabled)
+        return False
 
 
 def _word(text: str | bytes) -> str:

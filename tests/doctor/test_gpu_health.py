@@ -72,6 +72,7 @@ def of_amd(**planted: Any) -> Amd:
         (nvidia(pcie=((5, 4), (5, 16))), {"PCIe": "warn"}),
         (nvidia(pcie=((1, 8), (4, 16))), {}),  # four cards on a board that shares the lanes
         (nvidia(pcie=((5, 1), (5, 16)), c2c=1), {}),  # a GH200, whose lane of PCIe is idle
+        (nvidia(used=60_000_000_000, c2c=1), {}),  # Linux keeps pages of what has ended there
         (nvidia(ecc_modes=(0, 1)), {"ECC": "warn"}),
         (nvidia(ecc_modes=(0, 0)), {}),  # a card for workstations, as it is delivered
         (nvidia(broken={"nvmlDeviceGetMemoryInfo": 3}), {}),  # its memory is that of the host
@@ -159,6 +160,8 @@ def test_what_nvml_does_not_tell_is_said() -> None:
     assert [one.verdict for one in findings(nvidia(), "MIG-c")] == ["unknown"]
     assert found(nvidia(), "unknown", gpu="GPU-x") == {"GPU 0": "unknown"}
     assert gpu_health.checked(["GPU-x"], library=nvidia())[0] == []
+    lost = nvidia(broken={"nvmlDeviceGetHandleByUUID": 15})  # torch writes no "GPU-"
+    assert found(lost, gpu="a") == {"GPU 0": "fail"}
     (facts,), _ = gpu_health.checked([GPU], library=nvidia(broken={"nvmlDeviceGetMemoryInfo": 3}))
     assert (facts.name, facts.memory_bytes) == ("NVIDIA H100 80GB HBM3", None)
 

@@ -60,11 +60,14 @@ class Nvml:
         self.ecc_modes, self.c2c = (1, 1), 0
         self.broken: dict[str, int] = {}
 
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("nvml") and name in self.broken:
+            raise NVMLError(self.broken[name])
+        return super().__getattribute__(name)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("NVML"):
             return globals()[name]
-        if name in self.broken:
-            raise NVMLError(self.broken[name])
         if name not in ANSWERS:
             raise AttributeError(name)
         return lambda *asked: ANSWERS[name](self, *asked)

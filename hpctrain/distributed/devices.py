@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,8 +41,8 @@ _ALLOCATED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 class Seen:
     """What one rank says about its devices.
 
-    `gpus` are the UUIDs of those that it sees, by index; none if it uses the CPU. `problem` tells
-    why it has no device; "" if it has one.
+    `gpus` are the identities of those that it sees, by index; none if it uses the CPU. `problem`
+    tells why it has no device; "" if it has one.
     """
 
     host: str
@@ -97,7 +98,7 @@ def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) 
         DistributedError: Some ranks do not come.
     """
     try:
-        seen = Seen(socket.gethostname(), _visible(kind(setting, gpus_per_node)))
+        seen = Seen(socket.gethostname(), visible(kind(setting, gpus_per_node)))
     except ConfigError as error:
         seen = Seen(socket.gethostname(), [], str(error))
     store.set(_key(ranks.rank), json.dumps(asdict(seen)))
@@ -187,21 +188,32 @@ def _late(store: dist.Store, ranks: RankInfo) -> str:
     return _named(late, {rank: Seen(ranks.host(rank), []) for rank in late}) if late else ""
 
 
-def _visible(device: str) -> list[str]:
+def visible(device: str) -> list[str]:
+    """Return the identities of the GPUs that torch sees, by index; none for "cpu".
+
+    An identity is the UUID. Two dies of a board of AMD may have the same, so there the PCI address
+    follows it: `UUID@0000:c1:00`.
+    """
     if device == "cpu":
         return []
     # This creates no context on the GPUs, which would take memory on each.
-    count = torch.cuda.device_count()
-    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+    every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [_identity(one) for one in every]
+
+
+def _identity(gpu: Any) -> str:
+    if torch.version.hip is None or not hasattr(gpu, "pci_bus_id"):  # torch before 2.8
+        return str(gpu.uuid)
+    return f"{gpu.uuid}@{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}"
 
 
 def job_gpus(device: torch.device) -> list[str]:
-    """Return the UUIDs of the GPUs of the job that this rank knows.
+    """Return the identities of the GPUs of the job that this rank knows.
 
     Slurm shows a job its own GPUs, so they are all that this rank sees. Outside of Slurm a rank may
     see GPUs that somebody else uses; only the one that it was given counts.
     """
-    seen = _visible(device.type)
+    seen = visible(device.type)
     if not seen or any(os.environ.get(name) for name in _ALLOCATED):
         return seen
     return [seen[device.index or 0]]

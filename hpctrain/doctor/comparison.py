@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
+from typing import Any
 
 from hpctrain import slow
 from hpctrain.doctor import against_hardware
@@ -38,10 +39,13 @@ _LOSES = {
 }
 
 
-def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
+def compared(
+    looks: Sequence[Probe], hardware: Mapping[str, Any] | None = None, *, mixed: bool = False
+) -> Places:
     """Return the findings of each host: its own, and what differs from the other hosts.
 
-    Where nodes may differ (`Asked.mixed`), only GPUs of one kind are compared.
+    Where nodes may differ (`Expectation.mixed`), only GPUs of one kind are compared. `hardware` is
+    the section of the config.
     """
     alike: dict[str, list[Probe]] = {}
     for each in looks:
@@ -52,10 +56,10 @@ def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
         own = places.setdefault(each.host, [])
         own += [finding for finding in each.findings if finding not in own]
     for host, finding in (
-        *_versions(looks),
+        *_versions(looks, mixed),
         *_number_of_gpus(looks),
         *(found for group in alike.values() for found in (*_gpus(group), *_figures(group))),
-        *against_hardware.compared(looks),
+        *against_hardware.compared(looks, hardware or {}),
     ):
         places[host].append(finding)
     times = {each.host: each.time for each in looks if each.time and each.local_rank == 0}
@@ -70,11 +74,12 @@ def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
     return places
 
 
-def _versions(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
+def _versions(looks: Sequence[Probe], mixed: bool) -> Iterable[tuple[str, Finding]]:
     by_host = {each.host: each.versions for each in looks if each.versions}
     usual = {
         name: Counter(each.get(name, "missing") for each in by_host.values()).most_common(1)[0][0]
         for name in {name: None for each in by_host.values() for name in each}
+        if not (mixed and name in _MAY_DIFFER)
     }
     for host, versions in by_host.items():
         others = {n: v for n, v in usual.items() if versions.get(n, "missing") != v}
@@ -119,7 +124,8 @@ def _number(given: int, ranks: Sequence[Probe]) -> Finding:
         )
     elif without and seen:
         found += f": rank {', '.join(without)} sees none"
-    return Finding(check, "fail", found, f"{given}", cure)
+    enough = len(seen) >= len(ranks)  # each rank has one, and the job trains
+    return Finding(check, "warn" if enough else "fail", found, f"{given}", cure)
 
 
 def _gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
@@ -127,23 +133,29 @@ def _gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
     if not all_gpus:
         return
     for name in (one.name for one in fields(GpuFacts)):
-        values = [getattr(gpu, name) for gpu in all_gpus]
+        values = [told for gpu in all_gpus if (told := getattr(gpu, name)) is not None]
+        if not values:
+            continue
         usual = Counter(values).most_common(1)[0][0]
         if name == "nvlinks":  # boards differ in their number, but one that is lost was there
-            usual = max(values, key=lambda links: links or 0)
+            usual = max(values)
         for each in looks:
-            for value in {getattr(gpu, name) for gpu in each.gpus} - {usual}:
-                numbers = isinstance(value, int) and isinstance(usual, int)
-                if name != "memory_bytes" or not numbers or abs(value - usual) > 0.01 * usual:
+            for value in {getattr(gpu, name) for gpu in each.gpus} - {usual, None}:
+                if name != "memory_bytes" or abs(value - usual) > 0.01 * usual:
                     yield each.host, _differs(name, value, usual)
 
 
-def _differs(name: str, value: object, usual: object) -> Finding:
-    verdict: Verdict = "fail" if name in ("name", "driver", "memory_bytes", "nvlinks") else "warn"
+def _differs(name: str, value: Any, usual: Any) -> Finding:
+    # A card without any link may be the one that has no bridge, and drivers are renewed node by
+    # node.
+    stops = name in ("name", "memory_bytes") or (name == "nvlinks" and value)
+    verdict: Verdict = "fail" if stops else "warn"
     cure = (
         "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
         "(+site.sbatch.exclude=HOST): the slowest GPU sets the pace."
     )
+    if name == "driver":
+        cure = "Nothing, if the administrators renew the drivers node by node."
     if name == "nvlinks":
         cure = "Ask the administrators to drain the node: a link is down (`nvidia-smi nvlink -s`)."
     return Finding(f"same GPUs: {name}", verdict, f"{value}", f"{usual}, as other GPUs", cure)
@@ -163,7 +175,8 @@ def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
                 f"rank {each.rank}: {name}",
                 value,
                 f"{value:.4g}",
-                fail_below=part.fails * middle,
+                # A node may have read the data before, and have it in its memory.
+                fail_below=None if name == "read_mb_s" else part.fails * middle,
                 warn_below=part.warns * middle,
                 expected=f"the median, {middle:.4g}",
                 cure=f"This rank {loss}",

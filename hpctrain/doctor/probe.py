@@ -10,11 +10,11 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.config.schema import DataConfig, LaunchConfig, ParallelConfig, SiteConfig
+from hpctrain.config.schema import Config
 from hpctrain.doctor.checks import (
     dcgm,
     file_systems,
@@ -30,6 +30,7 @@ from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor.gpu_library import Library
 from hpctrain.record import convert
 from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.slurm.excluded_hosts import may_differ
 
 
 @dataclass(frozen=True)
@@ -43,34 +44,31 @@ class Expectation:
     interface: str | None
     output_dir: str
     scratch: str  # `data.stage_dir`, or the folder for temporary files
+    stages: bool  # the job cannot train without copies of the data in it
     data: str  # "" if none is read
     split: str
-    # Whether its nodes may differ: `parallel.weights`, or a choice of partitions, GPUs or features.
-    mixed: bool = False
+    mixed: bool = False  # its nodes may differ
+    compiles: bool = False  # `train.compile`
+    hardware: dict[str, Any] = field(default_factory=dict)  # the section
 
     @classmethod
-    def of(
-        cls,
-        launch: LaunchConfig,
-        parallel: ParallelConfig,
-        data: DataConfig,
-        site: SiteConfig,
-        interface: str | None,
-        output_dir: str,
-    ) -> Self:
-        """Return what the sections of a config ask for."""
-        chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
+    def of(cls, config: Config) -> Self:
+        """Return what a config asks for."""
+        data, parallel = config.data, config.parallel
         return cls(
-            launch.gpus_per_node,
-            launch.cpus_per_task,
-            parallel.device,
-            parallel.backend,
-            interface,
-            output_dir,
-            data.stage_dir or "",
-            data.path,
-            data.train_split,
-            parallel.weights is not None or "," in chosen or "|" in chosen,
+            gpus_per_node=config.launch.gpus_per_node,
+            cpus_per_task=config.launch.cpus_per_task,
+            device=parallel.device,
+            backend=parallel.backend,
+            interface=config.network.interface,
+            output_dir=config.output_dir,
+            scratch=data.stage_dir or "",
+            stages=data.stage in ("node", "sbcast") or "://" in data.path,
+            data=data.path,
+            split=data.train_split,
+            mixed=may_differ(config),
+            compiles=config.train.compile != "off",
+            hardware=config.hardware,
         )
 
 
@@ -86,7 +84,7 @@ class Probe:
     findings: list[Finding]
     time: float = 0.0  # of its clock after all ranks had met; 0 if they have not
     figures: dict[str, float] = field(default_factory=dict)  # in the unit that the name says
-    # Of all GPUs that it sees, also of those that other ranks look at.
+    # The identities of all GPUs that it sees, also of those that other ranks look at.
     uuids: list[str] = field(default_factory=list)
     gpus_given: int = 0  # that its node should have; 0 if not counted
     peers: int = 1  # ranks on its node
@@ -118,10 +116,11 @@ def probe(
     own = _own(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
     first = ranks.local_rank if alone else min(own, default=0)
-    gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library)
+    nccl = bool(uuids) and asked.backend != "gloo" and ranks.world_size > 1
+    gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library, nccl=nccl)
     findings.append(limits.cores_of_rank(asked.cpus_per_task))
     if ranks.local_rank == 0:
-        findings += _of_node(asked, ranks, uuids, disks)
+        findings += _of_node(asked, ranks, uuids, disks, nccl)
     versions: dict[str, str] = {}
     if ranks.local_rank == 0:
         versions = installed.versions() | {"InfiniBand": infiniband.rates()}
@@ -156,19 +155,25 @@ def _own(uuids: list[str], ranks: RankInfo) -> list[int]:
 
 
 def _of_node(
-    asked: Expectation, ranks: RankInfo, uuids: list[str], disks: bool
+    asked: Expectation, ranks: RankInfo, uuids: list[str], disks: bool, nccl: bool
 ) -> Iterator[Finding]:
-    yield from limits.checked(several=ranks.num_nodes > 1 and bool(uuids))
+    by_infiniband = nccl and ranks.num_nodes > 1 and infiniband.is_used()
+    if by_infiniband:
+        yield (found := infiniband.library())
+        by_infiniband = found.verdict == "pass"
+    yield from limits.checked(ranks.local_world_size if uuids else 0, by_infiniband)
     yield interfaces.host_name(ranks)
-    yield from interfaces.interface(asked.interface)
+    yield from interfaces.interface(asked.interface, nccl)
     if asked.device == "cpu" and _given(asked):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
     if uuids:
         yield dcgm.checked(run=disks)
+        yield installed.compiler(asked.compiles)
     yield from infiniband.checked()
     yield kernel_log.checked()
     yield from file_systems.checked("output_dir", Path(asked.output_dir), speed=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
-    yield from file_systems.checked("scratch", scratch, speed=disks)
+    for one in file_systems.checked("scratch", scratch, speed=disks):
+        yield one if asked.stages or one.verdict != "fail" else replace(one, verdict="warn")
     if asked.data and "://" not in asked.data:
         yield from file_systems.readable("data.path", Path(asked.data), speed=disks)

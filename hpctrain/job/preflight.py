@@ -43,11 +43,7 @@ def preflight(config: Config, run: RunDir, ranks: RankInfo, device: torch.device
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
     begin = time.monotonic()
-    asked = Expectation.of(
-        *(config.launch, config.parallel, config.data, config.site),
-        *(config.network.interface, config.output_dir),
-    )
-    places, figures = checked(asked, ranks, device, full=mode == "full")
+    places, figures = checked(Expectation.of(config), ranks, device, full=mode == "full")
     requeued = _remember(config, run, ranks, places, figures) if ranks.is_main else False
     if ranks.is_main:
         seconds = time.monotonic() - begin
@@ -75,7 +71,7 @@ def checked(
     seen = probe(asked, ranks, node_job.visible_gpus(asked), disks=full)
     seen = node_job.measured(asked, ranks, device, seen) if full else node_job.meet(seen)
     looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
-    return comparison.compared(looks, mixed=asked.mixed), comparison.figures(looks)
+    return comparison.compared(looks, asked.hardware, mixed=asked.mixed), comparison.figures(looks)
 
 
 def _remember(
@@ -114,5 +110,5 @@ def _remember(
 def _requeue_elsewhere(config: Config, job_id: str) -> bool:
     """Requeue the job, and let it avoid the excluded hosts; return whether it is requeued."""
     own = str(config.site.sbatch.get("exclude") or "")
-    hosts = joined_hosts(own, *sorted(excluded_hosts.read(config.output_dir)))
+    hosts = joined_hosts(own, *excluded_hosts.avoided(config))
     return requeue_from_rank(job_id, exclude=hosts)

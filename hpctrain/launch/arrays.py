@@ -62,7 +62,7 @@ class Array:
             pythonpath=first.code.pythonpath if first.code else (),
             max_running=self.max_running,
             dependency=f"afterany:{self.after.job}" if self.after and self.after.job else None,
-            exclude=sorted(excluded_hosts.read(first.config.output_dir)),
+            exclude=excluded_hosts.avoided(first.config),
         )
 
     def write(self, sweep: dict[str, str] | None) -> None:

@@ -16,7 +16,6 @@ from hpctrain.monitor.gpu_library import Library, NotTold
 from hpctrain.units import MIB
 
 _KFD = Path("/dev/kfd")
-_NOT_SUPPORTED = 2  # AMDSMI_STATUS_NOT_SUPPORTED
 # What lowers the clock at this moment: by the hardware at once, or by its firmware bit by bit.
 _HARD = {"active_prochot_thrm": "heat or power (PROCHOT)"}
 _SOFT = {
@@ -41,6 +40,8 @@ class Amd(Library):
     """The module `amdsmi`."""
 
     NAME, MODULE, TOOL = "amdsmi", "amdsmi", "amd-smi"
+    INSTALL = "Install ROCm's package: `python -m pip install /opt/rocm/share/amd_smi`."
+    NUMBER, NEVER = "err_code", (2, 3, 10)  # NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERM
     UNSEEN: ClassVar[Mapping[str, str]] = {
         "Infinity Fabric": "the state of its links is not looked at (`amd-smi xgmi`); a full check "
         "measures them"
@@ -50,8 +51,9 @@ class Amd(Library):
         super().__init__(module)
         smi = self.module
         # Versions of amdsmi differ in functions, keys and types.
-        self.errors = (smi.AmdSmiException, LookupError, TypeError, AttributeError)
-        self._by_serial: dict[str, Any] = {}
+        of_python = LookupError, TypeError, ValueError, AttributeError, OSError
+        self.errors = (smi.AmdSmiException, *of_python)
+        self._handles: dict[str, list[Any]] = {}  # by serial number, and by PCI address
         self.readings = {
             "model": lambda gpu: str(
                 smi.amdsmi_get_gpu_asic_info(gpu).get("market_name", "AMD GPU")
@@ -77,21 +79,29 @@ class Amd(Library):
         }
 
     def open(self) -> None:
-        """Connect to the driver, and find the serial numbers of the GPUs."""
-        self.module.amdsmi_init()
-        for handle in self.module.amdsmi_get_processor_handles():
-            number = self.module.amdsmi_get_gpu_asic_info(handle).get("asic_serial", "")
-            self._by_serial[str(number).lower().removeprefix("0x")] = handle
+        """Connect to the driver, and find the serial numbers and PCI addresses of the GPUs."""
+        smi = self.module
+        smi.amdsmi_init()
+        self._handles.clear()
+        for gpu in smi.amdsmi_get_processor_handles():
+            with suppress(*self.errors):
+                serial = str(smi.amdsmi_get_gpu_asic_info(gpu)["asic_serial"]).lower()
+                self._handles.setdefault(serial.removeprefix("0x"), []).append(gpu)
+            with suppress(*self.errors):
+                address = self.readings["bus"](gpu).lower().partition(".")[0]
+                self._handles.setdefault(address, []).append(gpu)
 
-    def find(self, uuid: str) -> Any:
-        """Return the GPU whose serial number is in the UUID."""
-        if (serial := _serial(uuid)) not in self._by_serial:
-            raise LookupError("amdsmi does not know this GPU")
-        return self._by_serial[serial]
+    def find(self, identity: str) -> Any:
+        """Return the GPU whose serial number is in the UUID, or else the one at the PCI address.
 
-    def lacks(self, error: Exception) -> bool:
-        """Return whether an error says that a GPU never has what was asked for."""
-        return getattr(error, "err_code", None) == _NOT_SUPPORTED
+        The two dies of an MI250X have the serial number of their board
+        (https://github.com/ROCm/rocm-systems/pull/3614), and the parts of a GPU its address.
+        """
+        uuid, _, address = identity.partition("@")
+        for key in (_serial(uuid), address):
+            if len(found := self._handles.get(key, [])) == 1:
+                return found[0]
+        raise NotTold("amdsmi does not know this GPU")
 
     def _driver(self, gpu: Any) -> str:
         with suppress(*self.errors):

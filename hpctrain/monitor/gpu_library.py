@@ -29,7 +29,7 @@ READINGS = {
     "throttled": "whether heat, and whether the limit of the power lowers its clock",
     "slowdowns": "what lowers the clock at rest, in words: of its hardware, and of its driver",
     "ecc": "errors of the memory that were corrected, and that could not be",
-    "ecc_if_on": "the same; None and None where ECC is off",
+    "ecc_if_on": "the same; None and None where ECC is off, and then whether the card has it on",
     "retired": "memory that was given up, in words; whether some waits, and whether it has failed",
     "pcie": "generation and width of the link, as they are and as they could be",
     "pcie_rates": "MB/s that are sent, and received",
@@ -38,6 +38,10 @@ READINGS = {
     "processes": "bytes by the number of the process, bytes in use, and all",
     "bus": "its address, as PCI writes it",
 }
+
+
+# What the import of a maker's module may raise: the library of ROCm may be missing, or another.
+NOT_LOADED = ImportError, OSError, KeyError, AttributeError
 
 
 class NotTold(LookupError):
@@ -51,7 +55,7 @@ class Library:
         module: The module of Python; None imports the one that is installed.
 
     Raises:
-        ImportError: It is not installed; the module may raise other errors.
+        ImportError: It is not installed; `NOT_LOADED` has other errors of the import.
 
     Attributes:
         errors: What the methods and the readings may raise.
@@ -63,7 +67,11 @@ class Library:
     MODULE: ClassVar[str]
     INSTALL: ClassVar[str] = ""  # how to get the module
     TOOL: ClassVar[str]  # the program that tells people more
+    NCCL_NEEDS_IT: ClassVar[bool] = False  # ranks with GPUs cannot meet where it does not answer
     UNSEEN: ClassVar[Mapping[str, str]] = {}  # what is not looked at, and why
+    NUMBER: ClassVar[str]  # the attribute of its errors that has their number
+    NEVER: ClassVar[tuple[int, ...]]  # the numbers of what nobody is told here
+    LOST: ClassVar[tuple[int, ...]] = ()  # those of a GPU that has fallen off the bus
 
     errors: tuple[type[Exception], ...]
     readings: Mapping[str, Callable[[Any], Any]]
@@ -75,13 +83,18 @@ class Library:
         """Connect to the driver."""
         raise NotImplementedError
 
-    def find(self, uuid: str) -> Any:
-        """Return the GPU with a UUID as torch writes it."""
+    def find(self, identity: str) -> Any:
+        """Return the GPU of an identity, as `hpctrain.distributed.devices.visible` writes it."""
         raise NotImplementedError
 
     def lacks(self, error: Exception) -> bool:
-        """Return whether an error says that a GPU never has what was asked for."""
-        raise NotImplementedError
+        """Return whether an error says that nobody is told here what was asked for."""
+        of_other_version = isinstance(error, AttributeError)
+        return of_other_version or getattr(error, self.NUMBER, None) in self.NEVER
+
+    def is_lost(self, error: Exception) -> bool:
+        """Return whether an error says that the GPU has fallen off the bus, or needs a reset."""
+        return getattr(error, self.NUMBER, None) in self.LOST
 
     def is_part(self, gpu: Any) -> bool:
         """Return whether it is a part of a GPU."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from hpctrain.monitor import amd
-from hpctrain.monitor.gpu_library import Library, NotTold
+from hpctrain.monitor.gpu_library import NOT_LOADED, Library, NotTold
 from hpctrain.monitor.nvidia import Nvidia
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Gpus:
             return
         try:
             self._library = library or maker()()
-        except (ImportError, OSError, KeyError) as error:  # amdsmi without ROCm
+        except NOT_LOADED as error:
             log.warning("GPUs are not measured: %s", error)
             return
         try:

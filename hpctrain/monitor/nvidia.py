@@ -6,9 +6,10 @@ which other jobs share.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from hpctrain.monitor.gpu_library import Library
+from hpctrain.monitor.gpu_library import Library, NotTold
 
 _MB = 1e6
 # NVML's reasons for a low clock. Others of them are wanted, such as that nothing runs on the GPU.
@@ -24,12 +25,14 @@ class Nvidia(Library):
     """NVML, by the module `pynvml`."""
 
     NAME, MODULE, TOOL = "NVML", "pynvml", "nvidia-smi"
-    INSTALL = "Install nvidia-ml-py."
+    INSTALL, NCCL_NEEDS_IT = "Install nvidia-ml-py.", True
+    # NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND; GPU_IS_LOST, RESET_REQUIRED, UNKNOWN
+    NUMBER, NEVER, LOST = "value", (3, 4, 13), (15, 16, 999)
 
     def __init__(self, module: Any = None) -> None:
         super().__init__(module)
         nvml = self.module
-        self.errors = (nvml.NVMLError,)
+        self.errors = (nvml.NVMLError, NotTold)
         self.readings = {
             "model": lambda gpu: _word(nvml.nvmlDeviceGetName(gpu)),
             "driver": lambda gpu: _word(nvml.nvmlSystemGetDriverVersion()),
@@ -56,7 +59,9 @@ class Nvidia(Library):
             "slowdowns": self._slowdowns,
             "ecc": self._ecc,
             "ecc_if_on": lambda gpu: (
-                self._ecc(gpu) if nvml.nvmlDeviceGetEccMode(gpu)[0] else (None, None)
+                self._ecc(gpu)
+                if nvml.nvmlDeviceGetEccMode(gpu)[0]
+                else (None, None, bool(nvml.nvmlDeviceGetDefaultEccMode(gpu)[0]))
             ),
             "retired": self._retired,
             "pcie": self._pcie,
@@ -71,20 +76,17 @@ class Nvidia(Library):
         """Connect to the driver."""
         self.module.nvmlInit()
 
-    def find(self, uuid: str) -> Any:
+    def find(self, identity: str) -> Any:
         """Return the GPU or the MIG instance; torch writes its UUID without the kind before it."""
-        known = uuid.startswith(("GPU-", "MIG-"))
-        *first, last = [uuid] if known else [f"GPU-{uuid}", f"MIG-{uuid}"]
+        known = identity.startswith(("GPU-", "MIG-"))
+        *first, last = [identity] if known else [f"GPU-{identity}", f"MIG-{identity}"]
         for name in first:
             try:
                 return self.module.nvmlDeviceGetHandleByUUID(name)
-            except self.errors:
-                continue
+            except self.errors as error:
+                if self.is_lost(error):
+                    raise
         return self.module.nvmlDeviceGetHandleByUUID(last)
-
-    def lacks(self, error: Exception) -> bool:
-        """Return whether an error says that a GPU never has what was asked for."""
-        return bool(getattr(error, "value", None) == self.module.NVML_ERROR_NOT_SUPPORTED)
 
     def _memory(self, gpu: Any) -> tuple[int, int]:
         found = self.module.nvmlDeviceGetMemoryInfo(gpu)
@@ -123,6 +125,8 @@ class Nvidia(Library):
 
     def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
         nvml = self.module
+        if self._is_c2c(gpu):  # its one lane of PCIe is idle
+            raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
         now = nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth
         best = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth
         return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))
@@ -156,7 +160,17 @@ class Nvidia(Library):
 
     def _processes(self, gpu: Any) -> tuple[dict[int, int], int, int]:
         running = self.module.nvmlDeviceGetComputeRunningProcesses(gpu)
-        return {each.pid: each.usedGpuMemory or 0 for each in running}, *self._memory(gpu)
+        memory = {each.pid: each.usedGpuMemory or 0 for each in running}
+        used, size = self._memory(gpu)
+        # There the memory is a NUMA node, in which Linux keeps pages of processes that have ended
+        # (NVML API reference, nvmlDeviceGetMemoryInfo).
+        return memory, sum(memory.values()) if self._is_c2c(gpu) else used, size
+
+    def _is_c2c(self, gpu: Any) -> bool:
+        """Return whether NVLink-C2C leads to the processor, as in a GH200."""
+        with suppress(self.module.NVMLError, AttributeError):  # a driver before 535
+            return bool(self.module.nvmlDeviceGetC2cModeInfoV(gpu).isC2cEnabled)
+        return False
 
 
 def _word(text: str | bytes) -> str:

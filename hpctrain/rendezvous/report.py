@@ -16,7 +16,10 @@ from hpctrain.console import Console, Table
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.secrets import MASK, is_secret, mask
 
-_SHOWN = ("SLURM_", "CUDA_VISIBLE_DEVICES", "MASTER_", "OMP_NUM_THREADS", "NCCL_", "GLOO_")
+_SHOWN = (
+    *("SLURM_", "CUDA_VISIBLE_DEVICES", "ROCR_", "HIP_", "MASTER_", "OMP_NUM_THREADS"),
+    *("NCCL_", "RCCL_", "GLOO_"),
+)
 
 
 def main(argv: list[str]) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
+from hpctrain.config.schema import Config
 from hpctrain.disk import write_atomically
 from hpctrain.lock import file_lock, patience
 from hpctrain.record import Record, Time, matching, read_known, written
@@ -17,6 +18,8 @@ from hpctrain.record import Record, Time, matching, read_known, written
 # They are written into batch scripts, so nothing else than a name may stand there.
 Host = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "the name of a host")]
 _NAME, _LOCK_S = "excluded.json", 10.0
+# The beginnings of the reasons of a host that was only unlike most hosts of a job.
+_UNLIKE = "same GPUs: name", "same GPUs: memory_bytes"
 
 
 class Excluded(Record, frozen=True):
@@ -34,6 +37,26 @@ def folder_of(output_dir: str) -> Path:
 def read(output_dir: str) -> dict[Host, Excluded]:
     """Return the excluded hosts. A damaged file is told in the log, and excludes nobody."""
     return read_known(dict[Host, Excluded], folder_of(output_dir) / _NAME, parts=2) or {}
+
+
+def may_differ(config: Config) -> bool:
+    """Return whether the nodes of a job may differ.
+
+    It has `parallel.weights`, or a choice of partitions, types of GPUs or features.
+    """
+    site = config.site
+    chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
+    return config.parallel.weights is not None or "," in chosen or "|" in chosen
+
+
+def avoided(config: Config) -> list[Host]:
+    """Return the hosts that a new job avoids, in alphabetical order.
+
+    A host that is well, and only unlike others, does no harm alone or among nodes that may differ.
+    """
+    alike = config.launch.nodes != 1 and not may_differ(config)
+    hosts = read(config.output_dir).items()
+    return sorted(host for host, facts in hosts if alike or not facts.why.startswith(_UNLIKE))
 
 
 def change(output_dir: str, failed: Mapping[str, str], passed: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def start(seen: list[list[str] | None], monkeypatch: pytest.MonkeyPatch) -> list
     """
     mine = threading.local()
     monkeypatch.setattr(devices, "kind", lambda *_: "cuda" if mine.gpus else "cpu")
-    monkeypatch.setattr(devices, "_visible", lambda _: mine.gpus)
+    monkeypatch.setattr(devices, "visible", lambda _: mine.gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     store = dist.HashStore()
     results: dict[int, Any] = {}
@@ -103,6 +104,17 @@ def start(seen: list[list[str] | None], monkeypatch: pytest.MonkeyPatch) -> list
     for thread in threads:
         thread.join()
     return [results[number] for number, _ in numbered]
+
+
+def test_an_identity_tells_two_dies_of_amd_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU here: these are its properties in torch 2.8."""
+    gpu = SimpleNamespace(uuid="abc", pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    assert devices.visible("cuda") == ["abc"]
+    assert devices.visible("cpu") == []
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert devices.visible("cuda") == ["abc@0000:c1:00"]
 
 
 def test_the_ranks_compare_before_there_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.schema import Config
-from hpctrain.doctor.probe import Expectation
 from tests.conftest import ROOT
 
 PYNVML = """\
@@ -82,12 +80,6 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 """
-
-
-def expectation(config: Config) -> Expectation:
-    """Return what a config asks of its nodes."""
-    sections = config.launch, config.parallel, config.data, config.site
-    return Expectation.of(*sections, config.network.interface, config.output_dir)
 
 
 class PlantedGpus:

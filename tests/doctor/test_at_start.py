@@ -18,13 +18,13 @@ import torch.distributed as dist
 from hpctrain.config.schema import Config
 from hpctrain.doctor.checks import gpu_health, installed
 from hpctrain.doctor.measures import node_job
+from hpctrain.doctor.probe import Expectation
 from hpctrain.errors import NodeError
 from hpctrain.job.preflight import checked, preflight
 from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import excluded_hosts
-from tests.doctor.planted_gpus import expectation
 from tests.monitor.nvml import Nvml
 from tests.ranks import run_ranks
 
@@ -56,7 +56,7 @@ def checks(output: str, fault: str, count: int, full: bool) -> list[dict[str, di
         nullcontext() if full else planted(ill, rank),
     ):
         for _ in range(count):
-            asked = expectation(config(output))
+            asked = Expectation.of(config(output))
             places, _ = checked(asked, node(rank), CPU, full=full)
             found.append(
                 {
@@ -81,8 +81,8 @@ def planted(fault: str, rank: int) -> Any:
     nvml.lost = {"GPU-a"} if fault == "lost" else set()
     own = gpu_health.checked
 
-    def checked(uuids: list[str], first: int, _: Any) -> Any:
-        return own(["GPU-a"], first, Nvidia(nvml))
+    def checked(uuids: list[str], first: int, _: Any, *, nccl: bool) -> Any:
+        return own(["GPU-a"], first, Nvidia(nvml), nccl=nccl)
 
     return patch.object(gpu_health, "checked", checked)
 

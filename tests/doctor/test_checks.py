@@ -6,17 +6,25 @@ tests/monitor/nvml.py.
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.doctor.checks import clocks, gpu_judgements, interfaces, limits
-from hpctrain.doctor.finding import Finding, worst
-from hpctrain.doctor.probe import probe
+from hpctrain.doctor.checks import (
+    clocks,
+    gpu_judgements,
+    infiniband,
+    installed,
+    interfaces,
+    limits,
+)
+from hpctrain.doctor.finding import Finding, good, worst
+from hpctrain.doctor.probe import Expectation, probe
 from hpctrain.monitor.nvidia import Nvidia
 from hpctrain.rendezvous.ranks import RankInfo
-from tests.doctor.planted_gpus import expectation
+from tests.doctor.test_seen_outside import port
 from tests.monitor.nvml import Nvml
 
 GPU = "GPU-a"
@@ -30,7 +38,7 @@ def bad(findings: list[Finding]) -> dict[str, str]:
 def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Slurm's --gpus-per-task=1: the GPU is number 0 to its rank, and the fourth of the node."""
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    asked = expectation(Config(output_dir=str(tmp_path)))
+    asked = Expectation.of(Config(output_dir=str(tmp_path)))
     nvml = Nvml()
     nvml.ecc, nvml.used = (0, 1), 0
     seen = probe(
@@ -53,6 +61,9 @@ def test_limits() -> None:
     assert [limits.shared_memory(n * mib, n * mib).verdict for n in sizes] == [
         *("fail", "warn", "pass")
     ]
+    # The ranks of several GPUs should have 1 GiB, of which some may be in use.
+    for n, ranks, verdict in ((512, 1, "pass"), (512, 4, "warn"), (1024, 4, "pass")):
+        assert limits.shared_memory(n * mib, (n - 10) * mib, ranks).verdict == verdict
     assert [limits.open_files(n, 4096).verdict for n in (256, 600, 1024)] == [
         "fail",
         "warn",
@@ -63,27 +74,49 @@ def test_limits() -> None:
     assert limits.locked_memory(8 * mib, has_infiniband=False).verdict == "pass"
     assert limits.locked_memory(8 * mib, has_infiniband=True).verdict == "fail"
     assert limits.locked_memory(-1, has_infiniband=True).verdict == "pass"
-    assert worst(limits.checked()) == "pass"  # this machine
+    assert worst(limits.checked(0, infiniband=False)) == "pass"  # this machine
 
 
-def test_locked_memory_matters_only_to_gpus_of_several_nodes(
+def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "mlx5_0").mkdir()
-    monkeypatch.setattr(limits, "_INFINIBAND", tmp_path)
+    """8 MiB of locked memory stop the job only where NCCL uses adapters by their library."""
+    here, nvml = tmp_path / "here", Nvml()
+    here.mkdir()
+    port(tmp_path, "mlx5_0")
+    monkeypatch.setattr(infiniband, "_ports", lambda _: [tmp_path / "mlx5_0" / "ports" / "1"])
     monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (8 * 2**20, 8 * 2**20))
-    asked = expectation(Config(output_dir=str(tmp_path)))
     alone, several = ALONE, RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("localhost",) * 2)
-    nvml = Nvml()
 
-    def verdict(ranks: RankInfo, gpus: list[str]) -> str:
-        seen = probe(asked, ranks, gpus, disks=False, library=Nvidia(nvml))
-        (found,) = (one for one in seen.findings if one.check == "locked memory (ulimit -l)")
-        return found.verdict
+    def verdicts(ranks: RankInfo, gpus: list[str], backend: str = "auto") -> list[str]:
+        asked = Expectation.of(Config(output_dir=str(here)))
+        asked = replace(asked, backend=backend)
+        found = probe(asked, ranks, gpus, disks=False, library=Nvidia(nvml)).findings
+        names = "locked memory (ulimit -l)", "InfiniBand library"
+        return [one.verdict for one in found if one.check in names]
 
-    assert [verdict(alone, [GPU]), verdict(several, []), verdict(several, [GPU])] == [
-        *("pass", "pass", "fail")
-    ]
+    monkeypatch.setattr(infiniband, "library", lambda: good("InfiniBand library", "loads"))
+    assert verdicts(alone, [GPU]) == verdicts(several, []) == ["pass"]
+    assert verdicts(several, [GPU], "gloo") == ["pass"]
+    assert verdicts(several, [GPU]) == ["pass", "fail"]
+    monkeypatch.setattr(infiniband, "library", lambda: Finding("InfiniBand library", "warn", ""))
+    assert verdicts(several, [GPU]) == ["warn", "pass"]  # NCCL then takes TCP
+    port(tmp_path, "mlx5_0", state="1: DOWN")
+    assert verdicts(several, [GPU]) == ["pass"]
+
+
+def test_a_compiler_matters_only_to_jobs_that_compile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(installed.sysconfig, "get_path", lambda _: str(tmp_path))
+    found = installed.compiler(True)
+    assert (found.verdict, f"no {tmp_path}/Python.h" in found.found) == ("warn", True)
+    assert installed.compiler(False).verdict == "pass"
+    for name in ("gcc", "Python.h"):
+        (tmp_path / name).touch(0o755)
+    assert installed.compiler(True).found == f"{tmp_path}/gcc, {tmp_path}/Python.h"
 
 
 def test_clocks() -> None:
@@ -91,7 +124,7 @@ def test_clocks() -> None:
     assert {host: one.verdict for host, one in found.items()} == {
         "a": "pass",
         "b": "pass",
-        "c": "fail",
+        "c": "warn",
     }
 
 
@@ -100,12 +133,13 @@ def test_interfaces(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "operstate").write_text(state + "\n")
 
-    def verdict(chosen: str | None, **env: str) -> str:
-        return worst(interfaces.interface(chosen, env, tmp_path))
+    def verdict(chosen: str | None, nccl: bool = True, **env: str) -> str:
+        return worst(interfaces.interface(chosen, nccl, env, tmp_path))
 
     assert verdict(None) == verdict("ib0") == verdict("ib") == "pass"
     assert verdict("eth0") == verdict("=ib") == verdict("ib0", NCCL_SOCKET_IFNAME="en0") == "fail"
     assert verdict("ib0", NCCL_SOCKET_IFNAME="^docker0") == "pass"
+    assert verdict(None, nccl=False, NCCL_SOCKET_IFNAME="en0") == "pass"
 
 
 def test_a_port_in_use() -> None:
@@ -125,11 +159,14 @@ def test_host_names() -> None:
     found = interfaces.host_name(several)
     assert found.verdict == "fail"
     assert "a.invalid" in found.found
+    several = RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("a.invalid", "localhost"))
+    assert interfaces.host_name(several).verdict == "warn"  # nobody needs the name
 
 
 def test_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.cpus(2, real=1, asked=4).verdict == "fail"
     assert limits.cpus(8, real=4, asked=4).verdict == "pass"
+    assert limits.cpus(7, real=7, asked=8).verdict == "warn"
     device = tmp_path / "0000:17:00.0"
     device.mkdir()
     (device / "local_cpulist").write_text("0-3,8\n")

@@ -7,21 +7,25 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from hpctrain.doctor import comparison
 from hpctrain.doctor.checks import gpu_health, gpu_judgements
 from hpctrain.doctor.checks.gpu_health import GpuFacts
 from hpctrain.doctor.finding import Finding
+from hpctrain.doctor.probe import Probe
 from hpctrain.hardware import of_device
 from hpctrain.monitor import amd
 from hpctrain.monitor.amd import Amd
 from hpctrain.monitor.gpu_library import Library
 from hpctrain.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
-from tests.monitor.played_amdsmi import UUIDS, AmdSmi
+from tests.monitor.played_amdsmi import SERIALS, UUIDS, AmdSmi
 
 GPU = "GPU-a"
 
@@ -65,7 +69,14 @@ def of_amd(**planted: Any) -> Amd:
         (nvidia(mig=1), {"MIG": "warn"}),
         (nvidia(limit=350), {"power limit": "warn"}),
         (nvidia(pcie=((1, 16), (5, 16))), {}),  # at rest
-        (nvidia(pcie=((5, 4), (5, 16))), {"PCIe": "fail"}),
+        (nvidia(pcie=((5, 4), (5, 16))), {"PCIe": "warn"}),
+        (nvidia(pcie=((1, 8), (4, 16))), {}),  # four cards on a board that shares the lanes
+        (nvidia(pcie=((5, 1), (5, 16)), c2c=1), {}),  # a GH200, whose lane of PCIe is idle
+        (nvidia(used=60_000_000_000, c2c=1), {}),  # Linux keeps pages of what has ended there
+        (nvidia(ecc_modes=(0, 1)), {"ECC": "warn"}),
+        (nvidia(ecc_modes=(0, 0)), {}),  # a card for workstations, as it is delivered
+        (nvidia(broken={"nvmlDeviceGetMemoryInfo": 3}), {}),  # its memory is that of the host
+        (nvidia(broken={"nvmlDeviceGetName": 999}), {"GPU 0": "fail"}),
         (nvidia(nvlinks=[1] * 12 + [0] * 6), {}),  # a PCIe board of the H100, by design
         (nvidia(nvlinks=[0] * 18), {"NVLink": "warn"}),
         (nvidia(nvlinks=[]), {}),
@@ -88,7 +99,7 @@ def of_amd(**planted: Any) -> Amd:
         (of_amd(used_mib=49_148), {"other processes": "warn"}),
         (of_amd(watts=400), {"power limit": "warn"}),
         (of_amd(link=(2.5, 16)), {}),  # at rest
-        (of_amd(link=(32.0, 4)), {"PCIe": "fail"}),
+        (of_amd(link=(32.0, 4)), {"PCIe": "warn"}),
     ],
 )
 def test_a_gpu(library: Library, expected: dict[str, str]) -> None:
@@ -117,8 +128,12 @@ def test_what_others_have_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.processes, nvml.used = [os.getpid()], 2**30 + 600_000_000
     assert found() == {"pass": "none"}
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # now this process is another user's
-    used = f"1.7 GB of 80.0 GB are in use, by processes {os.getpid()} of user 0"
-    assert found() == {"warn": used.replace("user 0", f"user {os.stat('/proc/self').st_uid}")}
+    used = f"1.7 GB of 80.0 GB are in use, by processes {os.getpid()} (NAME) of user 0"
+    user, name = f"user {os.stat('/proc/self').st_uid}", psutil.Process().name()
+    assert found() == {"warn": used.replace("user 0", user).replace("NAME", name)}
+    monkeypatch.setattr(gpu_judgements, "_name", lambda pid: "nvidia-cuda-mps-server")
+    (said,) = (one.cure for one in findings(Nvidia(nvml)) if one.check == check)
+    assert "CUDA waits until all programs of its user have ended" in said
     nvml.processes = [2**22 + 1]  # in another container
     assert [*found()] == ["unknown"]
     monkeypatch.undo()
@@ -143,15 +158,27 @@ def test_what_nvml_does_not_tell_is_said() -> None:
     """A GPU for games has no ECC, and a MIG instance has no health of its own."""
     assert "ECC" in found(nvidia(ecc=None), "unknown")
     assert [one.verdict for one in findings(nvidia(), "MIG-c")] == ["unknown"]
-    assert found(nvidia(), gpu="GPU-x") == {"GPU 0": "fail"}
+    assert found(nvidia(), "unknown", gpu="GPU-x") == {"GPU 0": "unknown"}
     assert gpu_health.checked(["GPU-x"], library=nvidia())[0] == []
+    lost = nvidia(broken={"nvmlDeviceGetHandleByUUID": 15})  # torch writes no "GPU-"
+    assert found(lost, gpu="a") == {"GPU 0": "fail"}
+    (facts,), _ = gpu_health.checked([GPU], library=nvidia(broken={"nvmlDeviceGetMemoryInfo": 3}))
+    assert (facts.name, facts.memory_bytes) == ("NVIDIA H100 80GB HBM3", None)
+
+
+def test_a_library_that_does_not_answer_stops_only_nccl() -> None:
+    """Torch sees the GPUs; without NVML, such as in a container for computing only, NCCL ends."""
+    silent = nvidia(broken={"nvmlInit": 12})
+    assert found(silent, "unknown") == {"GPUs": "unknown"}
+    (said,) = gpu_health.checked([GPU], library=silent, nccl=True)[1]
+    assert (said.verdict, "NCCL needs it" in said.found) == ("fail", True)
 
 
 def test_pcie_is_judged_by_its_bandwidth() -> None:
     assert gpu_judgements.pcie_bandwidth(4, 8) == pytest.approx(
         gpu_judgements.pcie_bandwidth(3, 16), rel=0.01
     )
-    assert gpu_judgements.pcie("GPU 0", (3, 8), (3, 16)).verdict == "warn"
+    assert gpu_judgements.pcie("GPU 0", (3, 4), (3, 16)).verdict == "warn"
     assert gpu_judgements.nvlink("GPU 0", 0, 4).verdict == "warn"
 
 
@@ -162,6 +189,18 @@ def test_its_facts_are_those_of_its_file() -> None:
     hardware = of_device(facts.name, facts.memory_bytes)
     assert hardware is not None
     assert hardware.name == "mi300x"
+
+
+def test_the_dies_of_a_board_of_amd_are_told_apart_by_their_addresses() -> None:
+    """The two of an MI250X have one serial number (a stand-in; torch writes UUID@address)."""
+    smi = AmdSmi()
+    smi.serials, library = (SERIALS[0], SERIALS[0]), Amd(smi)
+    library.open()
+    assert [library.find(f"{UUIDS[0]}@0000:0{die}:00") for die in "cd"] == [0, 1]
+    assert found(library, "unknown", gpu=UUIDS[0]) == {"GPU 0": "unknown"}
+    looks = [Probe("node0", n, n, {}, [], [], peers=2, gpus_given=2) for n in (0, 1)]
+    looks = [replace(each, uuids=[f"{UUIDS[0]}@0000:0{each.rank}:00"]) for each in looks]
+    assert [one.verdict for one in comparison.compared(looks)["node0"]] == ["pass"]
 
 
 def test_processes_of_other_users_on_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +215,7 @@ def test_processes_of_other_users_on_an_amd_gpu(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_amdsmi_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each function that fails costs its own check alone; a GPU that is gone fails."""
+    """Each function that fails costs its own check alone; torch sees a GPU that it does not."""
     smi = AmdSmi()
     library = Amd(smi)
     assert found(library, "unknown") == {"NUMA": "unknown", "Infinity Fabric": "unknown"}
@@ -186,11 +225,11 @@ def test_what_amdsmi_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert found(library, "unknown", "fail").keys() == {
         *("NUMA", "Infinity Fabric", "throttling", "ECC", "other processes")
     }
-    gone = "ffffffff-ffff-ffff-ffff-ffffffffffff"
-    facts, (lost,) = gpu_health.checked([gone], library=Amd(AmdSmi()), first=5)
-    assert (facts, lost.check, lost.verdict) == ([], "GPU 5", "fail")
+    strange = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+    facts, (lost,) = gpu_health.checked([strange], library=Amd(AmdSmi()), first=5)
+    assert (facts, lost.check, lost.verdict) == ([], "GPU 5", "unknown")
     smi.broken = {"amdsmi_init": 34}
-    assert found(library) == {"GPUs": "fail"}
+    assert found(library, "unknown", "fail") == {"GPUs": "unknown"}
     monkeypatch.setattr(amd, "is_here", lambda: True)  # a package without ROCm's library
     facts, (said,) = gpu_health.checked([UUIDS[0]])
     assert (facts, said.verdict) == ([], "unknown")

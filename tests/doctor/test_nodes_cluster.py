@@ -97,7 +97,7 @@ def test_planted_faults_are_found_on_their_nodes(
     )
     (path / "sitecustomize.py").write_text(OTHER)
     where = ["experiment=digits", f"data.path={digits}", f"output_dir={output}"]
-    where += [f"data.stage_dir={scratch}", "launch.snapshot=off"]
+    where += ["data.stage=node", f"data.stage_dir={scratch}", "launch.snapshot=off"]
 
     code, well = doctor(capsys, "--nodes", "4", *where)
     print(json.dumps(well["figures"]))
@@ -115,7 +115,7 @@ def test_planted_faults_are_found_on_their_nodes(
     assert found["node1"] == {"scratch: free space", "scratch: writing"}
     assert found["node2"] == {"link to other nodes"}
     assert found["node3"] == {"/dev/shm"}
-    assert {"same h5py", "clock"} <= found["node4"]
+    assert "same h5py" in found["node4"]
     assert set(excluded_hosts.read(output)) == {"node1", "node2", "node3", "node4"}
 
     faults.close()

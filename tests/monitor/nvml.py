@@ -41,6 +41,9 @@ class Nvml:
         celsius: Its temperature.
         mig: Whether the GPU is cut into instances.
         limit: The power limit in watts; by default it is 700.
+        ecc_modes: Whether ECC is on, and whether the maker delivers the card with it on.
+        c2c: Whether the GPU is linked to its processor by NVLink-C2C, as in a GH200.
+        broken: Functions that raise an error, with its number.
     """
 
     def __init__(self) -> None:
@@ -54,6 +57,13 @@ class Nvml:
         self.processes: list[int] = []
         self.mig, self.limit, self.celsius = 0, 700, 61
         self.used = 20_000_000_000
+        self.ecc_modes, self.c2c = (1, 1), 0
+        self.broken: dict[str, int] = {}
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("nvml") and name in self.broken:
+            raise NVMLError(self.broken[name])
+        return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("NVML"):
@@ -79,7 +89,7 @@ class Nvml:
     def nvmlDeviceGetEccMode(self, handle: str) -> list[int]:
         if self.ecc is None:
             raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
-        return [1, 1]
+        return [self.ecc_modes[0]] * 2
 
     def nvmlDeviceGetTotalEccErrors(self, handle: str, kind: int, _: int) -> Any:
         self.nvmlDeviceGetEccMode(handle)
@@ -107,9 +117,11 @@ def _process(pid: int) -> Any:
 ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlInit": lambda n: None,
     "nvmlSystemGetDriverVersion": lambda n: "570.86.15",
+    "nvmlDeviceGetDefaultEccMode": lambda n, h: [n.ecc_modes[1]],
+    "nvmlDeviceGetC2cModeInfoV": lambda n, h: SimpleNamespace(isC2cEnabled=n.c2c),
     "nvmlDeviceIsMigDeviceHandle": lambda n, h: h.startswith("MIG"),
-    "nvmlDeviceGetName": lambda n, h: (
-        b"NVIDIA H100 80GB HBM3" + (b" MIG 1g.10gb" if h.startswith("MIG") else b"")
+    "nvmlDeviceGetName": lambda n, h: n.reads(
+        h, b"NVIDIA H100 80GB HBM3" + b" MIG 1g.10gb" * h.startswith("MIG"), whole=False
     ),
     "nvmlDeviceGetPciInfo": lambda n, h: SimpleNamespace(busId=b"00000000:17:00.0"),
     "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: n.limit * 1000,

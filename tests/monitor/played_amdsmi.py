@@ -35,6 +35,7 @@ class AmdSmi:
         link: GT/s and lanes of the PCIe link now; at best it has 32 and 16.
         processes: The memory of each process on the GPU in bytes, by its number.
         used_mib: The memory of the GPU that is in use.
+        serials: The serial number of each GPU; the two dies of an MI250X have the same.
     """
 
     AmdSmiException = AmdSmiException
@@ -44,6 +45,7 @@ class AmdSmi:
 
     def __init__(self) -> None:
         self.asked: set[int] = set()
+        self.serials = SERIALS
         self.broken: dict[str, int] = {}
         self.energy = 1_000_000
         self.ecc, self.pages = (3, 0), list[int]()
@@ -64,7 +66,10 @@ class AmdSmi:
         return [0, 1]
 
     def amdsmi_get_gpu_asic_info(self, gpu: int) -> dict[str, Any]:
-        return {"market_name": "AMD Instinct MI300X", "asic_serial": f"0x{SERIALS[gpu].upper()}"}
+        return {
+            "market_name": "AMD Instinct MI300X",
+            "asic_serial": f"0x{self.serials[gpu].upper()}",
+        }
 
     def amdsmi_get_gpu_driver_info(self, gpu: int) -> dict[str, Any]:
         return {"driver_name": "amdgpu", "driver_version": "6.12.12"}
@@ -127,4 +132,4 @@ class AmdSmi:
         ]
 
     def amdsmi_get_gpu_device_bdf(self, gpu: int) -> str:
-        return "0000:0c:00.0"
+        return f"0000:{12 + gpu:02X}:00.0"

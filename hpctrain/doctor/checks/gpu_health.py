@@ -16,7 +16,7 @@ from hpctrain.doctor.checks import gpu_judgements
 from hpctrain.doctor.checks.gpu_judgements import pcie_bandwidth
 from hpctrain.doctor.finding import Finding, unknown
 from hpctrain.monitor import gpus
-from hpctrain.monitor.gpu_library import Library
+from hpctrain.monitor.gpu_library import NOT_LOADED, Library
 
 _CHECKS: dict[str, tuple[str, Callable[..., Finding]]] = {
     "ECC": ("ecc_if_on", gpu_judgements.ecc),
@@ -37,7 +37,7 @@ class GpuFacts:
     """What must be the same for all GPUs of a job; None where the driver does not tell."""
 
     name: str  # the model
-    driver: str
+    driver: str | None = None
     memory_bytes: int | None = None
     clock_mhz: int | None = None  # the highest of its multiprocessors
     power_w: float | None = None  # its limit
@@ -46,18 +46,20 @@ class GpuFacts:
 
 
 def checked(
-    uuids: Sequence[str], first: int = 0, library: Library | None = None
+    uuids: Sequence[str], first: int = 0, library: Library | None = None, *, nccl: bool = False
 ) -> tuple[list[GpuFacts], list[Finding]]:
     """Return the facts of those GPUs that answer, and what was found.
 
-    `first` is the number of the first of them in the table.
+    `uuids` are identities of GPUs that torch sees, so what their library does not tell stops no
+    job, unless it says that a GPU is lost, or `nccl` needs the library. `first` is the number of
+    the first of them in the table.
     """
     if not uuids:
         return [], []
     maker = gpus.maker()
     try:
         library = library or maker()
-    except (ImportError, OSError, KeyError) as error:  # amdsmi without ROCm's library
+    except NOT_LOADED as error:
         why = f"{maker.MODULE} cannot be imported: {error}"
         return [], [unknown("GPUs", why, maker.INSTALL)]
     try:
@@ -67,16 +69,21 @@ def checked(
             "Ask the administrators to reload the driver of this node "
             f"(`{library.TOOL}` tells more)."
         )
-        return [], [Finding("GPUs", "fail", f"{library.NAME}: {error}", "the driver answers", cure)]
+        said = f"{library.NAME}: {error}"
+        if nccl and library.NCCL_NEEDS_IT:
+            return [], [Finding("GPUs", "fail", f"{said}; NCCL needs it", "an answer", cure)]
+        return [], [unknown("GPUs", said, cure)]
     facts, findings = list[GpuFacts](), list[Finding]()
     for number, uuid in enumerate(uuids, first):
         try:
             gpu = library.find(uuid)
             facts.append(_facts(library, gpu))
         except library.errors as error:
-            cure = "Ask the administrators to drain the node: the GPU has fallen off the bus."
-            found = f"{uuid}: {error}"
-            findings.append(Finding(f"GPU {number}", "fail", found, "an answer", cure))
+            found = unknown(f"GPU {number}", f"{uuid}: {library.NAME} does not know it ({error})")
+            if library.is_lost(error):
+                cure = "Ask the administrators to drain the node: the GPU has fallen off the bus."
+                found = Finding(f"GPU {number}", "fail", f"{uuid}: {error}", "an answer", cure)
+            findings.append(found)
             continue
         findings += _findings(library, gpu, f"GPU {number}")
     return facts, findings
@@ -89,12 +96,11 @@ def _facts(library: Library, gpu: Any) -> GpuFacts:
         except library.errors:
             return None
 
-    name, driver, size = (library.readings[name](gpu) for name in ("model", "driver", "size"))
     link, counted = told("pcie"), told("nvlinks")
     return GpuFacts(
-        name,
-        driver,
-        size,
+        library.readings["model"](gpu),  # an error if the GPU is lost
+        told("driver"),
+        told("size"),
         told("top_clock"),
         told("limit"),
         None if link is None else pcie_bandwidth(link[1][0], link[0][1]),

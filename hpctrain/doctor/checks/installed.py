@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import shutil
+import sysconfig
 from pathlib import Path
 
 from hpctrain import __version__
-from hpctrain.doctor.finding import Finding, good, unknown
+from hpctrain.doctor.finding import Finding, good, judged, unknown
 from hpctrain.rendezvous.report import installed_version
 from hpctrain.runs.code.provenance import packages
 
@@ -56,6 +59,23 @@ def checked() -> list[Finding]:
         found, cure = f"torch {shown['torch']} is built for CPUs only", _FOR_GPUS
         findings.append(unknown("torch for GPUs", found, cure))
     return findings
+
+
+def compiler(compiles: bool) -> Finding:
+    """Check what Triton builds its launcher with, which a job with train.compile needs."""
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    command = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    lacking = [] if command else ["no gcc or clang on the PATH, and CC is not set"]
+    lacking += [] if header.exists() else [f"no {header}"]
+    found = "; ".join(lacking) or f"{command}, {header}"
+    return judged(
+        "C compiler for Triton",
+        not (compiles and lacking),
+        found if compiles or not lacking else f"{found}; only train.compile needs them",
+        "a C compiler, and Python's headers",
+        "Install gcc and python3-dev (RHEL: python3-devel) on the node or in the image, load a "
+        "module that has them (site.modules), or set train.compile=off.",
+    )
 
 
 def _digest(content: bytes) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.doctor.finding import Finding, good, judged
+from hpctrain.doctor.finding import Finding, Verdict, good, judged
 from hpctrain.errors import DistributedError
 from hpctrain.rendezvous.port import listen
 from hpctrain.rendezvous.ranks import RankInfo
@@ -19,14 +19,19 @@ _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def host_name(ranks: RankInfo) -> Finding:
-    """Check that the other nodes' names, and that of rank 0, have addresses here."""
+    """Check that the other nodes' names, and that of rank 0, have addresses here.
+
+    A job of several nodes needs those of this node and of rank 0.
+    """
     own = socket.gethostname()
     names = dict.fromkeys([own, *ranks.hosts, ranks.master_addr])
     lost = [name for name in names if not _addresses(name)]
     if lost:
         cure = "Ask the administrators to add the names to DNS or /etc/hosts of this node."
         found = f"no address for {', '.join(lost[:5])}"
-        return Finding("host names", "fail", found, "an address for each node", cure)
+        stops = ranks.num_nodes > 1 and not {own, ranks.master_addr}.isdisjoint(lost)
+        verdict: Verdict = "fail" if stops else "warn"
+        return Finding("host names", verdict, found, "an address for each node", cure)
     addresses = sorted(_addresses(own))
     loops = all(ipaddress.ip_address(each).is_loopback for each in addresses)
     return judged(
@@ -47,15 +52,16 @@ def _addresses(name: str) -> set[str]:
 
 
 def interface(
-    chosen: str | None, env: Mapping[str, str] = os.environ, net: Path = _NET
+    chosen: str | None, nccl: bool, env: Mapping[str, str] = os.environ, net: Path = _NET
 ) -> Iterator[Finding]:
     """Check that the interfaces exist, and are up, which NCCL and gloo are told to use.
 
-    Variables of the environment have precedence over `network.interface`, which is `chosen`.
+    Variables of the environment have precedence over `network.interface`, which is `chosen`. That
+    of NCCL matters if the job uses NCCL.
     """
     there = sorted(path.name for path in net.iterdir()) if net.is_dir() else []
     up = [name for name in there if _is_up(net / name)]
-    asked = {name: env.get(name) or chosen for name in _VARIABLES}
+    asked = {name: env.get(name) or chosen for name in _VARIABLES[not nccl :]}
     for variable, text in asked.items():
         if not text or text[0] == "^":  # NCCL's word for all but these
             continue

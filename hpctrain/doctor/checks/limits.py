@@ -5,28 +5,27 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.doctor.finding import Finding, bounded, good, judged
+from hpctrain.doctor.finding import Finding, Verdict, bounded, good, judged
 from hpctrain.rendezvous.cores import cores
-from hpctrain.units import MIB
+from hpctrain.units import GIB, MIB
 
-# NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB.
-_FAIL_SHM, _WARN_SHM = 32 * MIB, 64 * MIB
+# NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB,
+# and NVIDIA advises 1 GiB (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html).
+_FAIL_SHM, _WARN_SHM, _WARN_SHM_GPUS = 32 * MIB, 64 * MIB, GIB
 _FAIL_FILES, _WARN_FILES = 512, 1024
 _LOCKED = 64 * MIB
-_INFINIBAND = Path("/sys/class/infiniband")
 
 
-def checked(shm: Path = Path("/dev/shm"), *, several: bool = True) -> Iterator[Finding]:
-    """Check the limits of this process; `several`: GPUs of several nodes communicate."""
-    facts = os.statvfs(shm)
-    yield shared_memory(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize)
+def checked(gpu_ranks: int, infiniband: bool) -> Iterator[Finding]:
+    """Check the limits of a node with so many ranks with GPUs, and whether NCCL has InfiniBand."""
+    facts = os.statvfs("/dev/shm")
+    size, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+    yield shared_memory(size, free, gpu_ranks)
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    has_infiniband = several and _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir())
-    yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_infiniband)
+    yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], infiniband)
 
 
 def cores_of_rank(cpus_per_task: int) -> Finding:
@@ -41,18 +40,20 @@ def cpus(count: int, real: int, asked: int) -> Finding:
         "rank its own."
     )
     found, expected = f"{count} CPUs, {real} cores", f"{asked} (launch.cpus_per_task)"
-    return judged("CPU cores", count >= asked, found, expected, cure, "fail")
+    otherwise: Verdict = "fail" if 2 * count <= asked else "warn"
+    return judged("CPU cores", count >= asked, found, expected, cure, otherwise)
 
 
-def shared_memory(size: int, free: int) -> Finding:
-    """Judge /dev/shm by its free bytes."""
+def shared_memory(size: int, free: int, gpu_ranks: int = 0) -> Finding:
+    """Judge /dev/shm by its free bytes; it should be larger for several ranks with GPUs."""
+    least = _WARN_SHM_GPUS if gpu_ranks > 1 and size < _WARN_SHM_GPUS else _WARN_SHM
     return bounded(
         "/dev/shm",
         free,
         f"{decimal(free)} free of {decimal(size)}",
         fail_below=_FAIL_SHM,
-        warn_below=_WARN_SHM,
-        expected=f"{decimal(_WARN_SHM)} free",
+        warn_below=least,
+        expected=f"{decimal(least)} free",
         cure="Start the container with more (`--shm-size=1g`, `--ipc=host`), or let the "
         "administrators delete files that jobs have left there.",
     )

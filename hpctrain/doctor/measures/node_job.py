@@ -56,12 +56,13 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def visible_gpus(asked: Expectation) -> list[str]:
-    """Return the UUIDs of the GPUs that torch sees; none if the job uses CPUs."""
+    """Return the identities of the GPUs that torch sees; none if the job uses CPUs."""
     import torch
 
+    from hpctrain.distributed import devices
+
     gpus = asked.device != "cpu" and torch.cuda.is_available()
-    count = torch.cuda.device_count() if gpus else 0
-    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+    return devices.visible("cuda" if gpus else "cpu")
 
 
 def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) -> Probe:

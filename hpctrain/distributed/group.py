@@ -60,7 +60,8 @@ def process_group(
     key = _secret(ranks, folder, config.timeout_s)
     try:
         store = _store(ranks, timeout, key)
-        device = agree(store, ranks, config.device, launch.gpus_per_node)
+        share = config.backend == "gloo"  # NCCL wants one GPU for each rank
+        device = agree(store, ranks, config.device, launch.gpus_per_node, share=share)
         dist.init_process_group(
             _backend(config.backend, device),
             store=store,
@@ -68,7 +69,8 @@ def process_group(
             world_size=ranks.world_size,
             timeout=timeout,
         )
-        _connect(device)
+        if ranks.world_size > 1:  # a single rank may never need NCCL, which takes time and memory
+            _connect(device)
     except (RuntimeError, ValueError) as error:  # DistStoreError and similar ones are RuntimeErrors
         _after_failure(ranks)
         raise DistributedError(

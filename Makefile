@@ -92,7 +92,7 @@ $(VENV)/.torch-$(TORCH_INDEX): | $(VENV)/bin/python
 		--index-url https://download.pytorch.org/whl/$(TORCH_INDEX) \
 		"$$(sed -n 's/^ *"\(torch>=[^"]*\)",$$/\1/p' pyproject.toml)"
 	@$(BIN)/python -c 'import torch; version = torch.__version__; \
-		version.endswith("+$(TORCH_INDEX)") or exit(f"pip has installed torch {version}, not one of $(TORCH_INDEX)")'
+		version.endswith("+$(TORCH_INDEX)") or exit(f"this is torch {version}, not $(TORCH_INDEX)")'
 	@rm -f $(VENV)/.torch-* && touch $@
 
 $(VENV)/.slow-libraries: $(VENV)/.test

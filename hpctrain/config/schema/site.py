@@ -28,8 +28,8 @@ class ContainerConfig:
     )
     nv: bool | None = key(
         None,
-        "apptainer gets --nv, or --rocm on nodes with GPUs of AMD. Null means that it does when the "
-        "job has GPUs.",
+        "apptainer gets --nv, or --rocm on nodes with AMD's GPUs. Null means that it does when "
+        "the job has GPUs.",
     )
     args: list[str] = key([], "`apptainer exec`, or with pyxis srun, gets these arguments too.")
 

@@ -109,6 +109,7 @@ def of_cuda(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
         raise RuntimeError(said)
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
 
 

@@ -32,7 +32,8 @@ ALLOWED = {
     "models.dry_run models.lora models.ties rendezvous.ranks",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
-        "models.expert_bank models.lora models.plan models.ties shards.types tasks"
+        "models.expert_bank models.gpu_support models.lora models.plan models.ties shards.types "
+        "tasks"
     ),
     "slurm": "config rendezvous.ranks",
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",

@@ -26,6 +26,8 @@ from hpctrain.config.rules.division import length_problem
 from hpctrain.errors import ConfigError
 from hpctrain.models.attention import attend
 
+_TOLERANCE = 0.05  # of the norm: bf16 differs by less than 0.01, another mask by more than 0.5
+
 
 class SequencePart:
     """The part of every sequence that a rank has: chunks `rank` and 2 * cp - 1 - `rank`.
@@ -113,6 +115,36 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     mask = torch.empty(0).as_subclass(CausalBias)
     mask.variant, mask.seq_len_q, mask.seq_len_kv = CausalVariant.LOWER_RIGHT, queries, keys
     return mask
+
+
+def check_kernels(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a device whose attention takes `causal_mask` for another mask.
+
+    Some builds of torch for AMD's GPUs do: their flash kernel lets query i see the first i + 1
+    keys, wherever the queries are. A small case is compared with the plain mask, forward and
+    backward, in the format in which attention computes.
+    """
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((1, 2, 64, 64), (1, 1, 192, 64), (1, 1, 192, 64))  # of query, key and value
+    plain = torch.ones(64, 192, dtype=torch.bool, device=device).tril(192 - 64)
+    found = []
+    for mask in (causal_mask(64, 192, device), plain):
+        draw.manual_seed(0)
+        drawn = [torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes]
+        inputs = [x.requires_grad_() for x in drawn]
+        with torch.enable_grad():
+            out = attend(*inputs, mask)
+            gradients = torch.autograd.grad(out.float().square().sum(), inputs)
+        found.append(torch.cat([x.detach().float().flatten() for x in (out, *gradients)]))
+    causal, expected = found
+    if not (causal - expected).norm() < _TOLERANCE * expected.norm():
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+        raise ConfigError(
+            f"parallel.cp: on {name}, torch {torch.__version__} computes another attention of few "
+            "queries to many keys than with a plain mask, so the losses would be wrong. Use "
+            "parallel.cp=1, with parallel.tp or train.activation_checkpointing for long sequences, "
+            "or another build of torch"
+        )
 
 
 class _Gather(torch.autograd.Function):

@@ -6,6 +6,7 @@ Reduced precision follows Micikevicius et al., "Mixed Precision Training" (2018)
 from __future__ import annotations
 
 import math
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.errors import ConfigError
+from hpctrain.models.gpu_support import lack
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,10 +40,12 @@ class Precision:
         self.reduce = DTYPES[config.reduce or config.params]
         self.scale = _FIRST_SCALE if self.compute == "fp16" else 1.0
         self._good_steps = 0
-        if self.compute in ("tf32", "fp8"):
-            _check_gpu(self.compute, device)
+        if self.compute in ("tf32", "fp8") and (needed := lack(self.compute, device)):
+            raise ConfigError(f"precision.compute={self.compute}: it needs {needed}")
         if device.type == "cuda":
             tf32 = self.compute == "tf32"
+            if tf32 and torch.version.hip:
+                os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # else some torchs use fp32
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
             # Convolutions have a switch of their own, which torch leaves on.
             torch.backends.cudnn.allow_tf32 = tf32
@@ -90,14 +94,3 @@ class Precision:
         """Continue with the scale that `state_dict` returned, unless the format is another."""
         if self.compute == "fp16" and state["scale"] != 1.0:
             self.scale, self._good_steps = state["scale"], state["good_steps"]
-
-
-def _check_gpu(compute: str, device: torch.device) -> None:
-    needed = {"tf32": (8, 0), "fp8": (8, 9)}[compute]
-    text = f"it needs a GPU of compute capability {needed[0]}.{needed[1]} or newer"
-    if device.type != "cuda":
-        raise ConfigError(f"precision.compute={compute}: {text}, but this rank's device is a CPU")
-    has = torch.cuda.get_device_capability(device)
-    if has < needed:
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"precision.compute={compute}: {text}; {name} has {has[0]}.{has[1]}")

@@ -28,6 +28,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan
 from hpctrain.parallel import second_gradients
+from hpctrain.parallel.context import check_kernels
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
@@ -79,6 +80,8 @@ def parallelize(
     logits that tensor parallel divides. `arguments` are those of the model that the task's inputs
     after the first are for; none if the task says nothing.
     """
+    if mesh.degrees.cp > 1 and precision.device.type == "cuda":
+        check_kernels(precision.device, precision.autocast or precision.params)
     recipe = _Recipe(build, config, mesh, precision, loss_parallel)
     schedule, pp = config.parallel.pipeline.schedule, mesh.degrees.pp
     numbers = numbers_of(schedule, pp, mesh.pp_rank) if pp > 1 else [0]

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import sys
 from contextlib import suppress
@@ -116,8 +115,6 @@ def advice(index: str) -> str:
     digits = index.removeprefix("cu") if re.fullmatch(r"cu\d{3}", index) else ""
     cuda = f"{digits[:-1]}.{digits[-1]}" if digits else "13" if index == "pypi" else None
     found = mismatch(f"of TORCH_INDEX={index}", cuda, hip)
-    if not found and index == "pypi" and nvidia() is not None and platform.machine() != "x86_64":
-        found = f"torch of PyPI may be built for CPUs only on {platform.machine()}{_cure()}"
     return f"this host has {driver()}: {found}" if found else ""
 
 

@@ -95,13 +95,6 @@ def test_the_graphics_of_a_processor_are_no_gpu_to_train_on(host: Host) -> None:
     assert gpu_driver.driver() == advice("pypi") == ""
 
 
-def test_wheels_for_arm_may_have_no_cuda(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.nvidia("580.65.06")
-    assert advice("pypi") == ""
-    monkeypatch.setattr(gpu_driver.platform, "machine", lambda: "aarch64")
-    assert "built for CPUs only on aarch64; `make TORCH_INDEX=cu130`" in advice("pypi")
-
-
 def of_cuda(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     """Let torch be a build for CUDA 13 that sees no GPU, and says why."""
 

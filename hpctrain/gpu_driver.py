@@ -1,9 +1,7 @@
 """The driver of this host's GPUs, and the build of torch that it can run.
 
-    /proc/driver/nvidia/version ──┐             ┌── a rank: no training on the CPU in silence
-    /dev/kfd (AMD)              ──┴── mismatch ─┴── `make`: a word before it installs torch
-
-`make` runs this file when no package is installed yet, so it imports none.
+/proc/driver/nvidia/version ──┐             ┌── a rank: no training on the CPU in silence
+/dev/kfd (AMD)              ──┴── mismatch ─┴── `make`, which has no packages yet
 """
 
 from __future__ import annotations
@@ -18,13 +16,11 @@ _AMD = Path("/dev/kfd")
 _AMD_VERSION = Path("/sys/module/amdgpu/version")  # only drivers of AMD's packages have it
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
-# The oldest driver for each major version of CUDA (docs.nvidia.com/deploy/cuda-compatibility, minor
-# version compatibility, November 2026), and an index of PyTorch with torch 2.10 to 2.13 for it.
-_OLDEST = {13: 580, 12: 525}
-_INDEX = {13: "cu130", 12: "cu126"}
+# For each major version of CUDA its oldest driver (docs.nvidia.com/deploy/cuda-compatibility, minor
+# version compatibility, November 2026), and an index of PyTorch with torch for it.
+_CUDA = {13: (580, "cu130"), 12: (525, "cu126")}
 _ROCM_INDEX = "rocm7.2"
-# The graphics of a processor have fewer SIMDs; nobody installs a torch for them, nor expects one.
-_LEAST_SIMDS = 64
+_LEAST_SIMDS = 64  # the graphics of a processor have fewer; nobody expects to train on them
 
 
 def nvidia() -> str | None:
@@ -67,37 +63,22 @@ def mismatch(torch: str, cuda: str | None, hip: str | None) -> str:
     "" if it can, or if there is no driver. `cuda` and `hip` are the versions for which this version
     of torch is built; a build for CPUs has neither.
     """
-    if not driver():
-        return ""
     version = nvidia()
-    built = f"torch {torch} is built for "
-    if version is None:
-        return "" if hip else f"{built}{_platform(cuda, None)}, but the GPUs are AMD's{_cure()}"
-    if cuda is None:
-        return f"{built}{_platform(None, hip)}, but the GPUs are NVIDIA's{_cure()}"
-    needed = _OLDEST.get(_major(cuda), 0)
-    if not version or _major(version) >= needed:
+    if version is None and (hip or amd() is None):
         return ""
-    return f"{built}CUDA {cuda}, which needs driver {needed} or newer, not {version}{_cure()}"
-
-
-def _platform(cuda: str | None, hip: str | None) -> str:
-    return f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPUs only"
-
-
-def _cure() -> str:
-    if index := _fitting_index():
-        return f"; `make TORCH_INDEX={index}` installs one for this driver (docs/gpu.md)"
-    return f"; no torch for a driver older than {min(_OLDEST.values())} is supported: update it"
-
-
-def _fitting_index() -> str:
-    """Return the index of PyTorch whose builds the driver of this host can run; "" if none is."""
-    version = nvidia()
-    if version is None:
-        return _ROCM_INDEX if amd() is not None else ""
-    fits = (cuda for cuda, oldest in _OLDEST.items() if not version or _major(version) >= oldest)
-    return _INDEX.get(next(fits, 0), "")
+    built = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPUs only"
+    index, why = _ROCM_INDEX, ", but the GPUs are AMD's"
+    if version is not None:
+        has = _major(version) if version else max(oldest for oldest, _ in _CUDA.values())
+        index = next((index for oldest, index in _CUDA.values() if has >= oldest), "")
+        why = ", but the GPUs are NVIDIA's"
+        if cuda:
+            needed = _CUDA.get(_major(cuda), (0, ""))[0]
+            if has >= needed:
+                return ""
+            why = f", which needs driver {needed} or newer, not {version}"
+    cure = f"`make TORCH_INDEX={index}` installs one for this driver (docs/gpu.md)"
+    return f"torch {torch} is built for {built}{why}; {cure if index else 'update the driver'}"
 
 
 def _major(version: str) -> int:
@@ -109,12 +90,11 @@ def advice(index: str) -> str:
 
     The index is one such as `cu126`, or `pypi`, whose builds are for CUDA 13 since torch 2.11.
     """
-    if index == "cpu":
+    of = re.fullmatch(r"pypi|cu(\d\d)(\d)|rocm([\d.]+)", index)
+    if of is None:
         return ""
-    hip = index.removeprefix("rocm") if index.startswith("rocm") else None
-    digits = index.removeprefix("cu") if re.fullmatch(r"cu\d{3}", index) else ""
-    cuda = f"{digits[:-1]}.{digits[-1]}" if digits else "13" if index == "pypi" else None
-    found = mismatch(f"of TORCH_INDEX={index}", cuda, hip)
+    cuda = f"{of[1]}.{of[2]}" if of[1] else None if of[3] else "13"
+    found = mismatch(f"of TORCH_INDEX={index}", cuda, of[3])
     return f"this host has {driver()}: {found}" if found else ""
 
 

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import cycle
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,14 +99,7 @@ def _hidden(env: Mapping[str, str]) -> bool:
 
 
 def _mismatch() -> str:
-    version = torch.version
-    return gpu_driver.mismatch(torch.__version__, version.cuda, version.hip)
-
-
-def _warn_of_driver() -> None:
-    """Say that GPUs are not used because torch is built for CPUs only."""
-    if found := _mismatch():
-        log.warning("the CPU trains: %s; parallel.device=cpu says that it shall", found)
+    return gpu_driver.mismatch(torch.__version__, torch.version.cuda, torch.version.hip)
 
 
 def _no_gpu() -> str:
@@ -114,14 +108,14 @@ def _no_gpu() -> str:
         return f"; {found}"
     if not (torch.version.cuda or torch.version.hip):
         return f"; torch {torch.__version__} is built for CPUs only"
+    said, driver = "", gpu_driver.driver()
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         said = str(error).partition("\n")[0]
-        lacks = gpu_driver.driver() and "no NVIDIA driver" in said
-        container = "; a container needs --nv (site.container.nv=true) to see it" * bool(lacks)
-        return f"; {gpu_driver.driver() or 'no driver of a GPU is loaded'}; {said}{container}"
-    return ""
+    if driver and "no NVIDIA driver" in said:
+        said += "; a container needs --nv (site.container.nv=true) to see it"
+    return f"; {driver or 'no driver of a GPU is loaded'}; {said}"
 
 
 def agree(
@@ -139,9 +133,12 @@ def agree(
     """
     try:
         chosen = kind(setting, gpus_per_node)
-        if ranks.is_main and setting == "auto" and chosen == "cpu" and not _hidden(os.environ):
-            _warn_of_driver()
-        seen = Seen(socket.gethostname(), _visible(chosen), mig=_sees_slice(chosen))
+        wanted = setting == "cpu" or _hidden(os.environ)
+        if ranks.is_main and chosen == "cpu" and not wanted and (found := _mismatch()):
+            log.warning("the CPU trains: %s; parallel.device=cpu says that it shall", found)
+        gpus = _gpus(chosen)
+        slices = any(" MIG " in gpu.name for gpu in gpus)  # NVIDIA A100-SXM4-40GB MIG 1g.5gb
+        seen = Seen(socket.gethostname(), [str(gpu.uuid) for gpu in gpus], mig=slices)
     except ConfigError as error:
         seen = Seen(socket.gethostname(), [], str(error))
     store.set(_key(ranks.rank), json.dumps(asdict(seen)))
@@ -241,20 +238,12 @@ def _late(store: dist.Store, ranks: RankInfo) -> str:
     return _named(late, {rank: Seen(ranks.host(rank), []) for rank in late}) if late else ""
 
 
-def _visible(device: str) -> list[str]:
+def _gpus(device: str) -> list[Any]:
+    """Return torch's properties of the GPUs that this rank sees, by index; none for "cpu"."""
     if device == "cpu":
         return []
     # This creates no context on the GPUs, which would take memory on each.
-    count = torch.cuda.device_count()
-    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
-
-
-def _sees_slice(device: str) -> bool:
-    """Return whether this rank sees a slice of a GPU, such as `NVIDIA A100-SXM4 MIG 1g.5gb`."""
-    return device != "cpu" and any(
-        " MIG " in torch.cuda.get_device_properties(index).name
-        for index in range(torch.cuda.device_count())
-    )
+    return [*map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]
 
 
 def job_gpus(device: torch.device) -> list[str]:
@@ -263,7 +252,7 @@ def job_gpus(device: torch.device) -> list[str]:
     Slurm shows a job its own GPUs, so they are all that this rank sees. Outside of Slurm a rank may
     see GPUs that somebody else uses; only the one that it was given counts.
     """
-    seen = _visible(device.type)
+    seen = [str(gpu.uuid) for gpu in _gpus(device.type)]
     if not seen or any(os.environ.get(name) for name in _ALLOCATED):
         return seen
     return [seen[device.index or 0]]

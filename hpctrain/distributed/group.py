@@ -101,9 +101,8 @@ def _backend(setting: str, device: torch.device) -> str:
 def _connect(device: torch.device) -> None:
     """Connect the ranks now: NCCL does it at the first operation, and only then tells problems.
 
-    With `init_process_group(device_id=…)` NCCL would connect in there. But then torch also splits
-    all later groups off this one. So `new_group(…, backend="gloo")` hangs in the ranks that are not
-    part of the new group, and single sends share the connections of all other operations.
+    With `init_process_group(device_id=…)` torch would split all later groups off this one: then
+    `new_group(…, backend="gloo")` hangs in ranks outside of it, and single sends share connections.
     """
     dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":

@@ -118,32 +118,29 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
 
 
 def check_kernels(device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse a device whose attention takes `causal_mask` for another mask.
+    """Refuse a device whose attention of this dtype takes `causal_mask` for another mask.
 
-    Some builds of torch for AMD's GPUs do: their flash kernel lets query i see the first i + 1
-    keys, wherever the queries are. A small case is compared with the plain mask, forward and
-    backward, in the format in which attention computes.
+    The flash kernel of some builds of torch for AMD's GPUs lets query i see the first i + 1 keys,
+    wherever the queries are. A small case is compared with the plain mask, forward and backward.
     """
     draw = torch.Generator().manual_seed(0)
-    shapes = ((1, 2, 64, 64), (1, 1, 192, 64), (1, 1, 192, 64))  # of query, key and value
-    plain = torch.ones(64, 192, dtype=torch.bool, device=device).tril(192 - 64)
-    found = []
+    shapes = ((1, 2, 64, 64), (1, 1, 192, 64), (1, 1, 192, 64))
+    query, key, value = (
+        torch.randn(shape, generator=draw).to(device, dtype).requires_grad_() for shape in shapes
+    )
+    plain, found = torch.ones(64, 192, dtype=torch.bool, device=device).tril(192 - 64), []
     for mask in (causal_mask(64, 192, device), plain):
-        draw.manual_seed(0)
-        drawn = [torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes]
-        inputs = [x.requires_grad_() for x in drawn]
         with torch.enable_grad():
-            out = attend(*inputs, mask)
-            gradients = torch.autograd.grad(out.float().square().sum(), inputs)
+            out = attend(query, key, value, mask)
+            gradients = torch.autograd.grad(out.float().square().sum(), (query, key, value))
         found.append(torch.cat([x.detach().float().flatten() for x in (out, *gradients)]))
     causal, expected = found
     if not (causal - expected).norm() < _TOLERANCE * expected.norm():
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
         raise ConfigError(
             f"parallel.cp: on {name}, torch {torch.__version__} computes another attention of few "
-            "queries to many keys than with a plain mask, so the losses would be wrong. Use "
-            "parallel.cp=1, with parallel.tp or train.activation_checkpointing for long sequences, "
-            "or another build of torch"
+            "queries to many keys than with a plain mask, so losses would be wrong. Use another "
+            "torch, or parallel.cp=1 with parallel.tp or train.activation_checkpointing"
         )
 
 

@@ -94,10 +94,7 @@ def parallelize(
 
 
 class _Recipe:
-    """The sections of a config that decide how a model is spread, and what follows from them.
-
-    `whole` tells whether each rank has the whole model, and all of its gradients.
-    """
+    """What decides how a model is spread; `whole` tells whether each rank has all of it."""
 
     def __init__(
         self, build: Build, config: Config, mesh: Mesh, precision: Precision, loss_parallel: bool

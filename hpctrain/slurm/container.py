@@ -50,12 +50,12 @@ rm -f "${REQUEUE_NOTE}"
 ) &"""
 
 GPUS = "$container_gpus"
-"""A word of a command: the option by which the container sees the GPUs of the node."""
+"""The word of a command by which the container sees the node's GPUs; `CHOOSE_GPUS` sets it."""
+
 CHOOSE_GPUS = """\
 # Nodes with GPUs of AMD only need another option than those with GPUs of NVIDIA.
 container_gpus=--nv
 if [[ -e /dev/kfd && ! -e /proc/driver/nvidia/version ]]; then container_gpus=--rocm; fi"""
-"""The commands of the script that set this option."""
 
 
 def shell_words(words: Iterable[str]) -> str:

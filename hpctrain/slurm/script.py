@@ -18,13 +18,7 @@ from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.secrets import shell_word
-from hpctrain.slurm.container import (
-    CHOOSE_GPUS,
-    GPUS,
-    REQUEUE_ON_NOTE,
-    in_container,
-    shell_words,
-)
+from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_ON_NOTE, in_container, shell_words
 from hpctrain.slurm.job_environment import TRUST
 from hpctrain.slurm.node_range import choose_nodes, rank_options
 from hpctrain.slurm.sbatch_options import (

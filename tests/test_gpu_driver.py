@@ -121,6 +121,10 @@ def test_a_host_with_a_driver_never_trains_on_the_cpu_in_silence(
     for gpus, env in ((4, {}), (0, {"SLURM_JOB_GPUS": "0"})):
         with pytest.raises(ConfigError, match="needs driver 580 or newer"):
             devices.kind("auto", gpus, env)
+    with pytest.raises(
+        ConfigError, match=r"\); launch\.gpus_per_node asks Slurm for GPUs; parallel"
+    ):
+        devices.kind("auto", 0, {"SLURM_JOB_ID": "7"})
     assert devices.kind("cpu", 4, {}) == "cpu"
     for hidden in ("", "-1", "NoDevFiles"):
         assert devices.kind("auto", 0, {"CUDA_VISIBLE_DEVICES": hidden}) == "cpu"

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import cycle
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,6 +88,8 @@ def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.envir
         return "cpu"
     why = f"CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES', 'unset')!r}{_no_gpu()}"
     cure = "" if setting == "cuda" else "; parallel.device=cpu trains on the CPU"
+    if "SLURM_JOB_ID" in env and not (gpus_per_node or allocated):
+        cure = f"; launch.gpus_per_node asks Slurm for GPUs{cure}"
     raise ConfigError(
         f"{reason}, but torch sees no GPU here, on {socket.gethostname()} ({why}){cure}"
     )
@@ -108,14 +109,14 @@ def _no_gpu() -> str:
         return f"; {found}"
     if not (torch.version.cuda or torch.version.hip):
         return f"; torch {torch.__version__} is built for CPUs only"
-    said, driver = "", gpu_driver.driver()
+    said = [gpu_driver.driver() or "no driver of a GPU is loaded"]
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        said = str(error).partition("\n")[0]
-    if driver and "no NVIDIA driver" in said:
-        said += "; a container needs --nv (site.container.nv=true) to see it"
-    return f"; {driver or 'no driver of a GPU is loaded'}; {said}"
+        said.append(str(error).partition("\n")[0])
+    if gpu_driver.driver() and "no NVIDIA driver" in said[-1]:
+        said.append("a container needs --nv (site.container.nv=true) to see it")
+    return "".join(f"; {each}" for each in said)
 
 
 def agree(
@@ -123,8 +124,7 @@ def agree(
 ) -> torch.device:
     """Return the device of this rank, which fits to those of all other ranks. All ranks call it.
 
-    A GPU becomes the current device of torch. CUDA_VISIBLE_DEVICES is not changed. `share` lets
-    several ranks have the same GPU.
+    A GPU becomes torch's current device; with `share` it may be that of other ranks, too.
 
     Raises:
         ConfigError: A GPU is required but there is none, or the devices of the ranks do not fit
@@ -136,9 +136,9 @@ def agree(
         wanted = setting == "cpu" or _hidden(os.environ)
         if ranks.is_main and chosen == "cpu" and not wanted and (found := _mismatch()):
             log.warning("the CPU trains: %s; parallel.device=cpu says that it shall", found)
-        gpus = _gpus(chosen)
-        slices = any(" MIG " in gpu.name for gpu in gpus)  # NVIDIA A100-SXM4-40GB MIG 1g.5gb
-        seen = Seen(socket.gethostname(), [str(gpu.uuid) for gpu in gpus], mig=slices)
+        # The name of a slice is such as NVIDIA A100-SXM4-40GB MIG 1g.5gb.
+        mig = chosen == "cuda" and " MIG " in torch.cuda.get_device_name(0)
+        seen = Seen(socket.gethostname(), _visible(chosen), mig=mig)
     except ConfigError as error:
         seen = Seen(socket.gethostname(), [], str(error))
     store.set(_key(ranks.rank), json.dumps(asdict(seen)))
@@ -238,12 +238,12 @@ def _late(store: dist.Store, ranks: RankInfo) -> str:
     return _named(late, {rank: Seen(ranks.host(rank), []) for rank in late}) if late else ""
 
 
-def _gpus(device: str) -> list[Any]:
-    """Return torch's properties of the GPUs that this rank sees, by index; none for "cpu"."""
+def _visible(device: str) -> list[str]:
     if device == "cpu":
         return []
     # This creates no context on the GPUs, which would take memory on each.
-    return [*map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]
+    count = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
 
 
 def job_gpus(device: torch.device) -> list[str]:
@@ -252,7 +252,7 @@ def job_gpus(device: torch.device) -> list[str]:
     Slurm shows a job its own GPUs, so they are all that this rank sees. Outside of Slurm a rank may
     see GPUs that somebody else uses; only the one that it was given counts.
     """
-    seen = [str(gpu.uuid) for gpu in _gpus(device.type)]
+    seen = _visible(device.type)
     if not seen or any(os.environ.get(name) for name in _ALLOCATED):
         return seen
     return [seen[device.index or 0]]

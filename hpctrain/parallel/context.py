@@ -145,10 +145,7 @@ def check_kernels(device: torch.device, dtype: torch.dtype) -> None:
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers keys and values, (batch, heads, length / cp, head_dim), in one collective.
-
-    The gradients of the whole sequence are added up over the ranks, and each keeps its part.
-    """
+    """Gathers keys and values, (batch, heads, length / cp, head_dim), and adds up gradients."""
 
     @staticmethod
     def forward(

@@ -76,7 +76,10 @@ def _quota(system: Path) -> float:
 
 
 def _set_by_torchrun(ranks: RankInfo, env: Mapping[str, str]) -> bool:
-    """Return whether torchrun has set OMP_NUM_THREADS=1, because it was started without it."""
+    """Return whether torchrun, which starts this rank, was started without OMP_NUM_THREADS.
+
+    It sets 1 for its ranks then. Without access to its environment the answer is no.
+    """
     if ranks.launcher != "torchrun" or env["OMP_NUM_THREADS"] != "1":
         return False
     try:

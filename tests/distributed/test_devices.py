@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,9 +107,8 @@ def start(
     """
     mine = threading.local()
     monkeypatch.setattr(devices, "kind", lambda *_: "cuda" if mine.gpus else "cpu")
-    monkeypatch.setattr(
-        devices, "_gpus", lambda _: [SimpleNamespace(uuid=gpu, name=gpu) for gpu in mine.gpus]
-    )
+    monkeypatch.setattr(devices, "_visible", lambda _: mine.gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     store = dist.HashStore()
     results: dict[int, Any] = {}

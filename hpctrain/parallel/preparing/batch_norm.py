@@ -186,10 +186,11 @@ class _OverRanks(TorchFunctionMode):
 
 
 class _BatchNormOverRanks(torch.autograd.Function):
-    """What torch's SyncBatchNorm computes on GPUs, without that the host waits in each layer.
+    """What torch's SyncBatchNorm computes, which torch has for GPUs only.
 
-    The input is (batch, channels, ...), of any floating dtype. One reduction in fp64, in which
-    squares of fp32 numbers lose nothing, gives the mean and the variance.
+    The input has any floating dtype and the shape (batch, channels, ...). One reduction in fp64
+    gives the mean and the variance; squares of fp32 numbers lose nothing in it. The host never
+    waits for the device, which torch's needs in each layer.
     """
 
     @staticmethod

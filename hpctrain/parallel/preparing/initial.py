@@ -157,7 +157,10 @@ def fill_modules(
 
 
 def _draw(model: Any, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
-    """Return the initial values of what a module on the meta device holds, whole, on the CPU."""
+    """Return the initial values of what a module itself holds, whole and on the CPU.
+
+    The module is left as it was, on the meta device.
+    """
     before = dict(module._parameters), dict(module._buffers)
     torch.manual_seed(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
     for key, like in _own(module).items():
@@ -250,7 +253,11 @@ def _broadcast(whole: torch.Tensor, source: int, group: dist.ProcessGroup | None
 
 
 def _to_device(model: nn.Module, device: torch.device) -> None:
-    """Move all but divided parameters, which FSDP2 brings to the device when they are used."""
+    """Move what FSDP2 leaves on the device of the storage, in place: all but divided parameters.
+
+    With `parallel.fsdp.offload` divided parameters are on the CPU, and FSDP2 brings them to the
+    device before they are used. Buffers and parameters that it cannot divide have to be there.
+    """
     shared = list(ties(model))
     apart = {id(parameter) for parameter in undivided(model)}
     for module in model.modules():

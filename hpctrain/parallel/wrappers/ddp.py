@@ -97,7 +97,10 @@ _REFUSALS = {
 
 
 def _average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average the gradients of a bucket in `dtype`; torch's hook for bf16 is for NCCL only."""
+    """Average the gradients of a bucket in the format `dtype`, on any backend.
+
+    torch has such hooks for fp16, and for bf16 with NCCL only.
+    """
     buffer = bucket.buffer()
     sent = buffer.div(dist.get_world_size()).to(dtype)
     future = dist.all_reduce(sent, async_op=True).get_future()

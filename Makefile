@@ -5,6 +5,11 @@ VENV   ?= .venv
 GPU    ?= cuda
 BIN    := $(VENV)/bin
 
+# Where torch comes from: pypi, or an index of PyTorch such as cu126, cu130, rocm7.2 or cpu, to fit
+# the driver of the GPUs (docs/gpu.md). Another one replaces the torch that is there.
+TORCH_INDEX ?= pypi
+TORCH := $(if $(filter-out pypi,$(TORCH_INDEX)),$(VENV)/.torch-$(TORCH_INDEX))
+
 .PHONY: train test test-all system-packages docs gpu lint types format clean help
 .DELETE_ON_ERROR:
 
@@ -15,6 +20,7 @@ help:
 	@echo "make docs    the documentation as a web site, in site/"
 	@echo "make gpu     what one GPU can show: a table of results within minutes (docs/gpu.md)"
 	@echo "make lint | types | format | clean"
+	@echo "make TORCH_INDEX=cu126 train   with a torch for another driver or for AMD (docs/gpu.md)"
 
 train: $(VENV)/.sample data/digits/index.json
 	@$(BIN)/python -m hpctrain experiment=digits
@@ -67,7 +73,8 @@ clean:
 # are needed. Some packages have templates that do not compile; pip ignores them, too.
 SELDOM := databricks|fontTools|lightning|mypyc?|pip|pygments/lexers|pytorch_lightning|setuptools
 SELDOM := site-packages/(.*/tests?|$(SELDOM)|torchmetrics|transformers/models)/
-$(VENV)/.%: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.%: pyproject.toml | $(VENV)/bin/python $(TORCH)
+	@$(if $(TORCH)$(wildcard $(VENV)/.torch-*),,$(BIN)/python -m hpctrain.gpu_driver $(TORCH_INDEX))
 	@echo "installing hpctrain[$*] into $(VENV) (the first time takes minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
@@ -75,6 +82,18 @@ $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 		--no-compile --no-deps --group libraries; fi
 	@$(BIN)/python -m compileall -qq -j 4 -x '$(SELDOM)' $(VENV)/lib || true
 	@touch $@
+
+# pip keeps a torch that is there, so it comes first, and the others leave it alone.
+$(VENV)/.torch-$(TORCH_INDEX): | $(VENV)/bin/python
+	@$(BIN)/python -m hpctrain.gpu_driver $(TORCH_INDEX)
+	@echo "installing torch from download.pytorch.org/whl/$(TORCH_INDEX) into $(VENV)"
+	@$(BIN)/python -m pip uninstall --quiet --yes torch triton triton-rocm 2>/dev/null
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--index-url https://download.pytorch.org/whl/$(TORCH_INDEX) \
+		"$$(sed -n 's/^ *"\(torch>=[^"]*\)",$$/\1/p' pyproject.toml)"
+	@$(BIN)/python -c 'import torch; version = torch.__version__; \
+		version.endswith("+$(TORCH_INDEX)") or exit(f"this is torch {version}, not $(TORCH_INDEX)")'
+	@rm -f $(VENV)/.torch-* && touch $@
 
 $(VENV)/.slow-libraries: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --group slow-libraries

@@ -235,8 +235,12 @@ def accept(words: list[str], run: Path) -> None:
         run: A run directory, for the commands that name a run.
     """
     match words:
-        case ["make", target] | ["make", target, "GPU=cpu"]:
-            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
+        case ["make", *words]:
+            text = (ROOT / "Makefile").read_text()
+            variables = [word.partition("=")[0] for word in words if "=" in word]
+            (target,) = (word for word in words if "=" not in word)
+            assert re.search(rf"^{target}:", text, re.M)
+            assert all(re.search(rf"^{name} +\?=", text, re.M) for name in variables)
         case ["apt-get", "install", "--no-install-recommends", *packages]:
             needed = _dev_cluster("requirements").PACKAGES
             assert {*packages} == {*needed} - {"util-linux"}  # util-linux is everywhere

@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 # Every package may import these.
 EVERYBODY = (
-    "__init__ console disk errors forks lock metric_names progress_bar record run_record secrets "
-    "slow step_names terminal units yaml_file"
+    "__init__ console disk errors forks gpu_driver lock metric_names progress_bar record "
+    "run_record secrets slow step_names terminal units yaml_file"
 )
 # What a package may import besides. Each stands below all that may import it.
 ALLOWED = {
@@ -32,7 +32,8 @@ ALLOWED = {
     "models.dry_run models.lora models.ties rendezvous.ranks",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
-        "models.expert_bank models.lora models.plan models.ties shards.types tasks"
+        "models.expert_bank models.gpu_support models.lora models.plan models.ties shards.types "
+        "tasks"
     ),
     "slurm": "config rendezvous.ranks",
     "estimates": "config hardware rendezvous.ranks tracking.journal tracking.journal_line",
@@ -97,6 +98,7 @@ APART = {
     "record": "disk errors",
     "run_record": "disk errors record",
     "forks": "",
+    "gpu_driver": "",
     "lock": "disk forks",
     "metric_names": "",
     "terminal": "",
@@ -112,8 +114,8 @@ APART = {
 # seconds; WITH_TORCH are the exceptions within them.
 NO_TORCH = (
     "api checkpoint.files cli commands config console disk doctor errors estimates "
-    "faults.early_signals forks hardware job.compile_cache job.here job.verdict launch lock "
-    "metric_names monitor plan.memory progress_bar record rendezvous report run_record runs "
+    "faults.early_signals forks gpu_driver hardware job.compile_cache job.here job.verdict launch "
+    "lock metric_names monitor plan.memory progress_bar record rendezvous report run_record runs "
     "secret_text secrets shards slow slurm step_names terminal tracking trained.commands units "
     "yaml_file"
 )

@@ -20,11 +20,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import cycle
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hpctrain import gpu_driver
 from hpctrain.errors import ConfigError, DistributedError
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.terminal import few
@@ -35,6 +37,9 @@ _TELLING_S = 10.0  # rank 0 serves the store, so it does not end before the othe
 _SHOWN = 8  # ranks that are named in an error
 # Slurm sets one of these if the step or the job has GPUs on this node.
 _ALLOCATED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+# Who sets one of these to nothing wants no GPU.
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_NOTHING = ("", "-1", "NoDevFiles")
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,13 @@ class Seen:
     """What one rank says about its devices.
 
     `gpus` are the identities of those that it sees, by index; none if it uses the CPU. `problem`
-    tells why it has no device; "" if it has one.
+    tells why it has no device; "" if it has one. `mig` tells whether it sees a slice of a GPU.
     """
 
     host: str
     gpus: list[str]
     problem: str = ""
+    mig: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,35 +68,64 @@ class _Answer:
 def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.environ) -> str:
     """Return "cuda" or "cpu", the kind of device that this rank uses, by `parallel.device`.
 
-    A GPU that the config or the Slurm job asks for, but torch does not see, is a ConfigError.
+    If torch sees no GPU, but the config or the Slurm job asks for one, or torch is built for GPUs
+    and the host has their driver, it is a ConfigError.
     """
     if setting == "cpu":
         return "cpu"
     if torch.cuda.is_available():
         return "cuda"
     allocated = [f"{name}={env[name]}" for name in _ALLOCATED if env.get(name)]
+    built = torch.version.cuda or torch.version.hip
     if setting == "cuda":
         reason = "parallel.device=cuda"
     elif gpus_per_node:
         reason = f"launch.gpus_per_node={gpus_per_node}"
     elif allocated:
         reason = f"the job has GPUs ({allocated[0]})"
+    elif built and gpu_driver.driver() and not _hidden(env):
+        reason = f"this host has {gpu_driver.driver()}"
     else:
         return "cpu"
-    built = torch.version.cuda or torch.version.hip
-    why = f"CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES', 'unset')!r}" + (
-        "" if built else f"; torch {torch.__version__} is built for CPUs only"
-    )
+    why = f"CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES', 'unset')!r}{_no_gpu()}"
     cure = "" if setting == "cuda" else "; parallel.device=cpu trains on the CPU"
+    if "SLURM_JOB_ID" in env and not (gpus_per_node or allocated):
+        cure = f"; launch.gpus_per_node asks Slurm for GPUs{cure}"
     raise ConfigError(
         f"{reason}, but torch sees no GPU here, on {socket.gethostname()} ({why}){cure}"
     )
 
 
-def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) -> torch.device:
+def _hidden(env: Mapping[str, str]) -> bool:
+    return any(env.get(name, "0").strip() in _NOTHING for name in _VISIBLE)
+
+
+def _mismatch() -> str:
+    return gpu_driver.mismatch(torch.__version__, torch.version.cuda, torch.version.hip)
+
+
+def _no_gpu() -> str:
+    """Return why torch sees no GPU, as far as the driver, the build of torch and CUDA tell it."""
+    if found := _mismatch():
+        return f"; {found}"
+    if not (torch.version.cuda or torch.version.hip):
+        return f"; torch {torch.__version__} is built for CPUs only"
+    said = [gpu_driver.driver() or "no driver of a GPU is loaded"]
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        said.append(str(error).partition("\n")[0])
+    if gpu_driver.driver() and "no NVIDIA driver" in said[-1]:
+        said.append("a container needs --nv (site.container.nv=true) to see it")
+    return "".join(f"; {each}" for each in said)
+
+
+def agree(
+    store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int, *, share: bool = False
+) -> torch.device:
     """Return the device of this rank, which fits to those of all other ranks. All ranks call it.
 
-    A GPU becomes the current device of torch. CUDA_VISIBLE_DEVICES is not changed.
+    A GPU becomes torch's current device; with `share` it may be that of other ranks, too.
 
     Raises:
         ConfigError: A GPU is required but there is none, or the devices of the ranks do not fit
@@ -98,12 +133,18 @@ def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) 
         DistributedError: Some ranks do not come.
     """
     try:
-        seen = Seen(socket.gethostname(), visible(kind(setting, gpus_per_node)))
+        chosen = kind(setting, gpus_per_node)
+        wanted = setting == "cpu" or _hidden(os.environ)
+        if ranks.is_main and chosen == "cpu" and not wanted and (found := _mismatch()):
+            log.warning("the CPU trains: %s; parallel.device=cpu says that it shall", found)
+        # The name of a slice is such as NVIDIA A100-SXM4-40GB MIG 1g.5gb.
+        mig = chosen == "cuda" and " MIG " in torch.cuda.get_device_name(0)
+        seen = Seen(socket.gethostname(), visible(chosen), mig=mig)
     except ConfigError as error:
         seen = Seen(socket.gethostname(), [], str(error))
     store.set(_key(ranks.rank), json.dumps(asdict(seen)))
     if ranks.is_main:
-        answer = _compare(store, ranks)
+        answer = _compare(store, ranks, share)
         store.set("devices/answer", json.dumps(asdict(answer)))
     else:
         answer = _Answer(**json.loads(store.get("devices/answer")))
@@ -123,10 +164,11 @@ def agree(store: dist.Store, ranks: RankInfo, setting: str, gpus_per_node: int) 
     return device
 
 
-def assign(seen: Sequence[Seen]) -> list[int]:
+def assign(seen: Sequence[Seen], *, share: bool = False) -> list[int]:
     """Return for each rank the index of its GPU among those that it has `seen`; 0 on CPUs.
 
-    A rank without a device, GPUs on some ranks only, or a GPU of two ranks are a ConfigError.
+    A rank without a device, and GPUs on some ranks only, are a ConfigError; so are a GPU of two
+    ranks, and slices of GPUs for several ranks, unless they may `share`.
     """
     if wrong := [rank for rank, one in enumerate(seen) if one.problem]:
         raise ConfigError(f"{_named(wrong, seen)}: {seen[wrong[0]].problem}")
@@ -137,6 +179,13 @@ def assign(seen: Sequence[Seen]) -> list[int]:
             f"torch sees no GPU on {_named(without, seen)}, but it does on {_named(having, seen)}: "
             "exclude the node (+site.sbatch.exclude=NODE), or train on CPUs (parallel.device=cpu)"
         )
+    slices = [rank for rank, one in enumerate(seen) if one.mig]
+    if slices and len(seen) > 1 and not share:
+        raise ConfigError(
+            f"{_named(slices, seen)}: NCCL does not connect slices of GPUs (MIG), and CUDA shows a "
+            "process only one. Start one rank (launch.tasks_per_node=1), such as one run of a "
+            "sweep for each slice, or use whole GPUs; parallel.backend=gloo is slow, but can"
+        )
     indices, owners = [0] * len(seen), dict[str, int]()
     alike: dict[frozenset[str], list[int]] = {}
     for rank, one in enumerate(seen):
@@ -144,15 +193,16 @@ def assign(seen: Sequence[Seen]) -> list[int]:
     for gpus, members in alike.items():
         if not gpus:
             break
-        if len(members) > len(gpus):
+        if len(members) > len(gpus) and not share:
             raise ConfigError(
                 f"{_named(members, seen)} see the same {len(gpus)} GPU{'s'[: len(gpus) - 1]}: each "
                 "rank needs one of its own; start fewer ranks (launch.tasks_per_node), or let the "
-                "job have more GPUs (launch.gpus_per_node, site.gpu_option)"
+                "job have more GPUs (launch.gpus_per_node, site.gpu_option); only "
+                "parallel.backend=gloo lets ranks share one"
             )
         # The lists of two ranks may have different orders.
-        for rank, gpu in zip(members, seen[members[0]].gpus, strict=False):
-            if (owner := owners.setdefault(gpu, rank)) != rank:
+        for rank, gpu in zip(members, cycle(seen[members[0]].gpus), strict=False):
+            if (owner := owners.setdefault(gpu, rank)) != rank and not share:
                 raise ConfigError(
                     f"{_named([owner, rank], seen)} would share the GPU {gpu}: their "
                     "CUDA_VISIBLE_DEVICES overlap; ranks see either the same GPUs or none of each "
@@ -162,7 +212,7 @@ def assign(seen: Sequence[Seen]) -> list[int]:
     return indices
 
 
-def _compare(store: dist.Store, ranks: RankInfo) -> _Answer:
+def _compare(store: dist.Store, ranks: RankInfo, share: bool) -> _Answer:
     keys = [_key(rank) for rank in range(ranks.world_size)]
     with suppress(RuntimeError):  # the timeout
         store.wait(keys, min(_PATIENCE, store.timeout / 2))  # type: ignore[attr-defined]
@@ -173,7 +223,8 @@ def _compare(store: dist.Store, ranks: RankInfo) -> _Answer:
             *(ranks, late, ranks.master_addr, ranks.master_port),
         )
     try:
-        return _Answer(assign([Seen(**json.loads(store.get(key))) for key in keys]))
+        seen = [Seen(**json.loads(store.get(key))) for key in keys]
+        return _Answer(assign(seen, share=share))
     except ConfigError as error:
         return _Answer([], str(error))
     except RuntimeError:  # the timeout of the store

@@ -60,7 +60,8 @@ def process_group(
     key = _secret(ranks, folder, config.timeout_s)
     try:
         store = _store(ranks, timeout, key)
-        device = agree(store, ranks, config.device, launch.gpus_per_node)
+        share = config.backend == "gloo"  # NCCL wants one GPU for each rank
+        device = agree(store, ranks, config.device, launch.gpus_per_node, share=share)
         dist.init_process_group(
             _backend(config.backend, device),
             store=store,
@@ -68,7 +69,8 @@ def process_group(
             world_size=ranks.world_size,
             timeout=timeout,
         )
-        _connect(device)
+        if ranks.world_size > 1:  # a single rank may never need NCCL, which takes time and memory
+            _connect(device)
     except (RuntimeError, ValueError) as error:  # DistStoreError and similar ones are RuntimeErrors
         _after_failure(ranks)
         raise DistributedError(
@@ -99,9 +101,8 @@ def _backend(setting: str, device: torch.device) -> str:
 def _connect(device: torch.device) -> None:
     """Connect the ranks now: NCCL does it at the first operation, and only then tells problems.
 
-    With `init_process_group(device_id=…)` NCCL would connect in there. But then torch also splits
-    all later groups off this one. So `new_group(…, backend="gloo")` hangs in the ranks that are not
-    part of the new group, and single sends share the connections of all other operations.
+    With `init_process_group(device_id=…)` torch would split all later groups off this one: then
+    `new_group(…, backend="gloo")` hangs in ranks outside of it, and single sends share connections.
     """
     dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
-from hpctrain import __version__
+from hpctrain import __version__, gpu_driver
 from hpctrain.slurm.queue import call, version
-
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def environment(image: str | None = None) -> dict[str, str]:
@@ -35,7 +31,7 @@ def environment(image: str | None = None) -> dict[str, str]:
         "cudnn": _version_of(torch.backends.cudnn.version()) if torch.version.cuda else "",
         "nccl": _nccl(),
         "kernel": platform.release(),
-        "driver": _driver(),
+        "driver": gpu_driver.nvidia() or gpu_driver.amd() or "",
         "slurm": _slurm() if "SLURM_JOB_ID" in os.environ else "",
         "image": image or _image(),
     }
@@ -66,13 +62,6 @@ def _version_of(number: int | None) -> str:
     major = number // 10_000 if number >= 90_000 else number // 1000
     rest = number - major * (10_000 if number >= 90_000 else 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
-
-
-def _driver() -> str:
-    with suppress(OSError):
-        if found := re.search(r"Kernel Module\D*?\s([\d.]+)", _DRIVER.read_text()):
-            return found[1]
-    return ""
 
 
 def _slurm() -> str:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.bias import CausalBias
 
+from hpctrain.models.gpu_support import can
 from hpctrain.models.layers import Linear
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -112,8 +113,7 @@ def _flash_takes(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_flash(device: torch.device) -> bool:
-    """Return whether a GPU has the flash kernel: those of compute capability 8.0 or newer."""
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return can("flash", device)
 
 
 def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> Rotation:

@@ -87,12 +87,10 @@ class _Layer(nn.Module):
 
 
 class _SpectralConvolution(nn.Module):
-    """A complex matrix for each of the lowest modes.
+    """A complex matrix for each of the lowest modes, as real tensors with a last axis of two parts.
 
-    The weights are real tensors whose last axis has real and imaginary parts, so that every
-    optimizer, file format and way to divide parameters takes them. The transform is computed in
-    float32 in every precision, because half precision has no transforms of most sizes, and would
-    lose the small modes.
+    So every optimizer, file format and way to divide parameters takes them. The transform is always
+    in float32: half precision has no transforms of most sizes, and would lose the small modes.
     """
 
     def __init__(self, width: int, modes: Sequence[int]) -> None:

@@ -26,6 +26,8 @@ from hpctrain.config.rules.division import length_problem
 from hpctrain.errors import ConfigError
 from hpctrain.models.attention import attend
 
+_TOLERANCE = 0.05  # of the norm: bf16 differs by less than 0.01, another mask by more than 0.5
+
 
 class SequencePart:
     """The part of every sequence that a rank has: chunks `rank` and 2 * cp - 1 - `rank`.
@@ -115,11 +117,35 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     return mask
 
 
-class _Gather(torch.autograd.Function):
-    """Gathers keys and values, (batch, heads, length / cp, head_dim), in one collective.
+def check_kernels(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a device whose attention of this dtype takes `causal_mask` for another mask.
 
-    The gradients of the whole sequence are added up over the ranks, and each keeps its part.
+    The flash kernel of some builds of torch for AMD's GPUs lets query i see the first i + 1 keys,
+    wherever the queries are. A small case is compared with the plain mask, forward and backward.
     """
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((1, 2, 64, 64), (1, 1, 192, 64), (1, 1, 192, 64))
+    query, key, value = (
+        torch.randn(shape, generator=draw).to(device, dtype).requires_grad_() for shape in shapes
+    )
+    plain, found = torch.ones(64, 192, dtype=torch.bool, device=device).tril(192 - 64), []
+    for mask in (causal_mask(64, 192, device), plain):
+        with torch.enable_grad():
+            out = attend(query, key, value, mask)
+            gradients = torch.autograd.grad(out.float().square().sum(), (query, key, value))
+        found.append(torch.cat([x.detach().float().flatten() for x in (out, *gradients)]))
+    causal, expected = found
+    if not (causal - expected).norm() < _TOLERANCE * expected.norm():
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+        raise ConfigError(
+            f"parallel.cp: on {name}, torch {torch.__version__} computes another attention of few "
+            "queries to many keys than with a plain mask, so losses would be wrong. Use another "
+            "torch, or parallel.cp=1 with parallel.tp or train.activation_checkpointing"
+        )
+
+
+class _Gather(torch.autograd.Function):
+    """Gathers keys and values, (batch, heads, length / cp, head_dim), and adds up gradients."""
 
     @staticmethod
     def forward(

@@ -28,16 +28,16 @@ from hpctrain.errors import ConfigError
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan
 from hpctrain.parallel import second_gradients
+from hpctrain.parallel.context import check_kernels
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
 from hpctrain.parallel.dividing.tensor import divide_layers, sequence_is_divided
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.precision import Precision, compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
 from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.initial import Build, begin, fill, share
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting, check_trained, freeze, settings
@@ -79,6 +79,8 @@ def parallelize(
     logits that tensor parallel divides. `arguments` are those of the model that the task's inputs
     after the first are for; none if the task says nothing.
     """
+    if mesh.degrees.cp > 1 and precision.device.type == "cuda":
+        check_kernels(precision.device, precision.autocast or precision.params)
     recipe = _Recipe(build, config, mesh, precision, loss_parallel)
     schedule, pp = config.parallel.pipeline.schedule, mesh.degrees.pp
     numbers = numbers_of(schedule, pp, mesh.pp_rank) if pp > 1 else [0]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,14 +49,27 @@ rm -f "${REQUEUE_NOTE}"
     done
 ) &"""
 
+GPUS = "$container_gpus"
+"""The word of a command by which the container sees the node's GPUs; `CHOOSE_GPUS` sets it."""
+
+CHOOSE_GPUS = """\
+# Nodes with GPUs of AMD only need another option than those with GPUs of NVIDIA.
+container_gpus=--nv
+if [[ -e /dev/kfd && ! -e /proc/driver/nvidia/version ]]; then container_gpus=--rocm; fi"""
+
+
+def shell_words(words: Iterable[str]) -> str:
+    """Return the words of a command for the script, which has chosen the option for the GPUs."""
+    return " ".join(f'"{GPUS}"' if word == GPUS else shlex.quote(word) for word in words)
+
 
 def in_container(
     container: ContainerConfig, folders: Iterable[Path], *, has_gpus: bool
 ) -> tuple[list[str], list[str]]:
     """Return options of srun, and the words before python, that start the ranks in the container.
 
-    Both are empty without a `runtime`. The folders, which the ranks read and write, have the same
-    path in the container; one that cannot be bound is a ConfigError.
+    Both are empty without a `runtime`. `shell_words` quotes the words. The folders, which the ranks
+    read and write, have the same path in the container; one that cannot be bound is a ConfigError.
     """
     if container.runtime is None:
         return [], []
@@ -72,7 +86,7 @@ def in_container(
         mounts = ",".join(bind if ":" in bind else f"{bind}:{bind}" for bind in binds)
         return [f"--container-image={image}", f"--container-mounts={mounts}", *container.args], []
     words = [container.runtime, "exec"]
-    words += ["--nv"] if (has_gpus if container.nv is None else container.nv) else []
+    words += [GPUS] if (has_gpus if container.nv is None else container.nv) else []
     words += [f"--bind={bind}" for bind in binds]
     return [], [*words, *container.args, image]
 

@@ -74,10 +74,7 @@ def _words(said: str) -> str:
 
 
 def _job_id(answer: str) -> str:
-    """Return the job id in an answer of `sbatch --parsable`; "" if there is none.
-
-    The commands of some sites print a welcome, notes or the balance of the account before or after.
-    """
+    """Return the job id in what `sbatch --parsable` and a site print; "" if there is none."""
     return next(
         (m[1] for line in answer.splitlines()[::-1] if (m := _ID.fullmatch(line.strip()))), ""
     )

@@ -18,7 +18,7 @@ from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.secrets import shell_word
-from hpctrain.slurm.container import REQUEUE_ON_NOTE, in_container
+from hpctrain.slurm.container import CHOOSE_GPUS, GPUS, REQUEUE_ON_NOTE, in_container, shell_words
 from hpctrain.slurm.job_environment import TRUST
 from hpctrain.slurm.node_range import choose_nodes, rank_options
 from hpctrain.slurm.sbatch_options import (
@@ -183,11 +183,13 @@ def _srun(
         " ".join(["srun --unbuffered --open-mode=append", *rank_options(launch)]),
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
-        *([shlex.join(container)] if container else []),
+        *([shell_words(container)] if container else []),
         f'{_IGNORE_SIGNALS} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
     ]
     if site.container.runtime is not None:
         yield f"\n{REQUEUE_ON_NOTE}"
+    if GPUS in container:
+        yield f"\n{CHOOSE_GPUS}"
     yield from choose_nodes(launch, fitting)
     if site.gpu_option == "gpus-per-task":
         yield _SHARED_GPUS
@@ -199,4 +201,4 @@ def _srun(
     # In a container the decision is made in it, too, as the host may have no Python for it.
     words = ["srun", "--nodes=1", "--ntasks=1", *container_arguments] if container_arguments else []
     words += [*container, python, "-m", "hpctrain.job.verdict"]
-    yield _AFTER_THE_RANKS.format(verdict=shlex.join(words))
+    yield _AFTER_THE_RANKS.format(verdict=shell_words(words))

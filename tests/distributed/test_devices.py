@@ -11,8 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpctrain import gpu_driver
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed import devices
 from hpctrain.distributed.devices import Seen, agree, assign, kind
+from hpctrain.distributed.group import process_group
 from hpctrain.errors import ConfigError, DistributedError, HpctrainError
 from hpctrain.rendezvous.ranks import RankInfo
 
@@ -50,11 +53,33 @@ def test_each_rank_has_a_gpu_of_its_own(seen: list[Seen], indices: list[int]) ->
         (node("n1", "a", "ab"), r"ranks 0 \(n1\), 1 \(n1\) would share the GPU a"),
         (node("n1", "a", "b") + node("n2", "", ""), r"no GPU on ranks 2 \(n2\), 3 \(n2\), but"),
         ([*node("n1", "a"), Seen("n2", [], "no driver")], r"^rank 1 \(n2\): no driver$"),
+        (
+            [Seen("n1", ["a"], mig=True), Seen("n1", ["b"], mig=True)],
+            r"^ranks 0 \(n1\), 1 \(n1\): NCCL does not connect slices of GPUs \(MIG\)",
+        ),
     ],
 )
 def test_devices_that_do_not_fit_together(seen: list[Seen], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         assign(seen)
+
+
+@pytest.mark.parametrize(
+    ("seen", "indices"),
+    [
+        (node("n1", "a", "a"), [0, 0]),
+        (node("n1", "ab", "ab", "ab"), [0, 1, 0]),
+        (node("n1", "a", "ab"), [0, 0]),
+        ([Seen("n1", ["a"], mig=True), Seen("n1", ["a"], mig=True)], [0, 0]),
+        (node("n1", "", ""), [0, 0]),
+    ],
+)
+def test_ranks_over_gloo_may_share_a_gpu(seen: list[Seen], indices: list[int]) -> None:
+    assert assign(seen, share=True) == indices
+
+
+def test_one_rank_may_have_a_slice_of_a_gpu() -> None:
+    assert assign([Seen("n1", ["a"], mig=True)]) == [0]
 
 
 def test_a_training_never_moves_to_the_cpu_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +98,9 @@ def test_a_training_never_moves_to_the_cpu_in_silence(monkeypatch: pytest.Monkey
     assert kind("auto", 2, masked) == kind("cuda", 0, {}) == "cuda"
 
 
-def start(seen: list[list[str] | None], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def start(
+    seen: list[list[str] | None], monkeypatch: pytest.MonkeyPatch, *, share: bool = False
+) -> list[Any]:
     """Let ranks agree, of which each sees these GPUs; None is a rank that does not come.
 
     Returns:
@@ -82,6 +109,7 @@ def start(seen: list[list[str] | None], monkeypatch: pytest.MonkeyPatch) -> list
     mine = threading.local()
     monkeypatch.setattr(devices, "kind", lambda *_: "cuda" if mine.gpus else "cpu")
     monkeypatch.setattr(devices, "visible", lambda _: mine.gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     store = dist.HashStore()
     results: dict[int, Any] = {}
@@ -90,7 +118,7 @@ def start(seen: list[list[str] | None], monkeypatch: pytest.MonkeyPatch) -> list
         mine.gpus = gpus
         place = RankInfo("test", number, number, 0, len(seen), len(seen), 1, "", 0)
         try:
-            results[number] = agree(store, place, "auto", 0)
+            results[number] = agree(store, place, "auto", 0, share=share)
         except HpctrainError as error:
             results[number] = error
 
@@ -123,10 +151,33 @@ def test_the_ranks_compare_before_there_is_a_group(monkeypatch: pytest.MonkeyPat
         torch.device("cuda", 1),
     ]
     assert start([[], []], monkeypatch) == [torch.device("cpu")] * 2
+    assert start([["a"], ["a"]], monkeypatch, share=True) == [torch.device("cuda", 0)] * 2
     for error in start([["a"], []], monkeypatch):
         assert isinstance(error, ConfigError)
         assert "torch sees no GPU on rank 1 (" in str(error)
         assert "but it does on rank 0 (" in str(error)
+
+
+def test_a_torch_for_cpus_on_a_host_with_gpus_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gpu_driver, "nvidia", lambda: "580.65.06")
+    alone = RankInfo("test", 0, 0, 0, 1, 1, 1, "", 0)
+    assert agree(dist.HashStore(), alone, "cpu", 0) == torch.device("cpu")
+    assert caplog.messages == [], "this was asked for"
+    assert agree(dist.HashStore(), alone, "auto", 0) == torch.device("cpu")
+    (said,) = caplog.messages
+    assert "is built for CPUs only, but the GPUs are NVIDIA's; `make TORCH_INDEX=cu130`" in said
+
+
+def test_a_single_rank_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU this would be one of NCCL, which takes seconds and memory."""
+    opened: list[object] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda *given, **_: opened.append(given))
+    alone = RankInfo("test", 0, 0, 0, 1, 1, 1, "", 0)
+    with process_group(alone, ParallelConfig(device="cpu")):
+        assert dist.get_world_size() == 1
+    assert opened == []
 
 
 def test_a_rank_without_its_gpu_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

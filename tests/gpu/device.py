@@ -15,6 +15,7 @@ import torch
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.distributed.group import process_group
+from hpctrain.models.gpu_support import can
 from hpctrain.shards.types import Batch
 from tests.steps import ALONE
 
@@ -36,11 +37,10 @@ on_device: list[Any] = [
 on_gpu: list[Any] = [pytest.mark.gpu, needs_gpu, pytest.mark.filterwarnings("default")]
 
 
-def on_gpu_of(major: int, minor: int) -> list[Any]:
-    """Return the marks of tests that need a GPU of this compute capability or a newer one."""
-    old = not torch.cuda.is_available() or torch.cuda.get_device_capability() < (major, minor)
-    reason = f"there is no CUDA device of capability {major}.{minor}"
-    return [*on_gpu, pytest.mark.skipif(old, reason=reason)]
+def on_gpu_with(what: str) -> list[Any]:
+    """Return the marks of tests that need a GPU with `what`, such as "tf32" or "fp8"."""
+    lacks = not torch.cuda.is_available() or not can(what, CUDA)
+    return [*on_gpu, pytest.mark.skipif(lacks, reason=f"there is no CUDA device with {what}")]
 
 
 @pytest.fixture

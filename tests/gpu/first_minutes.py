@@ -212,7 +212,7 @@ def of_tests(code: int, report: Path) -> Result:
         return Result("", "failed", note=note)
     if not passed:
         why = str(skips[0].get("message"))
-        return Result("", "skipped", note=NO_GPU if "no CUDA" in why else why)
+        return Result("", "skipped", note=NO_GPU if "sees no CUDA" in why else why)
     left = f", {len(skips)} skipped" if skips else ""
     return Result("", "passed", note=f"{passed} passed{left}", figures=figures)
 
@@ -288,7 +288,8 @@ def main(given: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
     console.print(table(chosen, results))
     console.print(f"figures and versions: {report}", soft_wrap=True, highlight=False)
     if all(result.state == "skipped" for result in results):
-        console.print("no part has run: torch sees no GPU (--device cpu rehearses)")
+        why = known.get("no_gpu") or "torch sees no GPU"
+        console.print(f"no part has run: {why}. --device cpu rehearses", highlight=False)
         return 1
     return int(any(result.is_bad for result in results))
 

@@ -7,10 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from hpctrain import gpu_driver
 from tests.conftest import ROOT
 from tests.gpu import first_minutes
 from tests.gpu.first_minutes import PARTS, TWO_GPUS, Part, descendants, end, main, of_tests
+from tests.gpu.versions import versions
 
 TESTS = """\
 import pytest
@@ -150,10 +153,18 @@ def is_alive(pid: int) -> bool:
 
 
 def test_without_a_gpu_nothing_runs_and_the_command_says_so(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["--out", str(folder / "out")], (part("good", "measures"),)) == 1
     assert "no part has run: torch sees no GPU" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_driver, "nvidia", lambda: "550.90.07")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = versions()
+    monkeypatch.setattr(first_minutes, "versions", lambda: found)
+    assert main(["--out", str(folder / "out")], (part("good", "measures"),)) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "which needs driver 580 or newer, not 550.90.07; `make TORCH_INDEX=cu126`" in said
 
 
 def test_parts_have_names_of_their_own_and_their_files_exist() -> None:

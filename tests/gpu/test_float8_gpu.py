@@ -10,10 +10,10 @@ from hpctrain.faults.stop import Stop
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
 from hpctrain.training.step import TrainStep
-from tests.gpu.device import CUDA, cuda_group, on_gpu_of, tokens  # noqa: F401  a fixture
+from tests.gpu.device import CUDA, cuda_group, on_gpu_with, tokens  # noqa: F401  a fixture
 from tests.parallel.parity import spread, whole
 
-pytestmark = [*on_gpu_of(8, 9), pytest.mark.usefixtures("torchao", "cuda_group")]
+pytestmark = [*on_gpu_with("fp8"), pytest.mark.usefixtures("torchao", "cuda_group")]
 MODEL = functools.partial(Transformer, 512, 256, 4, 8, 4, norm="layer", mlp="gelu", bias=True)
 # With offload FSDP2 holds the parameters, as with several ranks.
 SHARDED = ParallelConfig(dp_replicate=1, fsdp=FSDPConfig(offload=True))

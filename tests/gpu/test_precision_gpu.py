@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.parallel.precision import Precision
-from tests.gpu.device import CUDA, on_gpu_of
+from tests.gpu.device import CUDA, on_gpu_with
 
-pytestmark = on_gpu_of(8, 0)
+pytestmark = on_gpu_with("tf32")
 
 
 @pytest.mark.parametrize(

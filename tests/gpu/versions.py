@@ -5,10 +5,13 @@ python -m tests.gpu.versions
 
 import json
 import platform
-import subprocess
 from typing import Any
 
 import torch
+
+from hpctrain import gpu_driver
+from hpctrain.distributed import devices
+from hpctrain.errors import ConfigError
 
 
 def versions() -> dict[str, Any]:
@@ -17,30 +20,22 @@ def versions() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        **dict.fromkeys(("cudnn", "nccl", "driver", "gpu", "capability", "memory_gib")),
+        "cuda": torch.version.cuda or torch.version.hip,
+        "driver": gpu_driver.driver() or None,
+        **dict.fromkeys(("cudnn", "nccl", "gpu", "capability", "memory_gib", "no_gpu")),
     }
-    if torch.cuda.is_available():
-        gpu = torch.cuda.get_device_properties(0)
-        found |= {
-            "cudnn": torch.backends.cudnn.version(),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            "driver": driver(),
-            "gpu": gpu.name,
-            "capability": f"{gpu.major}.{gpu.minor}",
-            "memory_gib": round(gpu.total_memory / 2**30, 1),
-        }
-    return found
-
-
-def driver() -> str | None:
-    """Return the version of the driver; None if nvidia-smi does not say it."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.split("\n", 1)[0].strip() or None
+        devices.kind("cuda")
+    except ConfigError as error:
+        return found | {"no_gpu": str(error)}
+    gpu = torch.cuda.get_device_properties(0)
+    return found | {
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "gpu": gpu.name,
+        "capability": gpu.gcnArchName if torch.version.hip else f"{gpu.major}.{gpu.minor}",
+        "memory_gib": round(gpu.total_memory / 2**30, 1),
+    }
 
 
 if __name__ == "__main__":

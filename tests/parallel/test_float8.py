@@ -15,7 +15,7 @@ from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Transformer
 from hpctrain.parallel import precision
-from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
+from hpctrain.parallel.precision import compute_in_float8, float8_layers
 from tests.parallel.parity import spread, whole
 from tests.ranks import run_ranks
 
@@ -38,7 +38,7 @@ def test_the_head_and_odd_sizes_stay_in_high_precision() -> None:
 def initials() -> list[dict[str, torch.Tensor]]:
     """Return the initial parameters without and with fp8; its GPU is only claimed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision, "_check_gpu", lambda *_: None)
+        patch.setattr(precision, "lack", lambda *_: "")
         return [initial("bf16"), initial("fp8")]
 
 

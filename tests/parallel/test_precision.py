@@ -1,5 +1,6 @@
 """Reduced precision stays near fp32, is alike on all ranks, and has one loss scale."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import distributed
 
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.errors import ConfigError
+from hpctrain.models import gpu_support
 from hpctrain.parallel import precision
 from hpctrain.parallel.precision import Precision
 from hpctrain.shards.types import Batch
@@ -109,9 +111,39 @@ def test_formats_that_a_cpu_does_not_have(compute: str) -> None:
         Precision(PrecisionConfig(compute), CPU)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "lacks"),
+    [
+        ("gfx908:sramecc+:xnack-", {"tf32", "fp8", "flash"}),  # MI100
+        ("gfx90a:sramecc+:xnack-", {"tf32", "fp8"}),  # MI250X
+        ("gfx942:sramecc+:xnack-", set()),  # MI300X
+        ("gfx950:sramecc+:xnack-", set()),  # MI355X
+        ("gfx1100", {"tf32", "fp8"}),
+        ("gfx1201", {"tf32"}),
+    ],
+)
+def test_amd_gpus_are_told_by_their_architecture(
+    architecture: str, lacks: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no GPU here: what torch says of one is planted."""
+    gpu = SimpleNamespace(gcnArchName=architecture, name="AMD Instinct")
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu.name)
+    device = torch.device("cuda", 0)
+    found = {what: gpu_support.lack(what, device) for what in ("tf32", "fp8", "flash")}
+    assert {what for what, text in found.items() if text} == lacks
+    if lacks:
+        name = architecture.partition(":")[0]
+        assert found["tf32"].endswith(f"AMD Instinct has {name}")
+        with pytest.raises(ConfigError, match=r"compute=tf32: it needs a GPU of AMD's arch.*gfx94"):
+            Precision(PrecisionConfig("tf32"), device)
+
+
 def test_only_tf32_computes_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own default for convolutions is tf32; there is no GPU here, only its settings."""
-    monkeypatch.setattr(precision, "_check_gpu", lambda *_: None)
+    monkeypatch.setattr(precision, "lack", lambda *_: "")
     cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
     monkeypatch.setattr(cudnn, "allow_tf32", cudnn.allow_tf32)  # the test restores the switch
     try:

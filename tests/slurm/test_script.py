@@ -15,7 +15,13 @@ from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.slurm.container import REQUEUE_ON_NOTE, leave_note
+from hpctrain.slurm.container import (
+    CHOOSE_GPUS,
+    REQUEUE_ON_NOTE,
+    in_container,
+    leave_note,
+    shell_words,
+)
 from hpctrain.slurm.job_environment import clean_environment
 from hpctrain.slurm.node_range import note
 from hpctrain.slurm.script import sbatch_script
@@ -345,13 +351,31 @@ def test_apptainer_stands_between_srun_and_python() -> None:
     command = " ".join(srun_words(text))
     # The sweep's folder is in output_dir, so it needs no bind of its own.
     binds = "--bind=/runs --bind=/data/digits --bind=/scratch:/tmp"
-    assert f"apptainer exec --nv {binds} '/my image.sif' /bin/sh -c" in command
+    assert f"apptainer exec \"$container_gpus\" {binds} '/my image.sif' /bin/sh -c" in command
     assert "scontrol requeue" in text
-    assert "--nv" not in script(SiteConfig(container=container))
+    assert "container_gpus" not in script(SiteConfig(container=container))
     with pytest.raises(ConfigError, match="apptainer takes the ',' for the end of a path"):
         sbatch_script(
             replace(config(SiteConfig(container=container)), output_dir="/a,b"), FOLDER, 1
         )
+
+
+@pytest.mark.parametrize(
+    ("files", "option"),
+    [((), "--nv"), (("nvidia",), "--nv"), (("kfd",), "--rocm"), (("kfd", "nvidia"), "--nv")],
+)
+def test_the_node_says_by_which_option_a_container_sees_its_gpus(
+    files: tuple[str, ...], option: str, tmp_path: Path
+) -> None:
+    """The files of drivers are planted."""
+    for name in files:
+        (tmp_path / name).touch()
+    text = CHOOSE_GPUS.replace("/dev/kfd", f"{tmp_path}/kfd")
+    text = text.replace("/proc/driver/nvidia/version", f"{tmp_path}/nvidia")
+    words = in_container(ContainerConfig("apptainer", "/i.sif"), [], has_gpus=True)[1]
+    text = f"set -eu\n{text}\nprintf '%s ' {shell_words(words)}"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout == f"apptainer exec {option} /i.sif "
 
 
 def test_pyxis_is_asked_by_options_of_srun() -> None:

@@ -27,7 +27,9 @@ class ContainerConfig:
         "are.",
     )
     nv: bool | None = key(
-        None, "apptainer gets --nv. Null means that it does when the job has GPUs."
+        None,
+        "apptainer gets --nv, or --rocm on nodes with AMD's GPUs. Null means that it does when "
+        "the job has GPUs.",
     )
     args: list[str] = key([], "`apptainer exec`, or with pyxis srun, gets these arguments too.")
 

@@ -124,8 +124,7 @@ def _number(given: int, ranks: Sequence[Probe]) -> Finding:
         )
     elif without and seen:
         found += f": rank {', '.join(without)} sees none"
-    enough = len(seen) >= len(ranks)  # each rank has one, and the job trains
-    return Finding(check, "warn" if enough else "fail", found, f"{given}", cure)
+    return Finding(check, "fail", found, f"{given}", cure)
 
 
 def _gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:

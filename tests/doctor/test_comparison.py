@@ -184,7 +184,6 @@ def test_gpus_that_each_rank_sees_alone_are_counted_over_the_node() -> None:
     assert node(*[["a", "b", "c"]] * 4) == [("fail", "3")]
     assert node([], [], [], []) == [("fail", "0")]
     assert node(["a"], ["b"], ["c"]) == []  # the rank that has not answered is named by itself
-    assert node(*[["a", "b", "c", "d"]] * 4, given=8) == [("warn", "4")]  # each rank has one
     assert node(*[["a"]] * 4, given=1) == [("pass", "1")]  # one GPU for all, on purpose
     assert node(["a"], [], [], [], given=0) == []  # CPUs, or nobody says how many
 

@@ -26,7 +26,7 @@ _LEAST_SIMDS = 64  # the graphics of a processor have fewer; nobody expects to t
 def nvidia() -> str | None:
     """Return the version of NVIDIA's driver, "" if it does not say it; None without the driver."""
     with suppress(OSError):
-        # "… x86_64 Kernel Module  535.129.03  …", or "… Open Kernel Module for x86_64  580.65.06  …"
+        # "… x86_64 Kernel Module  535.129.03 …", or "… Open Kernel Module for x86_64  580.65.06 …"
         found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", _NVIDIA.read_text())
         return found[1] if found else ""
     return None

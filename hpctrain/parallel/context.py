@@ -117,6 +117,7 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     return mask
 
 
+@torch.enable_grad()
 def check_kernels(device: torch.device, dtype: torch.dtype) -> None:
     """Refuse a device whose attention of this dtype takes `causal_mask` for another mask.
 
@@ -125,14 +126,12 @@ def check_kernels(device: torch.device, dtype: torch.dtype) -> None:
     """
     draw = torch.Generator().manual_seed(0)
     shapes = ((1, 2, 64, 64), (1, 1, 192, 64), (1, 1, 192, 64))
-    query, key, value = (
-        torch.randn(shape, generator=draw).to(device, dtype).requires_grad_() for shape in shapes
-    )
+    inputs = [torch.randn(s, generator=draw).to(device, dtype).requires_grad_() for s in shapes]
+    query, key, value = inputs
     plain, found = torch.ones(64, 192, dtype=torch.bool, device=device).tril(192 - 64), []
     for mask in (causal_mask(64, 192, device), plain):
-        with torch.enable_grad():
-            out = attend(query, key, value, mask)
-            gradients = torch.autograd.grad(out.float().square().sum(), (query, key, value))
+        out = attend(query, key, value, mask)
+        gradients = torch.autograd.grad(out.float().square().sum(), inputs)
         found.append(torch.cat([x.detach().float().flatten() for x in (out, *gradients)]))
     causal, expected = found
     if not (causal - expected).norm() < _TOLERANCE * expected.norm():

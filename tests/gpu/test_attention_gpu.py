@@ -5,7 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.models.attention import Attention, attend
-from hpctrain.parallel.context import SequencePart
+from hpctrain.parallel.context import SequencePart, check_kernels
 from tests.gpu.device import CUDA, on_gpu
 
 pytestmark = on_gpu
@@ -59,6 +59,12 @@ def test_kernels_and_memory(compute: str, kv_heads: int, documents: bool) -> Non
     assert MATH not in names, kernels
     scores = rows * heads * length**2 * 2  # bytes of all scores in 16 bits
     assert peak < scores / 2, f"{peak / 2**20:.0f} MiB, {kernels}"
+
+
+@each_dtype
+@pytest.mark.skipif(torch.version.hip is not None, reason="some builds for AMD are refused")
+def test_the_check_at_the_start_accepts_this_gpu(compute: str) -> None:
+    check_kernels(CUDA, DTYPES[compute])
 
 
 @each_dtype

@@ -72,7 +72,7 @@ class Hardware:
 
     name: str  # of the file, as in `hardware=h100_sxm`
     title: str  # for a reader
-    memory_bytes: int | None  # as the device reports it
+    memory_bytes: int | None  # that torch sees: `total_memory`
     peak_flops: Mapping[str, float]  # dense, per second, by the names of `precision.compute`
     memory_bandwidth: float | None  # bytes/s
     gpus_per_node: int | None  # of a usual node
@@ -100,6 +100,15 @@ class Hardware:
     def peak(self, compute: str) -> float | None:
         """Return the dense peak in FLOP/s of a format, or None if it is unknown."""
         return self.peak_flops.get(compute)
+
+    def lacks(self, compute: str) -> str:
+        """Return a sentence if the GPU has no such format, though its file has others, or ""."""
+        if not self.peak_flops or compute in self.peak_flops:
+            return ""
+        return (
+            f"precision.compute={compute}: {self.title} has none (hardware={self.name} gives "
+            f"{', '.join(self.peak_flops)}), so step time, MFU and cost are unknown"
+        )
 
     @property
     def missing(self) -> dict[str, str]:

@@ -56,10 +56,11 @@ def _of_rank(each: Probe, hardware: Hardware, nodes: int) -> Iterator[Finding]:
             ("between", hardware.between.bandwidth),
         )
     }
+    on_pcie = "PCIe" in hardware.host.kind or None  # not by NVLink-C2C, as GH200
     # What is judged, its value, what the hardware has, the part of it that is expected, the unit.
     rows = [
         (f"{rank}power limit", gpu.power_w, hardware.power_w, 0.9, "W", _POWER),
-        (f"{rank}PCIe", gpu.pcie_gb_s, best["host"], 0.9, "GB/s", _PCIE),
+        (f"{rank}PCIe", gpu.pcie_gb_s, on_pcie and best["host"], 0.9, "GB/s", _PCIE),
         (f"{rank}matmul", figures.get("matmul_tflops"), peak and peak / 1e12, 0.5, flops, _SLOW),
         (f"{rank}memory", figures.get("memory_gb_s"), best["memory"], 0.6, "GB/s", _SLOW),
         (f"{rank}PCIe under load", figures.get("to_gpu_gb_s"), best["host"], 0.5, "GB/s", _SLOW),

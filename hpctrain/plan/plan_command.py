@@ -19,7 +19,7 @@ from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.estimates import node_weights, time_limit
-from hpctrain.estimates.cautions import cautions
+from hpctrain.estimates.cautions import cautions, number_format
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
 from hpctrain.plan.budget import Limits
@@ -76,7 +76,10 @@ def main(argv: list[str]) -> int:
     others = [] if alone else [load(name, folders) for name in known(folders)]
     others = [other for other in others if other.memory_bytes is not None]
     found = answer(asked, others)
-    warnings = list(cautions(config)) if asked.named or hardware is None else []
+    if hardware is None or asked.named:
+        warnings = list(cautions(config))
+    else:
+        warnings = list(number_format(config, hardware))
     simulated = None
     if given.simulate is not None:
         if not found.layouts:

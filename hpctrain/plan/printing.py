@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpctrain.config.advice import HOST_GB_PER_GPU
 from hpctrain.console import Console, Table
+from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Hardware, Price
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
-from hpctrain.plan.predicting.estimate import Estimate, readable
+from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.ranking import Scaled
-from hpctrain.units import MIB
+from hpctrain.units import MIB, readable
 
 
 def print_model(console: Console, facts: ModelFacts) -> None:
@@ -62,18 +64,32 @@ def print_memory(
         f"{batch.global_size} = dp {batch.shares} x accumulate {batch.accumulate} x {batch.micro}"
     )
     table = Table("memory of the rank that needs most", "")
-    for name, value in vars(estimate.memory).items():
-        table.add_row(name, "unknown" if value is None else readable(value))
+    memory = vars(estimate.memory)
+    for name, value in memory.items():
+        if name == "host" and not value:
+            continue
+        away = bool(memory["host"]) and name in ("parameters", "gradients", "optimizer")
+        label = f"{name} (host)" if away else name
+        table.add_row(label, "unknown" if value is None else readable(value))
     console.print(table)
     if estimate.memory.activations is None:
         console.print("the activations are unknown, so the total is at least this")
+    if memory["host"]:
+        number = layout.config.launch.tasks_per_node
+        console.print(
+            f"each node keeps {readable(number * memory['host'])} of {number} ranks in its host "
+            f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
+        )
     if hardware is None:
         return
-    if hardware.memory_bytes is None or estimate.fits is None:
+    if estimate.fits is None:
         console.print(f"whether it fits into {hardware.title} is unknown")
         return
-    verdict = "fits into" if estimate.fits else "does not fit into"
-    console.print(f"it {verdict} the {readable(hardware.memory_bytes)} of {hardware.title}")
+    verdict = "is tight in" if estimate.tight else "fits into"
+    verdict = verdict if estimate.fits else "does not fit into"
+    why = f": it {estimate.room}" if estimate.room else f", and {MARGIN:.0%} stays free"
+    of_gpu = f"the {readable(hardware.memory_bytes)} of " if hardware.memory_bytes else ""
+    console.print(f"it {verdict} {of_gpu}{hardware.title}{why}")
 
 
 def print_layouts(
@@ -207,7 +223,7 @@ def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]
 
 def _memory(estimate: Estimate) -> str:
     least = ">" if estimate.memory.activations is None else ""
-    return f"{least}{readable(estimate.memory.total)}"
+    return f"{least}{readable(estimate.memory.total)}{' tight' * estimate.tight}"
 
 
 def _or_unknown(value: Any, form: str) -> str:

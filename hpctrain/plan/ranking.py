@@ -14,9 +14,10 @@ from typing import Any
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.hardware import Hardware
 from hpctrain.plan.layouts import Layout, layouts
-from hpctrain.plan.predicting.estimate import Estimate, Estimator, readable, speed
+from hpctrain.plan.predicting.estimate import Estimate, Estimator, speed
 
 _MOST_NODES = 4096
 
@@ -49,17 +50,16 @@ def rank(
                 continue
             possible = [estimate for estimate in estimates if estimate.fits is not False]
             if possible:
-                fastest = min(possible, key=speed)
+                # What is tight comes only where nothing leaves more room.
+                fastest = min(possible, key=lambda one: (one.tight, speed(one)))
                 if reason := estimator.limits.exceeded(*fastest.bill):
                     excluded[name] = reason
                 (over if reason else found).append(fastest)
                 continue
-            limit = hardware.memory_bytes or 0
             full = group[-1].config.train.activation_checkpointing == "full"
             excluded[name] = (
-                f"needs {readable(estimates[-1].memory.total)} of {readable(limit)} per GPU, also "
-                f"with {'full activation checkpointing and ' * full}the smallest "
-                "micro-batch"
+                f"{estimates[-1].room}, also with "
+                f"{'full activation checkpointing and ' * full}the smallest micro-batch"
             )
     found.sort(key=lambda e: (e.layout.ranks, speed(e)))
     return Ranking([replace(e, reason=_reason(e)) for e in found], excluded, over)
@@ -70,7 +70,7 @@ def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> 
     first = group[0].config.train.activation_checkpointing
     whole = [layout for layout in group if layout.config.train.activation_checkpointing == first]
     found = [estimator.of(layout, hardware) for layout in whole]
-    if all(estimate.fits for estimate in found):
+    if all(estimate.fits and not estimate.tight for estimate in found):
         return found  # what computes twice is slower, and measuring it takes seconds
     least = estimator.of(group[-1], hardware)
     if least.fits is False:
@@ -101,9 +101,8 @@ def smallest(
         ranks = size[0] * size[1]
         if ranks > config.train.global_batch_size * whole:
             break
-        if estimator.least(config.precision, config.optimizer, ranks) > (
-            hardware.memory_bytes or math.inf
-        ):
+        least = estimator.least(config.precision, config.optimizer, ranks)
+        if on_gpu(least, hardware.memory_bytes, complete=False).possible is False:
             continue
         found = rank(config, estimator, hardware, [size])
         if found.best:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,14 +101,13 @@ class Hardware:
         """Return the dense peak in FLOP/s of a format, or None if it is unknown."""
         return self.peak_flops.get(compute)
 
-    def lacks(self, compute: str) -> str:
-        """Return a sentence if the GPU has no such format, though its file has others, or ""."""
-        if not self.peak_flops or compute in self.peak_flops:
-            return ""
-        return (
-            f"precision.compute={compute}: {self.title} has none (hardware={self.name} gives "
-            f"{', '.join(self.peak_flops)}), so step time, MFU and cost are unknown"
-        )
+    def lacks(self, compute: str) -> Iterator[str]:
+        """Yield a warning if the GPU has no such number format, though its file has others."""
+        if self.peak_flops and compute not in self.peak_flops:
+            yield (
+                f"precision.compute={compute}: {self.title} has none (hardware={self.name} gives "
+                f"{', '.join(self.peak_flops)}), so step time, MFU and cost are unknown"
+            )
 
     @property
     def missing(self) -> dict[str, str]:
@@ -118,7 +117,10 @@ class Hardware:
             "peak_tflops": (self.peak_flops or None, "step time, MFU and all that follows"),
             "memory_gb_per_s": (self.memory_bandwidth, "the time of work bound by memory"),
             "gpus_per_node": (self.gpus_per_node, "which ranks share a node"),
-            "inside.gb_per_s": (self.inside.bandwidth, "communication inside a node"),
+            "inside.gb_per_s": (
+                0.0 if self.gpus_per_node == 1 else self.inside.bandwidth,
+                "communication inside a node",
+            ),
             "between.gb_per_s": (self.between.bandwidth, "communication between nodes"),
             "power_w": (self.power_w, "energy"),
             "price": (self.prices or None, "cost"),

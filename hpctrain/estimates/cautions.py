@@ -54,20 +54,14 @@ def cautions(config: Config) -> Iterator[str]:
     except HpctrainError:  # a range of nodes may fit only with other numbers than its first
         return
     yield from _host(config)
-    yield from _offload(config, degrees)
     yield from _across_nodes(config, degrees)
     yield from _learning_rate(config)
-    if hardware is not None and config.parallel.device != "cpu":
-        yield from number_format(config, hardware)
-        yield from _states(config, degrees, hardware)
+    on_gpus = hardware is not None and config.parallel.device != "cpu"
+    yield from _states(config, degrees, hardware if on_gpus else None)
+    if hardware is not None and on_gpus:
+        yield from hardware.lacks(config.precision.compute)
         yield from _idle(config, degrees, batch, hardware)
     yield from _time(config, degrees, hardware)
-
-
-def number_format(config: Config, hardware: Hardware) -> Iterator[str]:
-    """Yield a warning if the GPU does not have the number format of the run."""
-    if lacking := hardware.lacks(config.precision.compute):
-        yield lacking
 
 
 def _what_decides(config: Config) -> str:
@@ -130,62 +124,39 @@ def _learning_rate(config: Config) -> Iterator[str]:
         )
 
 
-def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[str]:
-    """Yield a warning if parameters and optimizer state alone do not fit."""
-    parallel, memory = config.parallel, hardware.memory_bytes
-    if memory is None or parallel.fsdp.offload or parallel.ep > 1:
+def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iterator[str]:
+    """Yield a warning if parameters and their states alone do not fit: on a GPU, or on the host."""
+    parallel, launch, offload = config.parallel, config.launch, config.parallel.fsdp.offload
+    memory = hardware.memory_bytes if hardware is not None else None
+    if parallel.ep > 1 or (launch.mem_gb if offload else memory) is None:
         return
-    found = _bytes_per_rank(config, degrees, gradients=0)
-    if found is None or on_gpu(found[1], memory, complete=False).possible is not False:
-        return
-    count, needed, ranks = found
-    yield (
-        f"does not fit: {count:,} parameters and the state of "
-        f"{config.optimizer._target_.rpartition('.')[2]} alone take "
-        f"{needed / GIB:.1f} GiB on each rank (divided by {ranks}), and "
-        f"hardware={hardware.name} has {memory / GIB:.1f} GiB: "
-        f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
-        "`python -m hpctrain plan` shows layouts that fit"
-    )
-
-
-def _offload(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield a warning if what offload keeps on the host does not fit, or leaves little there."""
-    launch = config.launch
-    if not config.parallel.fsdp.offload or config.parallel.ep > 1:
-        return
-    found = _bytes_per_rank(config, degrees, gradients=1)
-    if found is None:
-        return
-    fit = on_host(launch.tasks_per_node * found[1], launch.tasks_per_node, launch.mem_gb)
-    if fit.reason:
-        verdict = "is tight" if fit.possible else "does not fit"
-        yield (
-            f"{verdict}: {found[0]:,} parameters, with gradients and the state of "
-            f"{config.optimizer._target_.rpartition('.')[2]}: it {fit.reason}; raise launch.mem_gb,"
-            " or spread the run over more launch.nodes"
-        )
-
-
-def _bytes_per_rank(
-    config: Config, degrees: Degrees, *, gradients: int
-) -> tuple[int, float, int] | None:
-    """Return the parameters, bytes of each rank with their states, and the ranks that divide them.
-
-    None if the number of parameters is not known.
-    """
     count = _parameters(config)
     if count is None:
-        return None
+        return
     # Frozen parameters have no state, and how many they are is not known here.
     partly = any(group.get("freeze") for group in config.optimizer.groups)
     partly |= config.train.lora.match is not None
-    states = 0 if partly else gradients + optimizer_states(config.optimizer)
+    # Gradients on a GPU come as activations go.
+    states = 0 if partly else offload + optimizer_states(config.optimizer)
     size = 2 if config.precision.params == "bf16" else 4
-    divided = degrees.dp_shard > 1 or config.parallel.fsdp.offload
-    ranks = degrees.dp_shard * degrees.tp * degrees.pp
+    ranks, divided = degrees.dp_shard * degrees.tp * degrees.pp, degrees.dp_shard > 1 or offload
     ranks *= degrees.cp if divided else 1  # without dp_shard they are replicas
-    return count, count * size * (1 + states) / ranks, ranks
+    needed = count * size * (1 + states) / ranks
+    optimizer = config.optimizer._target_.rpartition(".")[2]
+    of_model = f"{count:,} parameters and the state of {optimizer}"
+    if offload:
+        fit = on_host(launch.tasks_per_node * needed, launch.tasks_per_node, launch.mem_gb)
+        if fit.reason:
+            verdict = "is tight" if fit.possible else "does not fit"
+            yield f"{verdict}: {of_model}: offload {fit.reason}; raise it, or use more launch.nodes"
+    elif hardware and memory and on_gpu(needed, memory, complete=False).possible is False:
+        yield (
+            f"does not fit: {of_model} alone take "
+            f"{needed / GIB:.1f} GiB on each rank (divided by {ranks}), and "
+            f"hardware={hardware.name} has {memory / GIB:.1f} GiB: "
+            f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
+            "`python -m hpctrain plan` shows layouts that fit"
+        )
 
 
 def _parameters(config: Config) -> int | None:

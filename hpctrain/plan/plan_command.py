@@ -19,7 +19,7 @@ from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.estimates import node_weights, time_limit
-from hpctrain.estimates.cautions import cautions, number_format
+from hpctrain.estimates.cautions import cautions
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
 from hpctrain.plan.budget import Limits
@@ -77,9 +77,9 @@ def main(argv: list[str]) -> int:
     others = [other for other in others if other.memory_bytes is not None]
     found = answer(asked, others)
     if hardware is None or asked.named:
-        warnings = list(cautions(config))
+        warnings = [*cautions(config)]
     else:
-        warnings = list(number_format(config, hardware))
+        warnings = [*hardware.lacks(config.precision.compute)]
     simulated = None
     if given.simulate is not None:
         if not found.layouts:

@@ -64,20 +64,19 @@ def print_memory(
         f"{batch.global_size} = dp {batch.shares} x accumulate {batch.accumulate} x {batch.micro}"
     )
     table = Table("memory of the rank that needs most", "")
-    memory = vars(estimate.memory)
-    for name, value in memory.items():
-        if name == "host" and not value:
-            continue
-        away = bool(memory["host"]) and name in ("parameters", "gradients", "optimizer")
-        label = f"{name} (host)" if away else name
-        table.add_row(label, "unknown" if value is None else readable(value))
+    host = estimate.memory.host
+    for name, value in vars(estimate.memory).items():
+        if name != "host" or host:
+            away = host and name in ("parameters", "gradients", "optimizer")
+            text = "unknown" if value is None else readable(value)
+            table.add_row(f"{name} (host)" if away else name, text)
     console.print(table)
     if estimate.memory.activations is None:
         console.print("the activations are unknown, so the total is at least this")
-    if memory["host"]:
+    if host:
         number = layout.config.launch.tasks_per_node
         console.print(
-            f"each node keeps {readable(number * memory['host'])} of {number} ranks in its host "
+            f"each node keeps {readable(number * host)} of {number} ranks in its host "
             f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
         )
     if hardware is None:
@@ -85,11 +84,11 @@ def print_memory(
     if estimate.fits is None:
         console.print(f"whether it fits into {hardware.title} is unknown")
         return
-    verdict = "is tight in" if estimate.tight else "fits into"
-    verdict = verdict if estimate.fits else "does not fit into"
-    why = f": it {estimate.room}" if estimate.room else f", and {MARGIN:.0%} stays free"
-    of_gpu = f"the {readable(hardware.memory_bytes)} of " if hardware.memory_bytes else ""
-    console.print(f"it {verdict} {of_gpu}{hardware.title}{why}")
+    text = f"fits into {hardware.title}: {MARGIN:.0%} or more of its memory stays free"
+    if estimate.room:
+        verdict = "is tight" if estimate.fits else "does not fit"
+        text = f"{verdict} on {hardware.title}: it {estimate.room}"
+    console.print(f"it {text}")
 
 
 def print_layouts(

@@ -90,7 +90,11 @@ def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list
 def smallest(
     config: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0
 ) -> Estimate | None:
-    """Return the best layout on the smallest number of GPUs that is enough, or None."""
+    """Return the best layout on the smallest number of GPUs that is enough, or None.
+
+    What is tight counts only if no number leaves more room.
+    """
+    tight: Estimate | None = None
     whole, nearest = per_node or hardware.gpus_per_node or 1, math.inf
     sizes = sizes_of(hardware, None, per_node)[:-2]
     nodes = 2
@@ -105,14 +109,15 @@ def smallest(
         if on_gpu(least, hardware.memory_bytes, complete=False).possible is False:
             continue
         found = rank(config, estimator, hardware, [size])
-        if found.best:
-            return min(found.best, key=speed)
+        if roomy := [each for each in found.best if not each.tight]:
+            return min(roomy, key=speed)
+        tight = tight or min(found.best, key=speed, default=None)
         if found.over:  # more GPUs may be faster, until they are not
             excess = min(estimator.limits.excess(*each.bill) for each in found.over)
             if excess >= nearest:
                 break
             nearest = excess
-    return None
+    return tight
 
 
 def on(config: Config, hardware: Hardware) -> Config:
@@ -144,6 +149,8 @@ def _reason(estimate: Estimate) -> str:
         parts.append(f"{layout.batch.accumulate} micro-batches keep its stages busy")
     elif layout.batch.accumulate > 1:
         parts.append(f"{layout.batch.accumulate} micro-batches make room")
+    if estimate.tight:
+        parts.append(f"it is tight: it {estimate.room}")
     return "; ".join(parts)
 
 

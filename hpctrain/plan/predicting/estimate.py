@@ -148,14 +148,11 @@ class Estimator:
             time = None if time is None else self.calibration.time(time)
             memory = self.calibration.bytes(memory)
         price = hardware.price_per_hour if hardware else None
-        limit, complete = (
-            hardware.memory_bytes if hardware else None,
-            memory.activations is not None,
-        )
-        ranks = layout.config.launch.tasks_per_node
+        limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
+        ranks = launch.tasks_per_node
         fit = worst(
-            on_gpu(memory.total, limit, complete=complete),
-            on_host(ranks * memory.host, ranks, layout.config.launch.mem_gb),
+            on_gpu(memory.total, limit, complete=memory.activations is not None),
+            on_host(ranks * memory.host, ranks, launch.mem_gb),
         )
         return Estimate(
             layout,

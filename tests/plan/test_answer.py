@@ -165,12 +165,12 @@ def test_what_does_not_fit_is_exit_code_8(capsys: pytest.CaptureFixture[str]) ->
 def test_what_offload_keeps_on_the_host_has_to_fit_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """1,328,256 parameters: 16 bytes of each, and pinned memory is rounded up to powers of two."""
-    words = [*LM, "parallel=offload", "launch.tasks_per_node=2", "hardware=rtx_4090"]
-    words += ["--nodes", "1"]
-    first = plan(capsys, *words, "launch.mem_gb=0.01", code=8)["layouts"][0]
-    exact, memory = 1_328_256 * 16 // 2, first["memory"]
-    assert first["fits"] is False
+    """16 bytes for each parameter, and pinned memory is rounded up to powers of two."""
+    words = [*LM, "model.layers=2", "parallel=offload", "launch.tasks_per_node=2"]
+    words += ["hardware=rtx_4090"]
+    found = plan(capsys, *words, "launch.mem_gb=0.01", code=8)
+    exact, memory = found["model"]["parameters"] * 16 // 2, found["layouts"][0]["memory"]
+    assert found["layouts"][0]["fits"] is False
     assert exact < memory["host"] < 1.5 * exact
     assert memory["total"] < 3 * 2**30
     assert main([*words, "launch.mem_gb=1"]) == 0
@@ -189,9 +189,9 @@ def test_pinned_memory_is_rounded_up() -> None:
 
 
 def test_a_layout_that_fits_barely_is_tight(capsys: pytest.CaptureFixture[str]) -> None:
-    named = ["hardware=rtx_4090", "parallel=ddp", "launch.tasks_per_node=4", "--nodes", "1"]
-    total = plan(capsys, *LM, *named)["layouts"][0]["memory"]["total"] / 2**30
-    assert main([*LM, *named, f"hardware.memory_gib={1.02 * total}"]) == 0
+    words = [*LM, "model.layers=1", "hardware=rtx_4090", "parallel=ddp"]
+    total = plan(capsys, *words)["layouts"][0]["memory"]["total"] / 2**30
+    assert main([*words, f"hardware.memory_gib={1.02 * total}"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "it is tight on NVIDIA GeForce RTX 4090 24 GB: it needs" in text
     assert "less than 5% stays free" in text

@@ -112,15 +112,13 @@ class Hardware:
     @property
     def missing(self) -> dict[str, str]:
         """The figures that the file leaves out, with what cannot be said without them."""
+        inside = 0.0 if self.gpus_per_node == 1 else self.inside.bandwidth  # one GPU needs none
         parts = {
             "memory_gib": (self.memory_bytes, "whether a layout fits"),
             "peak_tflops": (self.peak_flops or None, "step time, MFU and all that follows"),
             "memory_gb_per_s": (self.memory_bandwidth, "the time of work bound by memory"),
             "gpus_per_node": (self.gpus_per_node, "which ranks share a node"),
-            "inside.gb_per_s": (
-                0.0 if self.gpus_per_node == 1 else self.inside.bandwidth,
-                "communication inside a node",
-            ),
+            "inside.gb_per_s": (inside, "communication inside a node"),
             "between.gb_per_s": (self.between.bandwidth, "communication between nodes"),
             "power_w": (self.power_w, "energy"),
             "price": (self.prices or None, "cost"),

@@ -188,10 +188,19 @@ def test_pinned_memory_is_rounded_up() -> None:
     assert sizes.pinned(2, 4) == 2 * (2048 + 16) + 2048
 
 
+def test_a_format_that_the_gpu_does_not_have_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*LM, "model.layers=2", "precision=fp8", "hardware=a100_80", "--nodes", "1"]
+    found = plan(capsys, *words)  # no layout is named
+    assert [text[:61] for text in found["warnings"]] == [
+        "precision.compute=fp8: NVIDIA A100 SXM 80 GB has none (hardwa"
+    ]
+    assert {entry["step_s"] for entry in found["layouts"]} == {None}
+
+
 def test_a_layout_that_fits_barely_is_tight(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*LM, "model.layers=1", "hardware=rtx_4090", "parallel=ddp"]
     total = plan(capsys, *words)["layouts"][0]["memory"]["total"] / 2**30
-    assert main([*words, f"hardware.memory_gib={1.02 * total}"]) == 0
+    assert main([*words, f"hardware.memory_gib={1.02 * total}", "--nodes", "1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "it is tight on NVIDIA GeForce RTX 4090 24 GB: it needs" in text
     assert "less than 5% stays free" in text

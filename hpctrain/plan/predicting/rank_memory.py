@@ -220,10 +220,7 @@ class MemoryModel:
 
 
 def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
-    """Return the bytes of parameters, gradients and optimizer state that a rank offloads.
-
-    With a GPU the first two are in pinned memory.
-    """
+    """Return the bytes that a rank offloads: parameters and gradients, both pinned, and states."""
     config = layout.config
     ranks, stored = shards(layout.degrees, config.parallel), stored_bytes(config.precision)
     state = optimizer_states(config.optimizer) * stored * trained.part(ranks)

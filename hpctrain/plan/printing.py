@@ -202,7 +202,7 @@ def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
     units = {one.price.currency for _, one in rows if one and one.price}
     unit = f", in {units.pop()}" if len(units) == 1 else ""
-    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
+    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}; ? is unknown")
     columns: dict[str, list[str]] = {"hardware": [hardware.name for hardware, _ in rows]}
     cells = [
         ("-", "not possible", "", "", "", "", "", "")
@@ -211,12 +211,13 @@ def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]
             *(str(one.layout.ranks), one.layout.kind, number(one.hours), number(one.gpu_hours)),
             number(one.as_json()["kwh"]),
             *(_money(one, price, unit=not unit) for price in (one.price, one.spot)),
-            one.price.date if one.price else "",
+            one.price.date[:7] if one.price else "",
         )
         for _, one in rows
     ]
     names = ("GPUs", "layout", "hours", "GPU-hours", "kWh", "cost", "spot", "prices of")
-    columns |= {name: [cell[place] for cell in cells] for place, name in enumerate(names)}
+    for place, name in enumerate(names):
+        columns[name] = [cell[place].replace("unknown", "?") for cell in cells]
     _print_table(console, columns)
 
 

@@ -18,7 +18,7 @@ from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.doctor import history
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.hardware import load
+from hpctrain.hardware import known, load
 from hpctrain.plan.budget import Budget, Limits, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.layouts import Layout
@@ -125,9 +125,10 @@ def test_every_kind_of_gpu_meets_the_deadline_or_is_not_possible(
     assert main([*words, "train.global_batch_size=128", "--deadline", "6h"]) == 0
     text = capsys.readouterr().out
     assert "one GPU alone would need 8.3 TiB, more than any has" in text
-    table = text[text.index("of each kind, in USD") :].splitlines()[1:12]
+    table = text[text.index("of each kind, in USD") :].splitlines()[1 : len(known()) + 1]
     assert all("not possible" in line or float(line.split()[3]) <= 6 for line in table[1:])
     assert max(map(len, table)) <= 80
+    assert table[-1].startswith("rtx_pro_ws ")
     assert not re.search(r"\d{5,}(\.\d+)? .iB", text)
     named = ["hardware=h100_sxm", "parallel=zero3", "launch.tasks_per_node=8"]
     assert main([*words, *named, "train.global_batch_size=128", "--deadline", "1h"]) == 8

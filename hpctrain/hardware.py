@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Hardware:
 
     name: str  # of the file, as in `hardware=h100_sxm`
     title: str  # for a reader
-    memory_bytes: int | None  # as the device reports it
+    memory_bytes: int | None  # that torch sees: `total_memory`
     peak_flops: Mapping[str, float]  # dense, per second, by the names of `precision.compute`
     memory_bandwidth: float | None  # bytes/s
     gpus_per_node: int | None  # of a usual node
@@ -101,15 +101,24 @@ class Hardware:
         """Return the dense peak in FLOP/s of a format, or None if it is unknown."""
         return self.peak_flops.get(compute)
 
+    def lacks(self, compute: str) -> Iterator[str]:
+        """Yield a warning if the GPU has no such number format, though its file has others."""
+        if self.peak_flops and compute not in self.peak_flops:
+            yield (
+                f"precision.compute={compute}: {self.title} has none (hardware={self.name} gives "
+                f"{', '.join(self.peak_flops)}), so step time, MFU and cost are unknown"
+            )
+
     @property
     def missing(self) -> dict[str, str]:
         """The figures that the file leaves out, with what cannot be said without them."""
+        inside = 0.0 if self.gpus_per_node == 1 else self.inside.bandwidth  # one GPU needs none
         parts = {
             "memory_gib": (self.memory_bytes, "whether a layout fits"),
             "peak_tflops": (self.peak_flops or None, "step time, MFU and all that follows"),
             "memory_gb_per_s": (self.memory_bandwidth, "the time of work bound by memory"),
             "gpus_per_node": (self.gpus_per_node, "which ranks share a node"),
-            "inside.gb_per_s": (self.inside.bandwidth, "communication inside a node"),
+            "inside.gb_per_s": (inside, "communication inside a node"),
             "between.gb_per_s": (self.between.bandwidth, "communication between nodes"),
             "power_w": (self.power_w, "energy"),
             "price": (self.prices or None, "cost"),

@@ -18,6 +18,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
 from hpctrain.estimates import time_limit
 from hpctrain.estimates.like_runs import runs_of_model
+from hpctrain.estimates.memory_fit import on_gpu, on_host
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.units import GIB
@@ -55,8 +56,10 @@ def cautions(config: Config) -> Iterator[str]:
     yield from _host(config)
     yield from _across_nodes(config, degrees)
     yield from _learning_rate(config)
-    if hardware is not None and config.parallel.device != "cpu":
-        yield from _states(config, degrees, hardware)
+    on_gpus = hardware is not None and config.parallel.device != "cpu"
+    yield from _states(config, degrees, hardware if on_gpus else None)
+    if hardware is not None and on_gpus:
+        yield from hardware.lacks(config.precision.compute)
         yield from _idle(config, degrees, batch, hardware)
     yield from _time(config, degrees, hardware)
 
@@ -121,10 +124,11 @@ def _learning_rate(config: Config) -> Iterator[str]:
         )
 
 
-def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[str]:
-    """Yield a warning if parameters and optimizer state alone do not fit."""
-    parallel = config.parallel
-    if hardware.memory_bytes is None or parallel.fsdp.offload or parallel.ep > 1:
+def _states(config: Config, degrees: Degrees, hardware: Hardware | None) -> Iterator[str]:
+    """Yield a warning if parameters and their states alone do not fit: on a GPU, or on the host."""
+    parallel, launch, offload = config.parallel, config.launch, config.parallel.fsdp.offload
+    memory = hardware.memory_bytes if hardware is not None else None
+    if parallel.ep > 1 or (launch.mem_gb if offload else memory) is None:
         return
     count = _parameters(config)
     if count is None:
@@ -132,17 +136,24 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[st
     # Frozen parameters have no state, and how many they are is not known here.
     partly = any(group.get("freeze") for group in config.optimizer.groups)
     partly |= config.train.lora.match is not None
-    states = 0 if partly else optimizer_states(config.optimizer)
+    # Gradients on a GPU come as activations go.
+    states = 0 if partly else offload + optimizer_states(config.optimizer)
     size = 2 if config.precision.params == "bf16" else 4
-    ranks = degrees.dp_shard * degrees.tp * degrees.pp
-    ranks *= degrees.cp if degrees.dp_shard > 1 else 1  # without dp_shard they are replicas
+    ranks, divided = degrees.dp_shard * degrees.tp * degrees.pp, degrees.dp_shard > 1 or offload
+    ranks *= degrees.cp if divided else 1  # without dp_shard they are replicas
     needed = count * size * (1 + states) / ranks
-    if needed > hardware.memory_bytes:
+    optimizer = config.optimizer._target_.rpartition(".")[2]
+    of_model = f"{count:,} parameters and the state of {optimizer}"
+    if offload:
+        fit = on_host(launch.tasks_per_node * needed, launch.tasks_per_node, launch.mem_gb)
+        if fit.reason:
+            verdict = "is tight" if fit.possible else "does not fit"
+            yield f"{verdict}: {of_model}: offload {fit.reason}; raise it, or use more launch.nodes"
+    elif hardware and memory and on_gpu(needed, memory, complete=False).possible is False:
         yield (
-            f"does not fit: {count:,} parameters and the state of "
-            f"{config.optimizer._target_.rpartition('.')[2]} alone take "
+            f"does not fit: {of_model} alone take "
             f"{needed / GIB:.1f} GiB on each rank (divided by {ranks}), and "
-            f"hardware={hardware.name} has {hardware.memory_bytes / GIB:.1f} GiB: "
+            f"hardware={hardware.name} has {memory / GIB:.1f} GiB: "
             f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
             "`python -m hpctrain plan` shows layouts that fit"
         )

@@ -16,6 +16,7 @@ from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
+from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Hardware, of_section
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.parallel.precision import DTYPES
@@ -39,7 +40,7 @@ from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
-from hpctrain.plan.predicting.timing import Efficiencies, best_of
+from hpctrain.plan.predicting.timing import Efficiencies, best_of, host_rate
 from hpctrain.plan.ranking import Ranking, on, rank, scaling, sizes_of, smallest
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
@@ -267,14 +268,15 @@ def _assumptions(
         found |= {
             "hardware": hardware.title,
             "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
+            "margin": f"what fits leaves {MARGIN:.0%} of the GPU's memory free; tight leaves less",
             "products": f"{efficiencies.best or best_of(hardware):.0%} of the dense peak at most, "
             f"half of that at size {efficiencies.half:g}",
             "attention": f"{hardware.attention_efficiency or efficiencies.attention:.0%} of the "
             "peak, half of the square",
             "memory": f"{efficiencies.memory:.0%} of the HBM bandwidth; activations pass it "
             f"{efficiencies.traffic:g} times, with torch.compile {efficiencies.fused:g} times",
-            "offload": f"{efficiencies.host_link / 1e9:g} GB/s to the host, whose memory gives "
-            f"{efficiencies.host_memory / 1e9:g} GB/s for each GPU",
+            "offload": f"{host_rate(hardware, efficiencies) / 1e9:.3g} GB/s to the host, whose "
+            f"memory gives {efficiencies.host_memory / 1e9:g} GB/s for each GPU",
             "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing",
         }
         found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}

@@ -112,6 +112,18 @@ class ModelSizes:
         others, held = self._parts(ranks)
         return others + held
 
+    def pinned(self, ranks: int, size: int) -> int:
+        """Return the bytes that `part` takes in pinned memory, with `size` bytes for an element.
+
+        torch rounds each tensor there up to a power of two (ATen/core/CachingHostAllocator.h).
+        """
+        same, total = max(1, ranks // self.ep), 0
+        for (block, held), number in (*self._kinds.items(), ((self.rest, ()), 1)):
+            own = [_elements(shape, ranks) for shape in block]
+            own += [_elements(shape, same) for shape in held]
+            total += number * sum(1 << (size * n - 1).bit_length() for n in own if n)
+        return total
+
     def whole(self, ranks: int) -> int:
         """Return the number of elements when what `ranks` ranks store is put together."""
         others, held = self._parts(ranks)

@@ -76,7 +76,8 @@ def main(argv: list[str]) -> int:
     others = [] if alone else [load(name, folders) for name in known(folders)]
     others = [other for other in others if other.memory_bytes is not None]
     found = answer(asked, others)
-    warnings = list(cautions(config)) if asked.named or hardware is None else []
+    lacking = () if hardware is None else hardware.lacks(config.precision.compute)
+    warnings = [*(cautions(config) if asked.named or hardware is None else lacking)]
     simulated = None
     if given.simulate is not None:
         if not found.layouts:

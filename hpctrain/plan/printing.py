@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpctrain.config.advice import HOST_GB_PER_GPU
 from hpctrain.console import Console, Table
+from hpctrain.estimates.memory_fit import MARGIN
 from hpctrain.hardware import Hardware, Price
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
-from hpctrain.plan.predicting.estimate import Estimate, readable
+from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.ranking import Scaled
-from hpctrain.units import MIB
+from hpctrain.units import MIB, readable
 
 
 def print_model(console: Console, facts: ModelFacts) -> None:
@@ -62,18 +64,31 @@ def print_memory(
         f"{batch.global_size} = dp {batch.shares} x accumulate {batch.accumulate} x {batch.micro}"
     )
     table = Table("memory of the rank that needs most", "")
+    host = estimate.memory.host
     for name, value in vars(estimate.memory).items():
-        table.add_row(name, "unknown" if value is None else readable(value))
+        if name != "host" or host:
+            away = host and name in ("parameters", "gradients", "optimizer")
+            text = "unknown" if value is None else readable(value)
+            table.add_row(f"{name} (host)" if away else name, text)
     console.print(table)
     if estimate.memory.activations is None:
         console.print("the activations are unknown, so the total is at least this")
+    if host:
+        number = layout.config.launch.tasks_per_node
+        console.print(
+            f"each node keeps {readable(number * host)} of {number} ranks in its host "
+            f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
+        )
     if hardware is None:
         return
-    if hardware.memory_bytes is None or estimate.fits is None:
+    if estimate.fits is None:
         console.print(f"whether it fits into {hardware.title} is unknown")
         return
-    verdict = "fits into" if estimate.fits else "does not fit into"
-    console.print(f"it {verdict} the {readable(hardware.memory_bytes)} of {hardware.title}")
+    text = f"fits into {hardware.title}: {MARGIN:.0%} or more of its memory stays free"
+    if estimate.room:
+        verdict = "is tight" if estimate.fits else "does not fit"
+        text = f"{verdict} on {hardware.title}: it {estimate.room}"
+    console.print(f"it {text}")
 
 
 def print_layouts(
@@ -187,7 +202,7 @@ def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
     units = {one.price.currency for _, one in rows if one and one.price}
     unit = f", in {units.pop()}" if len(units) == 1 else ""
-    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
+    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}; ? is unknown")
     columns: dict[str, list[str]] = {"hardware": [hardware.name for hardware, _ in rows]}
     cells = [
         ("-", "not possible", "", "", "", "", "", "")
@@ -196,18 +211,19 @@ def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]
             *(str(one.layout.ranks), one.layout.kind, number(one.hours), number(one.gpu_hours)),
             number(one.as_json()["kwh"]),
             *(_money(one, price, unit=not unit) for price in (one.price, one.spot)),
-            one.price.date if one.price else "",
+            one.price.date[:7] if one.price else "",
         )
         for _, one in rows
     ]
     names = ("GPUs", "layout", "hours", "GPU-hours", "kWh", "cost", "spot", "prices of")
-    columns |= {name: [cell[place] for cell in cells] for place, name in enumerate(names)}
+    for place, name in enumerate(names):
+        columns[name] = [cell[place].replace("unknown", "?") for cell in cells]
     _print_table(console, columns)
 
 
 def _memory(estimate: Estimate) -> str:
     least = ">" if estimate.memory.activations is None else ""
-    return f"{least}{readable(estimate.memory.total)}"
+    return f"{least}{readable(estimate.memory.total)}{' tight' * estimate.tight}"
 
 
 def _or_unknown(value: Any, form: str) -> str:

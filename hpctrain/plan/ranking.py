@@ -14,9 +14,10 @@ from typing import Any
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.estimates.memory_fit import on_gpu
 from hpctrain.hardware import Hardware
 from hpctrain.plan.layouts import Layout, layouts
-from hpctrain.plan.predicting.estimate import Estimate, Estimator, readable, speed
+from hpctrain.plan.predicting.estimate import Estimate, Estimator, speed
 
 _MOST_NODES = 4096
 
@@ -49,17 +50,16 @@ def rank(
                 continue
             possible = [estimate for estimate in estimates if estimate.fits is not False]
             if possible:
-                fastest = min(possible, key=speed)
+                # What is tight comes only where nothing leaves more room.
+                fastest = min(possible, key=lambda one: (one.tight, speed(one)))
                 if reason := estimator.limits.exceeded(*fastest.bill):
                     excluded[name] = reason
                 (over if reason else found).append(fastest)
                 continue
-            limit = hardware.memory_bytes or 0
             full = group[-1].config.train.activation_checkpointing == "full"
             excluded[name] = (
-                f"needs {readable(estimates[-1].memory.total)} of {readable(limit)} per GPU, also "
-                f"with {'full activation checkpointing and ' * full}the smallest "
-                "micro-batch"
+                f"{estimates[-1].room}, also with "
+                f"{'full activation checkpointing and ' * full}the smallest micro-batch"
             )
     found.sort(key=lambda e: (e.layout.ranks, speed(e)))
     return Ranking([replace(e, reason=_reason(e)) for e in found], excluded, over)
@@ -70,7 +70,7 @@ def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> 
     first = group[0].config.train.activation_checkpointing
     whole = [layout for layout in group if layout.config.train.activation_checkpointing == first]
     found = [estimator.of(layout, hardware) for layout in whole]
-    if all(estimate.fits for estimate in found):
+    if all(estimate.fits and not estimate.tight for estimate in found):
         return found  # what computes twice is slower, and measuring it takes seconds
     least = estimator.of(group[-1], hardware)
     if least.fits is False:
@@ -90,7 +90,11 @@ def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list
 def smallest(
     config: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0
 ) -> Estimate | None:
-    """Return the best layout on the smallest number of GPUs that is enough, or None."""
+    """Return the best layout on the smallest number of GPUs that is enough, or None.
+
+    What is tight counts only if no number leaves more room.
+    """
+    tight: Estimate | None = None
     whole, nearest = per_node or hardware.gpus_per_node or 1, math.inf
     sizes = sizes_of(hardware, None, per_node)[:-2]
     nodes = 2
@@ -101,19 +105,19 @@ def smallest(
         ranks = size[0] * size[1]
         if ranks > config.train.global_batch_size * whole:
             break
-        if estimator.least(config.precision, config.optimizer, ranks) > (
-            hardware.memory_bytes or math.inf
-        ):
+        least = estimator.least(config.precision, config.optimizer, ranks)
+        if on_gpu(least, hardware.memory_bytes, complete=False).possible is False:
             continue
         found = rank(config, estimator, hardware, [size])
-        if found.best:
-            return min(found.best, key=speed)
+        if roomy := [each for each in found.best if not each.tight]:
+            return min(roomy, key=speed)
+        tight = tight or min(found.best, key=speed, default=None)
         if found.over:  # more GPUs may be faster, until they are not
             excess = min(estimator.limits.excess(*each.bill) for each in found.over)
             if excess >= nearest:
                 break
             nearest = excess
-    return None
+    return tight
 
 
 def on(config: Config, hardware: Hardware) -> Config:
@@ -145,6 +149,8 @@ def _reason(estimate: Estimate) -> str:
         parts.append(f"{layout.batch.accumulate} micro-batches keep its stages busy")
     elif layout.batch.accumulate > 1:
         parts.append(f"{layout.batch.accumulate} micro-batches make room")
+    if estimate.tight:
+        parts.append(f"it is tight: it {estimate.room}")
     return "; ".join(parts)
 
 

@@ -92,6 +92,21 @@ def test_links_are_compared_with_the_file_of_the_hardware() -> None:
     }
 
 
+def test_a_link_to_the_host_that_is_not_pcie_is_not_compared_with_it() -> None:
+    """A GH200 has NVLink-C2C, and its driver reports a PCIe of one lane."""
+    gpu = replace(H100, name="NVIDIA GH200 120GB", memory_bytes=97_871 * 2**20, pcie_gb_s=3.9)
+    figures = {"to_gpu_gb_s": 370.0}
+    assert verdicts([look(0, gpus=[replace(gpu, power_w=900.0)], figures=figures)]) == {"node0": []}
+
+
+def test_cards_of_two_sockets_reach_half_of_their_pcie() -> None:
+    """12.7 GB/s of cards with PCIe 4 is usual, and no reason for a warning."""
+    card = replace(H100, name="NVIDIA L40S", memory_bytes=46_068 * 2**20, pcie_gb_s=31.5)
+    for rate, expected in ((12.7, []), (5.0, [("all-reduce against the hardware", "warn")])):
+        figures = {"all_reduce_268435456_bus_gb_s": rate}
+        assert verdicts([look(0, gpus=[card], figures=figures)]) == {"node0": expected}
+
+
 def test_the_network_is_compared_with_the_file_of_the_hardware() -> None:
     """Two nodes with 400 Gb/s for each GPU, of which a pair reaches 1 Gb/s."""
     looks = [

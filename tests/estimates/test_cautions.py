@@ -11,11 +11,13 @@ import yaml
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.estimates import cautions
+from hpctrain.estimates.memory_fit import Fit, on_gpu, on_host, worst
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.models import MLP, Transformer
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.slurm import partition_limit
+from hpctrain.units import GIB
 from tests.conftest import ROOT
 
 LLAMA = ["experiment=llama3_8b", "data.path=data", "hardware=h100_sxm"]
@@ -23,6 +25,8 @@ LM = ["experiment=stdlib_lm", "data.path=data", "hardware=h100_sxm", "launch.gpu
 SMALL = [*LM, "precision=bf16", "data.windows.length=129"]
 LARGE = ("llama3_70b", "llama3_405b")  # as llama3_8b, and slow to build
 LINEAR = ["optimizer.lr_scaling=linear"]
+OFFLOAD = [*LLAMA, "parallel=offload", "launch.nodes=1", "launch.tasks_per_node=2"]
+OFFLOAD += ["launch.gpus_per_node=2"]
 
 
 @pytest.mark.parametrize(
@@ -53,11 +57,41 @@ LINEAR = ["optimizer.lr_scaling=linear"]
         ),
         ([*LM, "optimizer.base_batch_size=1"], "the learning rate was chosen for"),
         ([*LLAMA, "launch.time_min=600"], "launch.time_min=600: the run takes at least"),
+        (
+            [*OFFLOAD, "launch.mem_gb=32"],
+            "does not fit: 8,030,261,248 parameters and the state of AdamW: offload keeps 119.7 GiB"
+            " in the host memory of each node, and launch.mem_gb=32; raise it",
+        ),
+        (
+            [*OFFLOAD, "launch.mem_gb=130"],
+            "launch.mem_gb=130 leaves each of 2 ranks less than 8 GB beside it",
+        ),
+        ([*LLAMA, "hardware=a100_80", "precision=fp8"], "NVIDIA A100 SXM 80 GB has none"),
     ],
 )
 def test_a_warning(composer: Composer, words: list[str], text: str) -> None:
     found = list(cautions.cautions(composer.typed(words)))
     assert any(text in each for each in found), found
+
+
+def test_room_on_a_gpu_and_on_its_host() -> None:
+    """A margin stays free in what fits; what decides is what does not fit, then what is unknown."""
+    assert on_gpu(95.0 * GIB, 100 * GIB) == Fit(True)
+    assert on_gpu(96.0 * GIB, 100 * GIB) == Fit(
+        True, True, "needs 96.0 GiB of 100.0 GiB per GPU, so that less than 5% stays free"
+    )
+    assert on_gpu(101.0 * GIB, 100 * GIB) == Fit(
+        False, reason="needs 101.0 GiB of 100.0 GiB per GPU"
+    )
+    assert on_gpu(1, None).possible is on_gpu(1, 2, complete=False).possible is None
+    assert on_gpu(3, 2, complete=False).possible is False
+    assert on_host(119 * GIB, 2, 140) == on_host(119 * GIB, 2, None) == Fit(True)
+    assert on_host(125 * GIB, 2, 140).tight
+    assert on_host(141 * GIB, 2, 140).possible is False
+    no, unknown, tight, yes = Fit(False), Fit(None), Fit(True, True), Fit(True)
+    assert worst(yes, no) is worst(no, unknown) is no
+    assert worst(unknown, tight) is unknown
+    assert worst(yes, tight) is tight
 
 
 def test_nothing_to_warn_of(composer: Composer) -> None:

@@ -18,7 +18,7 @@ from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.doctor import history
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.hardware import load
+from hpctrain.hardware import known, load
 from hpctrain.plan.budget import Budget, Limits, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.layouts import Layout
@@ -58,9 +58,9 @@ def test_the_layout_of_the_command_line(
     first, *others = found["layouts"]
     times = {"step_s", "samples_per_s", "tokens_per_s_per_gpu", "mfu", "bubble", "comm_s"}
     words = {"overrides", "ranks", "nodes", "fits", "memory", "reason", "exposed_comm_s"}
-    assert first.keys() == times | words | BILL
-    assert (first["ranks"], first["nodes"], first["fits"]) == (8, 1, True)
-    assert first["memory"].keys() == MEMORY | {"allowance", "total"}
+    assert first.keys() == times | words | BILL | {"tight"}
+    assert (first["ranks"], first["nodes"], first["fits"], first["tight"]) == (8, 1, True, False)
+    assert first["memory"].keys() == MEMORY | {"allowance", "total", "host"}
     assert first["memory"]["parameters"] == 1_328_256 * 4 // 8
     assert first["memory"]["optimizer"] == 1_328_256 * 8 // 8
     assert first["samples_per_s"] == pytest.approx(64 / first["step_s"])
@@ -125,9 +125,10 @@ def test_every_kind_of_gpu_meets_the_deadline_or_is_not_possible(
     assert main([*words, "train.global_batch_size=128", "--deadline", "6h"]) == 0
     text = capsys.readouterr().out
     assert "one GPU alone would need 8.3 TiB, more than any has" in text
-    table = text[text.index("of each kind, in USD") :].splitlines()[1:12]
+    table = text[text.index("of each kind, in USD") :].splitlines()[1 : len(known()) + 1]
     assert all("not possible" in line or float(line.split()[3]) <= 6 for line in table[1:])
     assert max(map(len, table)) <= 80
+    assert table[-1].startswith("rtx_pro_ws ")
     assert not re.search(r"\d{5,}(\.\d+)? .iB", text)
     named = ["hardware=h100_sxm", "parallel=zero3", "launch.tasks_per_node=8"]
     assert main([*words, *named, "train.global_batch_size=128", "--deadline", "1h"]) == 8
@@ -160,6 +161,52 @@ def test_what_does_not_fit_is_exit_code_8(capsys: pytest.CaptureFixture[str]) ->
     ]
     found = plan(capsys, *LM, *named, "--nodes", "1", "model.layers=60", code=8)
     assert found["layouts"][0]["fits"] is False
+
+
+def test_what_offload_keeps_on_the_host_has_to_fit_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """16 bytes for each parameter, and pinned memory is rounded up to powers of two."""
+    words = [*LM, "model.layers=2", "parallel=offload", "launch.tasks_per_node=2"]
+    words += ["hardware=rtx_4090"]
+    found = plan(capsys, *words, "launch.mem_gb=0.01", code=8)
+    exact, memory = found["model"]["parameters"] * 16 // 2, found["layouts"][0]["memory"]
+    assert found["layouts"][0]["fits"] is False
+    assert exact < memory["host"] < 1.5 * exact
+    assert memory["total"] < 3 * 2**30
+    assert main([*words, "launch.mem_gb=1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    kept = f"{2 * memory['host'] / 2**20:.1f} MiB"
+    assert "optimizer (host)" in text
+    assert f"each node keeps {kept} of 2 ranks in its host memory, and needs 8 GB for" in text
+    assert f"it is tight on NVIDIA GeForce RTX 4090 24 GB: it keeps {kept}" in text
+    assert "offload: 25.2 GB/s to the host, whose memory" in text  # 80 % of PCIe 4 x16
+
+
+def test_pinned_memory_is_rounded_up() -> None:
+    sizes = ModelSizes((((100, 10), (7,)),) * 2, ((64, 16),))
+    assert sizes.pinned(1, 4) == 2 * (4096 + 32) + 4096
+    assert sizes.pinned(2, 4) == 2 * (2048 + 16) + 2048
+
+
+def test_a_format_that_the_gpu_does_not_have_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*LM, "model.layers=2", "precision=fp8", "hardware=a100_80", "--nodes", "1"]
+    found = plan(capsys, *words)  # no layout is named
+    assert [text[:61] for text in found["warnings"]] == [
+        "precision.compute=fp8: NVIDIA A100 SXM 80 GB has none (hardwa"
+    ]
+    assert {entry["step_s"] for entry in found["layouts"]} == {None}
+
+
+def test_a_layout_that_fits_barely_is_tight(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*LM, "model.layers=1", "hardware=rtx_4090", "parallel=ddp"]
+    total = plan(capsys, *words)["layouts"][0]["memory"]["total"] / 2**30
+    assert main([*words, f"hardware.memory_gib={1.02 * total}", "--nodes", "1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "it is tight on NVIDIA GeForce RTX 4090 24 GB: it needs" in text
+    assert "less than 5% stays free" in text
+    assert "GiB tight" in text
+    assert "margin: what fits leaves 5% of the GPU's memory free" in text
 
 
 def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +365,7 @@ def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str])
         ([*LM, "--max-cost", "9EUR", "--budget", "9steps", "hardware=l40s"], "price is in USD"),
         ([*LM, "--max-cost", "9", "--budget", "9steps", "hardware=gb300"], "has no price"),
         ([*LM, "--budget", "3epochs"], "the length of an epoch is unknown"),
-        ([*LM, "hardware=v100"], "known are a100_40, a100_80"),
+        ([*LM, "hardware=v100"], "known are a100_40, a100_64"),
         ([*LM, "parallel.tp=3", "launch.tasks_per_node=3"], "parallel.tp=3 does not divide"),
         ([*LM, "parallel.tp=2"], "the job has 1 nodes x 1 tasks"),
         ([*LM[:1], "--sample-shape", "3by4"], "--sample-shape=3by4: it must be numbers"),

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpctrain.config.schema import OptimizerConfig, PrecisionConfig
+from hpctrain.estimates.memory_fit import on_gpu, on_host, worst
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.plan.budget import Limits
@@ -35,6 +36,8 @@ class Estimate:
     spot: Price | None  # where capacity may be taken away; None if unknown or the user's own
     tokens: int  # of a sample
     reason: str = ""
+    tight: bool = False  # it fits, but less than the margin of `memory_fit` stays free
+    room: str = ""  # why it is tight, or does not fit
 
     @property
     def gpu_hours(self) -> float | None:
@@ -78,6 +81,7 @@ class Estimate:
             "ranks": self.layout.ranks,
             "nodes": self.layout.nodes,
             "fits": self.fits,
+            "tight": self.tight,
             "memory": asdict(self.memory),
             "step_s": time and time.step_s,
             "samples_per_s": self.samples_per_s,
@@ -144,16 +148,24 @@ class Estimator:
             time = None if time is None else self.calibration.time(time)
             memory = self.calibration.bytes(memory)
         price = hardware.price_per_hour if hardware else None
+        limit, launch = hardware.memory_bytes if hardware else None, layout.config.launch
+        ranks = launch.tasks_per_node
+        fit = worst(
+            on_gpu(memory.total, limit, complete=memory.activations is not None),
+            on_host(ranks * memory.host, ranks, launch.mem_gb),
+        )
         return Estimate(
             layout,
             memory,
-            _fits(memory, hardware.memory_bytes if hardware else None),
+            fit.possible,
             time,
             self.steps,
             _watts(layout, hardware),
             price,
             hardware.spot if hardware else None,
             self.facts.tokens,
+            tight=fit.tight,
+            room=fit.reason,
         )
 
 
@@ -164,21 +176,6 @@ def _watts(layout: Layout, hardware: Hardware | None) -> float | None:
     return layout.ranks * (hardware.power_w or 0.0) + of_nodes
 
 
-def _fits(memory: RankMemory, limit: int | None) -> bool | None:
-    if limit is None or (memory.activations is None and memory.total <= limit):
-        return None
-    return memory.total <= limit
-
-
 def speed(estimate: Estimate) -> float:
     """Return the step time for sorting: what is unknown comes last."""
     return estimate.time.step_s if estimate.time else math.inf
-
-
-def readable(nbytes: float) -> str:
-    """Return bytes in the unit in which the number has at most four digits."""
-    return next(
-        f"{nbytes / 1024**power:,.1f} {'KMGTP'[power - 1]}iB"
-        for power in (2, 3, 4, 5)
-        if nbytes < 1000 * 1024**power or power == 5
-    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
+from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
 from hpctrain.models.plan import Plan
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
@@ -27,7 +28,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.plan.inspecting.activations import Activations
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import computed_bytes, memory_of, shards
+from hpctrain.plan.memory import computed_bytes, memory_of, shards, stored_bytes
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.units import GIB
 
@@ -50,6 +51,7 @@ class RankMemory:
     allowance: int  # what the context of CUDA takes, and gaps; 0 on CPUs
     # The largest sum of a step: not all exists at once. A lower bound without activations.
     total: int
+    host: int = 0  # what offload keeps in the memory of the node instead of the GPU's
 
 
 # The shapes of all parameters that a rank has, and of those that are trained.
@@ -77,10 +79,13 @@ class MemoryModel:
         stages = self._stages(layout)
         for sizes, _ in stages:
             _check_experts(sizes, layout.config.parallel, layout.degrees)
-        return max(
+        fullest = max(
             (self._stage(layout, hardware, both, i) for i, both in enumerate(stages)),
             key=lambda memory: memory.total,
         )
+        if not layout.config.parallel.fsdp.offload:
+            return fullest
+        return replace(fullest, host=max(_on_host(layout, *both) for both in stages))
 
     def _stage(
         self, layout: Layout, hardware: Hardware | None, both: _Sizes, stage: int
@@ -212,6 +217,16 @@ class MemoryModel:
             if degrees.ranks > degrees.dp_replicate:  # what is divided is divided by blocks
                 raise
             return []
+
+
+def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
+    """Return the bytes that a rank offloads: parameters and gradients, both pinned, and states."""
+    config = layout.config
+    ranks, stored = shards(layout.degrees, config.parallel), stored_bytes(config.precision)
+    state = optimizer_states(config.optimizer) * stored * trained.part(ranks)
+    if config.parallel.device == "cpu":
+        return stored * (sizes.part(ranks) + trained.part(ranks)) + state
+    return sizes.pinned(ranks, stored) + trained.pinned(ranks, stored) + state
 
 
 def _check_experts(sizes: ModelSizes, parallel: ParallelConfig, degrees: Degrees) -> None:

@@ -45,7 +45,7 @@ class Efficiencies:
     memory: float = 0.8  # of the HBM bandwidth
     overlap: float = 0.9  # of the computing time, behind which communication can hide
     launch_s: float = 6e-6  # in which the CPU starts one operation
-    host_link: float = 20e9  # bytes/s between a GPU and the memory of its host, for offload
+    host_link: float = 20e9  # bytes/s between GPU and host, where the hardware does not say
     host_memory: float = 20e9  # bytes/s of the memory of the host, for each GPU
 
 
@@ -96,7 +96,7 @@ def step_time(
         return None
     moved, rate_of_states = 0.0, rate
     if config.parallel.fsdp.offload:
-        moved = _moved(layout, facts) / efficiencies.host_link
+        moved = _moved(layout, facts) / host_rate(hardware, efficiencies)
         rate_of_states = efficiencies.host_memory
     once = hidden / max(1, blocks)  # the first gather, and the last reduction, have nothing to hide
     exposed = open_s + max(once, hidden - efficiencies.overlap * busy)
@@ -215,6 +215,12 @@ def _moved(layout: Layout, facts: ModelFacts) -> float:
     gathers = 2 * layout.batch.accumulate if config.parallel.zero == 3 else 1
     down = gathers * facts.parameters
     return stored * (down + layout.batch.accumulate * facts.trainable) / divided
+
+
+def host_rate(hardware: Hardware, efficiencies: Efficiencies) -> float:
+    """Return the bytes/s that offload moves between a GPU and the memory of its host."""
+    link = hardware.host.bandwidth
+    return efficiencies.host_link if link is None else link * _LINK_EFFICIENCY
 
 
 def _plus(total: float | None, one: float | None, times: float) -> float | None:

@@ -1,6 +1,9 @@
+import random
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 import torch
 
 from hpctrain.data.buffers import BESIDE, HUGE_PAGE, IDLE, PAGE, Buffers
@@ -73,3 +76,21 @@ def test_threads_share_them():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(use, range(4)))
     assert np.sum([len(idle) for idle in buffers._idle.values()]) <= IDLE
+
+
+@pytest.mark.parametrize("held", [5, 20])
+def test_batches_of_any_length_keep_little_memory(held):
+    """Page-locked buffers are kept by the same rules, and need a GPU."""
+    draw, buffers, most = random.Random(0), Buffers(), 0
+    made = []
+    buffers._new, new = lambda size: made.append(size) or new(size), buffers._new
+    batches = deque(maxlen=held)
+    for _ in range(3000):
+        length = draw.randint(PAGE, 64 * PAGE)
+        batches.append(buffers.take((length,), "S1"))
+        most = max(most, sum(array.nbytes for array in batches))
+    idle = [size * len(free) for size, free in buffers._idle.items()]
+    lent = sum(size for _, size in buffers._lent.values())
+    assert len(buffers._idle) <= 4 * 6 + 1  # from PAGE to 64 of them
+    assert sum(idle) + lent <= 2 * (1.25 * most + 1.25 * 64 * PAGE)
+    assert len(made) < 3000 / 4, "most of them are used again"

@@ -4,9 +4,9 @@ New memory costs a page fault for every 4 KB, as much time as the copy into it; 
 costs far more. So a buffer is lent as an array, and comes back when its last view is gone, torch's
 views included. While a consumer keeps its batches, new buffers are made.
 
-Batches of variable length have any size. So buffers are a little larger than what is asked for,
-which gives four sizes between two powers of two, and few of them are kept: IDLE free ones of a size,
-and in all no more than twice what was lent at a time.
+Batches of variable length have any size. So buffers are a little larger than what is asked for:
+there are four sizes between two powers of two. Few free ones are kept: IDLE of a size, and in all
+no more than twice what was lent at a time.
 """
 
 import mmap

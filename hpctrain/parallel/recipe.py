@@ -31,7 +31,7 @@ from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
-from hpctrain.parallel.dividing.tensor import divide_layers, sequence_is_divided
+from hpctrain.parallel.dividing.tensor import divide_layers, overlap, sequence_is_divided
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
@@ -147,7 +147,7 @@ class _Recipe:
             model.to(storage)
             share(model, mesh.stage_group)  # replicas may have drawn other values
         if degrees.tp > 1:
-            self._check_compile()
+            self._check_compile(plan)
             divide_layers(
                 *(model, plan, mesh.tp_mesh, parallel),
                 loss_parallel=self.divided_loss,
@@ -220,7 +220,7 @@ class _Recipe:
             tp = self.degrees.tp if sequence_is_divided(plan, self.parallel) else 1
             setattr(model, "sequence_parts", self.degrees.cp * tp)  # noqa: B010 (mypy)
 
-    def _check_compile(self) -> None:
+    def _check_compile(self, plan: Plan) -> None:
         """Refuse a compiler that cannot have tensor parallel; prepare `async_tp`."""
         on_cpu = self.precision.device.type == "cpu"
         if on_cpu and self.train.compile != "off":
@@ -231,7 +231,13 @@ class _Recipe:
         if self.parallel.async_tp:
             if on_cpu:
                 raise ConfigError("parallel.async_tp=true: it needs GPUs, but this rank has none")
-            torch._inductor.config._micro_pipeline_tp = True
+            if not sequence_is_divided(plan, self.parallel):
+                raise ConfigError(
+                    "parallel.async_tp=true: the plan of the model does not divide the sequence "
+                    "between its layers (style sequence_parallel), and torch overlaps only the "
+                    "gathers and scatters of a divided one"
+                )
+            overlap(self.mesh.tp_mesh)
 
 
 def _check_trained(model: ParallelModel, mesh: Mesh) -> None:

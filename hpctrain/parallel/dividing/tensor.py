@@ -10,12 +10,14 @@ The styles are those of torch (`torch.distributed.tensor.parallel`), which follo
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -100,6 +102,25 @@ def _divide_adapter(layer: Adapted, mesh: DeviceMesh) -> None:
 def sequence_is_divided(plan: Plan, config: ParallelConfig) -> bool:
     """Return whether the sequence is divided outside of attention and MLP."""
     return config.sequence_parallel and "sequence_parallel" in plan.tensor.values()
+
+
+def overlap(mesh: DeviceMesh) -> None:
+    """Let the compiler overlap the communication of a group with its products (async TP).
+
+    torch rewrites only what is sent in groups for which symmetric memory is enabled, by a function
+    that it calls deprecated and still needs (torch 2.10 to 2.13, pytorch #193115). Each rank must
+    see the GPUs of the others on its node, because torch tells them apart by their indices.
+    """
+    seen = torch.cuda.device_count()
+    if seen == 1 and mesh.size() > 1:
+        raise ConfigError(
+            "parallel.async_tp=true: this rank sees one GPU, and torch's symmetric memory needs "
+            "those of the other ranks, too; do not hide them by CUDA_VISIBLE_DEVICES, srun's "
+            "--gpu-bind or site.gpu_option=gpus-per-task"
+        )
+    torch._inductor.config._micro_pipeline_tp = True
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
 class _WholeInput(ParallelStyle):

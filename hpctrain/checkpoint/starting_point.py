@@ -50,11 +50,12 @@ def start_from(
     copies = {name: first for name, first in copies.items() if name != first}
     read = {n: s for n, s in found.stored.items() if n in own and n not in copies}
     weights.load({s: own[name] for name, s in read.items() if not is_released(own[name])})
-    layers = {plain_name(name): layer for name, layer in adapted(module)}
-    for name in (name for name in read if is_released(own[name])):  # one whole weight at a time
-        whole = torch.empty(own[name].shape, dtype=own[name].dtype, device=own[name].device)
-        weights.load({read[name]: whole})
-        pack(layers[name.rpartition(".")[0]], whole)
+    for layer_name, layer in adapted(module):  # one whole weight at a time
+        name = f"{plain_name(layer_name)}.weight"
+        if name in read and is_released(own[name]):
+            whole = torch.empty(own[name].shape, dtype=own[name].dtype, device=own[name].device)
+            weights.load({read[name]: whole})
+            pack(layer_name, layer, whole)
     divided = stages is not None or any(isinstance(value, DTensor) for value in own.values())
     _check_copies(own, weights, found, copies, divided=divided)
     return found
@@ -202,10 +203,7 @@ def names_of_base(module: nn.Module) -> set[str]:
 
 
 def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers that are saved, by their names in the plain model.
-
-    They share memory with the module.
-    """
+    """Return the parameters and buffers that are saved, by their plain names; nothing is copied."""
     state = module_state(get_model_state_dict(module))
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 

@@ -65,10 +65,7 @@ class Buffers:
         return array.reshape(shape)
 
     def _make_room(self, size: int) -> None:
-        """Let go of free buffers, so that those that are held keep to their limit with a new one.
-
-        Other threads take and return buffers meanwhile.
-        """
+        """Let go of free buffers beyond the limit; other threads take and return some meanwhile."""
         lent = size + sum(each for _, each in [*self._lent.values()])
         self._most = max(self._most, lent)
         free = {size: len(idle) for size, idle in [*self._idle.items()] if idle}

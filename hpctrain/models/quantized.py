@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import Adapted, adapted, class_with_adapter, plain_class
+from hpctrain.models.lora import adapted, class_with_adapter, plain_class
 from hpctrain.models.ties import ties
 
 
@@ -68,7 +68,6 @@ def release(model: nn.Module, device: torch.device) -> None:
     """
     kept = {name for first, others in ties(model) for name in (first, *others)}
     for name, layer in adapted(model):
-        _check(name, layer)
         weight: Any = layer.weight
         if not weight.requires_grad and f"{name}.weight" not in kept:
             one = torch.zeros((), dtype=weight.dtype, device=device)
@@ -81,19 +80,22 @@ def is_released(tensor: torch.Tensor) -> bool:
 
 
 def quantize(model: nn.Module) -> None:
-    """Pack the weights of all layers that have an adapter and are not packed yet, in place.
-
-    The model is whole, and its weights were loaded. A layer that computes otherwise than
-    `torch.nn.Linear` is a ConfigError.
-    """
+    """Pack the weights, which were loaded, of all layers with an adapter that are not packed yet."""
     for name, layer in adapted(model):
         if not isinstance(layer, FourBitLinear):
-            _check(name, layer)
-            pack(layer, layer.weight)
+            pack(name, layer, layer.weight)
 
 
-def pack(layer: Any, weight: Any) -> None:
-    """Let a linear layer with an adapter compute with this weight, (outputs, inputs), in 4 bits."""
+def pack(name: str, layer: Any, weight: Any) -> None:
+    """Let a layer with an adapter compute with this weight, (outputs, inputs), in 4 bits.
+
+    A layer that computes otherwise than `torch.nn.Linear` is a ConfigError with its name.
+    """
+    if plain_class(layer).forward is not nn.Linear.forward:
+        raise ConfigError(
+            f"train.lora.quantize=nf4: {name} is a {plain_class(layer).__name__}, which computes "
+            "otherwise than torch.nn.Linear; match other layers (train.lora.match)"
+        )
     packed, state = _packed(_functional(), weight)
     layer.__class__ = class_with_adapter(FourBitLinear)
     layer.weight = nn.Parameter(packed, requires_grad=False)
@@ -105,19 +107,6 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
     functional = _functional()
     found: torch.Tensor = functional.dequantize_4bit(*_packed(functional, weight))
     return found.to(weight.dtype)
-
-
-def _check(name: str, layer: Adapted) -> None:
-    _functional()
-    if plain_class(layer).forward is not nn.Linear.forward:
-        raise ConfigError(
-            f"train.lora.quantize=nf4: {name} is a {plain_class(layer).__name__}, which computes "
-            "otherwise than torch.nn.Linear; match other layers (train.lora.match)"
-        )
-    if type(layer.weight.data) is not torch.Tensor:
-        raise ConfigError(
-            f"train.lora.quantize=nf4: {name} is divided over ranks; use parallel=ddp"
-        )
 
 
 def _packed(functional: Any, weight: torch.Tensor) -> tuple[torch.Tensor, Any]:

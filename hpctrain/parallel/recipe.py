@@ -34,11 +34,10 @@ from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
 from hpctrain.parallel.dividing.tensor import divide_layers, overlap, sequence_is_divided
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision
+from hpctrain.parallel.precision import Precision, compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
 from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.initial import Build, begin, fill, share
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting, check_trained, freeze, settings
@@ -92,10 +91,7 @@ def parallelize(
 
 
 class _Recipe:
-    """The sections of a config that decide how a model is spread, and what follows from them.
-
-    `whole` tells whether each rank has the whole model, and all of its gradients.
-    """
+    """What the config decides; `whole` tells whether each rank has all parameters and gradients."""
 
     def __init__(
         self, build: Build, config: Config, mesh: Mesh, precision: Precision, loss_parallel: bool
@@ -237,8 +233,7 @@ class _Recipe:
             if not sequence_is_divided(plan, self.parallel):
                 raise ConfigError(
                     "parallel.async_tp=true: the plan of the model does not divide the sequence "
-                    "between its layers (style sequence_parallel), and torch overlaps only the "
-                    "gathers and scatters of a divided one"
+                    "(style sequence_parallel), and torch overlaps only what such layers send"
                 )
             overlap(self.mesh.tp_mesh)
 

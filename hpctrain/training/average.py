@@ -46,7 +46,10 @@ class Average:
         """Take in the parameters after a step."""
         if self._decay is not None:
             for part in self._parts():
-                _take_in(part, 1 - self._decay)
+                averages = [average for average, _ in part]
+                values = [own.to(average.dtype) for average, own in part]
+                torch._foreach_lerp_(averages, values, 1 - self._decay)
+                del values  # before the next ones are made
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -99,11 +102,6 @@ class Average:
                 part.append(piece)
         if part:
             yield part
-
-
-def _take_in(part: list[tuple[torch.Tensor, torch.Tensor]], weight: float) -> None:
-    values = [own.to(average.dtype) for average, own in part]
-    torch._foreach_lerp_([average for average, _ in part], values, weight)
 
 
 def _copied(parameter: torch.Tensor) -> torch.Tensor:

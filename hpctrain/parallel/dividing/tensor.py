@@ -107,12 +107,10 @@ def sequence_is_divided(plan: Plan, config: ParallelConfig) -> bool:
 def overlap(mesh: DeviceMesh) -> None:
     """Let the compiler overlap the communication of a group with its products (async TP).
 
-    torch rewrites only what is sent in groups for which symmetric memory is enabled, by a function
-    that it calls deprecated and still needs (torch 2.10 to 2.13, pytorch #193115). Each rank must
-    see the GPUs of the others on its node, because torch tells them apart by their indices.
+    It rewrites only what is sent in groups with symmetric memory. torch 2.11 to 2.13 call the
+    function that enables it deprecated, and need it (pytorch #193115).
     """
-    seen = torch.cuda.device_count()
-    if seen == 1 and mesh.size() > 1:
+    if torch.cuda.device_count() == 1 and mesh.size() > 1:  # torch compares the indices of GPUs
         raise ConfigError(
             "parallel.async_tp=true: this rank sees one GPU, and torch's symmetric memory needs "
             "those of the other ranks, too; do not hide them by CUDA_VISIBLE_DEVICES, srun's "
@@ -124,10 +122,7 @@ def overlap(mesh: DeviceMesh) -> None:
 
 
 class _WholeInput(ParallelStyle):
-    """The first input of a module becomes a DTensor that every rank has whole.
-
-    The layers that it goes through then share one reduction of its gradient.
-    """
+    """Every rank has the first input whole; the layers share one reduction of its gradient."""
 
     def __init__(self, layout: Placement) -> None:
         super().__init__()
@@ -153,10 +148,7 @@ class _OwnTokens(ParallelStyle):
 
 
 class _OwnDropout(ParallelStyle):
-    """The ranks draw one mask for the whole sequence, and each drops in its part of it.
-
-    Their random streams are equal, so the masks of their parts would otherwise be equal, too.
-    """
+    """The ranks, whose random streams are equal, drop by their part of one mask."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Dropout)

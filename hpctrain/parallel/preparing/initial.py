@@ -159,10 +159,7 @@ def fill_modules(
 
 
 def _draw(model: Any, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
-    """Return the initial values of what a module itself holds, whole and on the CPU.
-
-    The module is left as it was, on the meta device.
-    """
+    """Return the initial values of what a module itself holds, on the CPU; it stays as it was."""
     before = dict(module._parameters), dict(module._buffers)
     torch.manual_seed(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
     for key, like in _own(module).items():
@@ -257,11 +254,7 @@ def _broadcast(whole: torch.Tensor, source: int, group: dist.ProcessGroup | None
 
 
 def _to_device(model: nn.Module, device: torch.device) -> None:
-    """Move what FSDP2 leaves on the device of the storage, in place: all but divided parameters.
-
-    With `parallel.fsdp.offload` divided parameters are on the CPU, and FSDP2 brings them to the
-    device before they are used. Buffers and parameters that it cannot divide have to be there.
-    """
+    """Move all but the parameters that FSDP2 divides, which offload leaves on the CPU, in place."""
     shared = list(ties(model))
     apart = {id(parameter) for parameter in undivided(model)}
     for module in model.modules():

@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.schema import CompressionConfig, DDPConfig
 from hpctrain.errors import ConfigError
-from hpctrain.models.quantized import is_released
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.reducing.gradient_compression import compression
@@ -40,11 +39,9 @@ class DDPModel(ParallelModel):
         compress: CompressionConfig | None = None,
         every: bool = False,
     ) -> None:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-            module, [name for name, p in module.named_parameters() if is_released(p)]
-        )
         ddp = DistributedDataParallel(
             module,
+            init_sync=False,  # `fill` has given all ranks the same values
             device_ids=[precision.device.index] if precision.device.type == "cuda" else None,
             bucket_cap_mb=config.bucket_mb,
             static_graph=config.static_graph,
@@ -101,10 +98,7 @@ _REFUSALS = {
 
 
 def _average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average the gradients of a bucket in the format `dtype`, on any backend.
-
-    torch has such hooks for fp16, and for bf16 with NCCL only.
-    """
+    """Average the gradients of a bucket in the format `dtype`, on any backend."""
     buffer = bucket.buffer()
     sent = buffer.div(dist.get_world_size()).to(dtype)
     future = dist.all_reduce(sent, async_op=True).get_future()

@@ -80,7 +80,7 @@ def is_released(tensor: torch.Tensor) -> bool:
 
 
 def quantize(model: nn.Module) -> None:
-    """Pack the weights, which were loaded, of all layers with an adapter that are not packed yet."""
+    """Pack the loaded weights of all layers with an adapter that are not packed yet, in place."""
     for name, layer in adapted(model):
         if not isinstance(layer, FourBitLinear):
             pack(name, layer, layer.weight)

@@ -187,10 +187,7 @@ def _copies_apart(state: dict[str, Any], *, no_dist: bool) -> Iterator[None]:
 
 
 class _Planner(DefaultLoadPlanner):
-    """DCP's planner, but objects that are no tensors are loaded as safely as tensors are.
-
-    DCP copies numbers of any dtype into those of any other one; they must be of the same kind.
-    """
+    """DCP's planner, which loads other objects as safely, and numbers of the same kind only."""
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None

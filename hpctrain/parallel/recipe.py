@@ -34,10 +34,11 @@ from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
 from hpctrain.parallel.dividing.tensor import divide_layers, overlap, sequence_is_divided
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.parallel.precision import Precision, compute_in_float8, float8_layers
+from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.batch_norm import prepare_batch_norms
 from hpctrain.parallel.preparing.blocks import find_blocks
+from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.initial import Build, begin, fill, share
 from hpctrain.parallel.preparing.model_summary import ModelSummary
 from hpctrain.parallel.preparing.parameter_settings import Setting, check_trained, freeze, settings

@@ -15,7 +15,7 @@ from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Transformer
 from hpctrain.parallel import precision
-from hpctrain.parallel.precision import compute_in_float8, float8_layers
+from hpctrain.parallel.preparing.float8 import compute_in_float8, float8_layers
 from tests.parallel.parity import spread, whole
 from tests.ranks import run_ranks
 

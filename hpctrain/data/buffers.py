@@ -43,7 +43,7 @@ class Buffers:
         needed = kind.itemsize * prod(shape)
         if needed < PAGE and not (self.pin and needed):  # malloc is faster than a loan
             return np.empty(shape, kind)
-        step = max(PAGE, 1 << needed.bit_length() - 3)
+        step = max(PAGE, 1 << needed.bit_length() >> 3)
         size = -(-needed // step) * step
         idle = self._idle[size]
         try:

@@ -60,6 +60,15 @@ def test_small_ones_are_malloc_s():
     assert not buffers._lent
 
 
+def test_small_ones_are_lent_where_memory_is_page_locked():
+    """A GPU is needed for such memory; other memory stands for it."""
+    buffers = Buffers()
+    buffers.pin, buffers._new = True, lambda size: np.empty(size, np.uint8)
+    held = [buffers.take((count,), "bool") for count in (0, 1, 5, PAGE)]
+    assert [array.shape for array in held] == [(0,), (1,), (5,), (PAGE,)]
+    assert sorted(size for _, size in buffers._lent.values()) == [PAGE] * 3
+
+
 def test_without_elements():
     assert Buffers().take((0, 3), "float32").shape == (0, 3)
 

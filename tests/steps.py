@@ -1,7 +1,7 @@
 """A training step on a small model, and this rank and its config, for tests of parts of a step."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from hpctrain.training.schedule import Schedule
 from hpctrain.training.step import TrainStep
 from hpctrain.training.trainer import Every, Trainer
 
+_stack = torch.stack
 ALONE = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
 
 
@@ -121,6 +122,15 @@ def trainer_of(
     return Trainer(
         train_step=step, stop=step.stop, max_steps=max_steps, every=every, **(given | options)
     )
+
+
+def stack_of_one_device(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack scalars as real devices do; tensors without values mix those of the host with others.
+
+    It stands for `torch.stack`, which can be tested with two devices only on a machine with a GPU.
+    """
+    assert len({value.device for value in values}) == 1
+    return _stack(list(values))
 
 
 def weights(step: TrainStep) -> torch.Tensor:

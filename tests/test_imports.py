@@ -29,10 +29,11 @@ ALLOWED = {
     "trackers": "tracking",
     "faults": "distributed.objects shards.types",
     "checkpoint": "distributed.long_work distributed.objects distributed.tensors "
-    "models.dry_run models.lora models.ties rendezvous.ranks",
+    "models.dry_run models.lora models.quantized models.ties rendezvous.ranks",
     "parallel": (
         "config distributed.objects distributed.tensors models.attention models.dry_run "
-        "models.expert_bank models.gpu_support models.lora models.plan models.ties shards.types "
+        "models.expert_bank models.gpu_support models.lora models.plan "
+        "models.quantized models.ties shards.types "
         "tasks"
     ),
     "slurm": "config rendezvous.ranks",

@@ -267,11 +267,7 @@ class Checkpointer:
         return self._optimizer.wanted(reader.part(part), kind.get(_KIND, ""))
 
     def _state(self, *, model_only: bool = False) -> dict[str, Any]:
-        """Return what is saved, without that of the optimizer if `model_only`.
-
-        The groups of the optimizer are named by their parameters: the ranks of a pipeline have
-        different ones, so numbers would mean different groups.
-        """
+        """Return what is saved; groups have names, since those of a pipeline's ranks differ."""
         rank = self.ranks.rank
         held = module_state(get_model_state_dict(self.model.module))
         if self._base:

@@ -50,10 +50,7 @@ def open_weights(files: WeightFiles, part: str = "model") -> StoredWeights:
 
 
 class _OfCheckpoint(StoredWeights):
-    """The weights of the model in a checkpoint, or their average.
-
-    Where the ranks had models that differ (local SGD), rank 0's are taken.
-    """
+    """The weights or their average in a checkpoint; rank 0's where ranks differed (local SGD)."""
 
     def __init__(self, checkpoint: Path, part: str) -> None:
         self.path, self._reader = checkpoint, Reader(checkpoint)

@@ -160,10 +160,7 @@ def _differences(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) 
 
 @contextmanager
 def _copies_apart(state: dict[str, Any], *, no_dist: bool) -> Iterator[None]:
-    """Let the names of a parameter that several modules share be loaded apart, and compare them.
-
-    Otherwise the value that comes last would be taken.
-    """
+    """Load the names of a shared parameter apart and compare them, or the last value would win."""
     apart: list[tuple[dict[str, Any], str, str, torch.Tensor]] = []
     for part in (each for each in state.values() if isinstance(each, dict)):
         first: dict[tuple[Any, ...], str] = {}
@@ -190,10 +187,7 @@ def _copies_apart(state: dict[str, Any], *, no_dist: bool) -> Iterator[None]:
 
 
 class _Planner(DefaultLoadPlanner):
-    """DCP's planner, but objects that are no tensors are loaded as safely as tensors are.
-
-    DCP copies numbers of any dtype into those of any other one; they must be of the same kind.
-    """
+    """DCP's planner, which loads other objects as safely, and numbers of the same kind only."""
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None

@@ -3,11 +3,16 @@
 New memory costs a page fault for every 4 KB, as much time as the copy into it; page-locked memory
 costs far more. So a buffer is lent as an array, and comes back when its last view is gone, torch's
 views included. While a consumer keeps its batches, new buffers are made.
+
+Batches of variable length have any size. So buffers are a little larger than what is asked for:
+there are four sizes between two powers of two. Few free ones are kept: IDLE of a size, and in all
+no more than twice what was lent at a time.
 """
 
 import mmap
 import weakref
 from collections import defaultdict
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -29,20 +34,24 @@ class Buffers:
     def __init__(self, pin: bool = False) -> None:
         self.pin = pin and torch.cuda.is_available()
         self._idle: defaultdict[int, list[Array]] = defaultdict(list)
-        self._lent: dict[int, weakref.ref[Any]] = {}
+        self._lent: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._most = 0  # bytes that were lent at a time
 
     def take(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return an array with any content; the loan ends when its last view is gone."""
         kind = np.dtype(dtype)
-        size = kind.itemsize * prod(shape)
-        if size < PAGE and not self.pin:  # malloc is faster than a loan
+        needed = kind.itemsize * prod(shape)
+        if needed < PAGE and not (self.pin and needed):  # malloc is faster than a loan
             return np.empty(shape, kind)
+        step = max(PAGE, 1 << needed.bit_length() >> 3)
+        size = -(-needed // step) * step
         idle = self._idle[size]
         try:
             memory = idle.pop()
         except IndexError:
+            self._make_room(size)
             memory = self._new(size)
-        array = np.frombuffer(memory.data, kind)
+        array = np.frombuffer(memory.data[:needed], kind)
         # All views of this array, torch's too, refer to its base, a memoryview that nothing else
         # refers to. So the loan ends when the memoryview does.
 
@@ -52,8 +61,20 @@ class Buffers:
                 idle.append(memory)
 
         reference = weakref.ref(array.base, end)
-        self._lent[id(reference)] = reference
+        self._lent[id(reference)] = reference, size
         return array.reshape(shape)
+
+    def _make_room(self, size: int) -> None:
+        """Let go of free buffers beyond the limit; other threads take and return some meanwhile."""
+        lent = size + sum(each for _, each in [*self._lent.values()])
+        self._most = max(self._most, lent)
+        free = {size: len(idle) for size, idle in [*self._idle.items()] if idle}
+        held = lent + sum(size * count for size, count in free.items())
+        for size in sorted(free, key=lambda size: size * free[size], reverse=True):
+            while held > 2 * self._most and self._idle[size]:
+                with suppress(IndexError):
+                    self._idle[size].pop()
+                held -= size
 
     def _new(self, size: int) -> Array:
         if self.pin:

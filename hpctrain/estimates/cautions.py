@@ -54,6 +54,12 @@ def cautions(config: Config) -> Iterator[str]:
     except HpctrainError:  # a range of nodes may fit only with other numbers than its first
         return
     yield from _host(config)
+    if config.precision.compute == "fp8" and config.train.compile == "off":
+        yield (
+            "precision.compute=fp8 with train.compile=off: scaling and casting to fp8 are kernels "
+            "of their own, which can take more time and memory than fp8 saves; use "
+            "train.compile=blocks"
+        )
     yield from _across_nodes(config, degrees)
     yield from _learning_rate(config)
     on_gpus = hardware is not None and config.parallel.device != "cpu"

@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import inspect
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.bias import CausalBias
+from torch.nn.attention.varlen import varlen_attn
 
 from hpctrain.models.gpu_support import can
 from hpctrain.models.layers import Linear
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 Masks = tuple[torch.Tensor, ...]
+_KNOWN = inspect.signature(varlen_attn).parameters
+_CAUSAL: dict[str, Any] = {"window_size": (-1, 0)}
+if "window_size" not in _KNOWN:  # torch 2.10
+    _CAUSAL = {"is_causal": True}
+
+
+class Documents(NamedTuple):
+    """Where documents begin in a batch whose rows are put end to end, as a kernel needs them.
+
+    `bounds` are the first positions of all documents, and the number of positions, int32
+    (documents + 1,); `longest` is the number of tokens of the longest document.
+    """
+
+    bounds: torch.Tensor
+    longest: int
+
+    @classmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def of(cls, positions: torch.Tensor) -> Documents:
+        """Return the documents of the positions within them, (batch, length), which begin at 0.
+
+        The host waits for the GPU, because it starts a kernel for each document.
+        """
+        begins = positions.flatten().eq(0).nonzero().flatten()
+        bounds = F.pad(begins, (0, 1), value=positions.numel()).int()
+        return cls(bounds, int(bounds.diff().max()))
+
+    @staticmethod
+    def fit(x: torch.Tensor, head_dim: int) -> bool:
+        """Return whether attention to what is computed from `x` can do without masks.
+
+        The flash kernel of torch takes documents on NVIDIA's GPUs.
+        """
+        autocast = torch.is_autocast_enabled("cuda")
+        dtype = torch.get_autocast_dtype("cuda") if autocast else x.dtype
+        on_gpu = x.device.type == "cuda" and torch.version.hip is None
+        return on_gpu and head_dim % 8 == 0 and _flash_takes(x.device, dtype, head_dim)
 
 
 class Context(Protocol):
@@ -51,7 +90,7 @@ class Attention(nn.Module):
         self,
         x: torch.Tensor,
         rotation: Rotation | None,
-        masks: Masks | None,
+        masks: Masks | Documents | None,
         context: Context | None = None,
     ) -> torch.Tensor:
         """Mix the values of the positions that each position may see.
@@ -59,8 +98,8 @@ class Attention(nn.Module):
         `x` and the result are (batch, length, dim); with a context, of the part of the positions
         that `x` has. `rotation` is what `rotary` returns; None does not rotate. `masks` is one bool
         tensor (batch, 1, length, length), True where a query (third axis) may see a key (fourth
-        axis); with a context what its `masks` returned. None: every position sees itself and those
-        before it.
+        axis), or `Documents`; with a context what its `masks` returned. None: every position sees
+        itself and those before it.
         """
         # -1 instead of the number of heads: under tensor parallelism a rank has a part of them.
         query, key, value = (
@@ -69,7 +108,9 @@ class Attention(nn.Module):
         )
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        if context is not None:
+        if isinstance(masks, Documents):
+            mixed = attend_within(query, key, value, masks)
+        elif context is not None:
             mixed = context.attend(query, key, value, masks)
         else:
             mixed = attend(query, key, value, None if masks is None else masks[0])
@@ -93,22 +134,38 @@ def attend(
     computes.
     """
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and query.device.type == "cuda" and not _flash_takes(query, mask):
-        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-        groups = 1
+    if groups > 1 and query.device.type == "cuda":
+        flash = mask is None or isinstance(mask, CausalBias)
+        if not (flash and _flash_takes(query.device, query.dtype, query.shape[-1])):
+            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+            groups = 1
     out: torch.Tensor = F.scaled_dot_product_attention(
         query, key, value, mask, is_causal=mask is None, enable_gqa=groups > 1
     )
     return out
 
 
-def _flash_takes(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    return (
-        (mask is None or isinstance(mask, CausalBias))
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and query.shape[-1] <= 192  # wider heads train on some GPUs only
-        and _has_flash(query.device)
-    )
+def attend_within(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents
+) -> torch.Tensor:
+    """Return what `attend` returns where each position sees its own document up to itself."""
+    groups, options = query.shape[1] // key.shape[1], _CAUSAL
+    if "enable_gqa" in _KNOWN:
+        options = options | {"enable_gqa": groups > 1}
+    elif groups > 1:  # before torch 2.12
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    rows = query.shape[0], query.shape[2]
+    query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    bounds, longest = documents
+    out = varlen_attn(query, key, value, bounds, bounds, longest, longest, **options)
+    assert isinstance(out, torch.Tensor)
+    mixed: torch.Tensor = out.unflatten(0, rows).transpose(1, 2)
+    return mixed
+
+
+def _flash_takes(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    half = dtype in (torch.bfloat16, torch.float16)
+    return half and head_dim <= 192 and _has_flash(device)  # wider heads train on some GPUs only
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.errors import ConfigError
-from hpctrain.models.attention import Attention, Context, Masks, Rotation, rotary
+from hpctrain.models.attention import Attention, Context, Documents, Masks, Rotation, rotary
 from hpctrain.models.experts import Experts
 from hpctrain.models.layers import GELU, STD, Embedding, Linear, SwiGLU, make_norm
 from hpctrain.models.model import Model
@@ -166,8 +166,8 @@ class Transformer(Model):
             tokens: int64 (batch, length).
             documents: An integer dtype, (batch, length): the number of each token's document, which
                 never decreases in a row. A token attends only to its own document, and positions
-                begin at 0 in each. The mask takes batch * length^2 bytes. None: each row is one
-                document, and attention needs no mask.
+                begin at 0 in each. The flash kernel needs no mask for that (`Documents.fit`); any
+                other takes one of batch * length^2 bytes. None: each row is one document.
 
         Returns:
             Logits (batch, length, vocab_size), in the dtype of the computation; those of this
@@ -175,14 +175,16 @@ class Transformer(Model):
         """
         length = tokens.shape[1] * self.sequence_parts
         positions = _positions(length, documents, tokens.device)
-        masks = None
-        if documents is not None:
-            masks = (_mask(documents),) if self.context is None else self.context.masks(documents)
+        masks: Masks | Documents | None = None
         if self.context is not None:
+            masks = None if documents is None else self.context.masks(documents)
             positions = self.context.cut(positions, 1)
             if self.sequence_parts == 1:
                 tokens = self.context.cut(tokens, 1)
         x = self._embedded(tokens)
+        if self.context is None and documents is not None:
+            flash = Documents.fit(x, self.head_dim)
+            masks = Documents.of(positions) if flash else (_mask(documents),)
         rotation = None
         if self.positions is None:
             rotation = rotary(positions, self.head_dim, self.theta)
@@ -250,7 +252,7 @@ class Layer(nn.Module):
         self,
         x: torch.Tensor,
         rotation: Rotation | None,
-        masks: Masks | None,
+        masks: Masks | Documents | None,
         context: Context | None = None,
     ) -> torch.Tensor:
         """Map (batch, length, dim) to the same shape; `Attention` has the other arguments."""

@@ -27,12 +27,13 @@ from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan
+from hpctrain.models.quantized import release
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.context import check_kernels
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
 from hpctrain.parallel.dividing.stages import block_counts, cut, numbers_of, present
-from hpctrain.parallel.dividing.tensor import divide_layers, sequence_is_divided
+from hpctrain.parallel.dividing.tensor import divide_layers, overlap, sequence_is_divided
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision, compute_in_float8, float8_layers
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
@@ -93,10 +94,7 @@ def parallelize(
 
 
 class _Recipe:
-    """The sections of a config that decide how a model is spread, and what follows from them.
-
-    `whole` tells whether each rank has the whole model, and all of its gradients.
-    """
+    """What the config decides; `whole` tells whether each rank has all parameters and gradients."""
 
     def __init__(
         self, build: Build, config: Config, mesh: Mesh, precision: Precision, loss_parallel: bool
@@ -145,11 +143,13 @@ class _Recipe:
         if degrees.pp > 1:
             counts = block_counts(model, plan, parallel, degrees.pp)
             self._cut(model, plan, counts, number)
+        if train.lora.quantize:
+            release(model, storage)
         if values == "built":
             model.to(storage)
             share(model, mesh.stage_group)  # replicas may have drawn other values
         if degrees.tp > 1:
-            self._check_compile()
+            self._check_compile(plan)
             divide_layers(
                 *(model, plan, mesh.tp_mesh, parallel),
                 loss_parallel=self.divided_loss,
@@ -222,7 +222,7 @@ class _Recipe:
             tp = self.degrees.tp if sequence_is_divided(plan, self.parallel) else 1
             setattr(model, "sequence_parts", self.degrees.cp * tp)  # noqa: B010 (mypy)
 
-    def _check_compile(self) -> None:
+    def _check_compile(self, plan: Plan) -> None:
         """Refuse a compiler that cannot have tensor parallel; prepare `async_tp`."""
         on_cpu = self.precision.device.type == "cpu"
         if on_cpu and self.train.compile != "off":
@@ -233,7 +233,12 @@ class _Recipe:
         if self.parallel.async_tp:
             if on_cpu:
                 raise ConfigError("parallel.async_tp=true: it needs GPUs, but this rank has none")
-            torch._inductor.config._micro_pipeline_tp = True
+            if not sequence_is_divided(plan, self.parallel):
+                raise ConfigError(
+                    "parallel.async_tp=true: the plan of the model does not divide the sequence "
+                    "(style sequence_parallel), and torch overlaps only what such layers send"
+                )
+            overlap(self.mesh.tp_mesh)
 
 
 def _check_trained(model: ParallelModel, mesh: Mesh) -> None:

@@ -19,6 +19,7 @@ from hpctrain.distributed.tensors import local
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 
 _HALF = (torch.bfloat16, torch.float16)
+_PART = 2**24  # elements of half precision that are converted at a time
 
 
 class Average:
@@ -43,14 +44,18 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Take in the parameters after a step."""
-        if self._decay is not None and self._local:
-            torch._foreach_lerp_(self._local, self._parameters(), 1 - self._decay)
+        if self._decay is not None:
+            for part in self._parts():
+                averages = [average for average, _ in part]
+                values = [own.to(average.dtype) for average, own in part]
+                torch._foreach_lerp_(averages, values, 1 - self._decay)
+                del values  # before the next ones are made
 
     @torch.no_grad()
     def restart(self) -> None:
         """Begin again at the present parameters."""
         if self._local:
-            torch._foreach_copy_(self._local, self._parameters())
+            torch._foreach_copy_(self._local, self._own())
 
     def finish(self) -> None:
         """Make the averages of replicas that differ equal after the last step of the run."""
@@ -65,7 +70,7 @@ class Average:
         if not self._local or not self._evaluates:
             yield
             return
-        own = [_local(parameter) for parameter in self._model.parameters]
+        own = self._own()
         before = [tensor.clone() for tensor in own]
         self._replace(own, self._local)
         try:
@@ -78,9 +83,25 @@ class Average:
         torch._foreach_copy_(own, values)
         self._model.free_gathered()
 
-    def _parameters(self) -> list[torch.Tensor]:
-        own = [_local(parameter) for parameter in self._model.parameters]
-        return [tensor.float() if tensor.dtype in _HALF else tensor for tensor in own]
+    def _own(self) -> list[torch.Tensor]:
+        return [_local(parameter) for parameter in self._model.parameters]
+
+    def _parts(self) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Yield averages and parameters, of which few elements at a time have another dtype."""
+        part: list[tuple[torch.Tensor, torch.Tensor]] = []
+        converted = 0
+        for average, own in zip(self._local, self._own(), strict=True):
+            size = own.numel() if own.dtype != average.dtype else 0
+            count = -(-size // _PART) or 1
+            pieces = (torch.atleast_1d(x).chunk(count) for x in (average, own))
+            for piece in zip(*pieces, strict=True):
+                converted += size // count
+                if part and converted > _PART:
+                    yield part
+                    part, converted = [], size // count
+                part.append(piece)
+        if part:
+            yield part
 
 
 def _copied(parameter: torch.Tensor) -> torch.Tensor:

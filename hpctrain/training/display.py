@@ -79,11 +79,7 @@ class Lines(Display):
 
 
 class _Parts:
-    """As many of the texts as fit into the line, from the first on.
-
-    None is cut: rich would mark the cut with a letter that a terminal without UTF-8 lacks, and the
-    six characters of the escape in its place would fold the line.
-    """
+    """As many texts as fit into the line; none is cut, which rich marks with a special letter."""
 
     def __init__(self, parts: Sequence[str]) -> None:
         self._parts = parts

@@ -264,10 +264,7 @@ class Trainer:
         return values
 
     def _stops(self) -> bool:
-        """Return whether the ranks have agreed to stop, and send this rank's flags.
-
-        The flags are read one batch later, so a GPU still has work to do.
-        """
+        """Return whether the ranks agreed to stop; flags come a batch later, so no GPU waits."""
         if self.stop.agreed:
             return True
         flags = on_device(self.stop.flags(), self.device)
@@ -313,10 +310,7 @@ class Trainer:
 
     @property
     def _stateful(self) -> dict[str, Any]:
-        """What a checkpoint has besides the model and the optimizer, by name.
-
-        The loader comes first, since the meter asks it for its place.
-        """
+        """What a checkpoint has beside model and optimizer; the meter needs the loader first."""
         return {
             "data": self.loader,
             "precision": self.train_step.model.precision,

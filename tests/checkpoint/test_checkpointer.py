@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from hpctrain.checkpoint.checkpointer import Checkpointer
 from hpctrain.checkpoint.files import manifest
 from hpctrain.checkpoint.files.manifest import Manifest, checkpoints, damage, digest
+from hpctrain.checkpoint.finite_values import FiniteValues
 from hpctrain.checkpoint.optimizer_state import OptimizerState
 from hpctrain.checkpoint.starting_point import load_weights
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
@@ -27,8 +29,9 @@ from hpctrain.models import MLP
 from hpctrain.tasks import Classification
 from hpctrain.training.step import TrainStep
 from tests.ranks import run_ranks
-from tests.steps import alone, batch, here, make, weights
+from tests.steps import alone, batch, here, make, stack_of_one_device, weights
 
+Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
@@ -153,6 +156,16 @@ def test_a_buffer_that_has_become_infinite_is_as_bad_as_a_parameter(tmp_path: Pa
         with pytest.raises(HealthError, match=text):
             step.health.judge_state(saved.wrong)
     assert manifest.newest_healthy(tmp_path) == saved.path(1)
+
+
+def test_parameters_of_the_host_and_of_a_gpu_are_judged_together(monkeypatch: Patch) -> None:
+    """Offload leaves undivided parameters on the GPU, for which a tensor without values stands."""
+    monkeypatch.setattr(torch, "stack", stack_of_one_device)
+    with FakeTensorMode():
+        module = nn.ParameterDict({"divided": torch.ones(3)})
+        module["undivided"] = nn.Parameter(torch.ones(3, device="cuda"))
+        with pytest.raises(DataDependentOutputException):  # only the values are missing
+            FiniteValues(module).wrong()
 
 
 @pytest.mark.parametrize("kind", ["bit", "truncated", "missing", "manifest", "progress"])

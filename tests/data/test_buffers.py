@@ -1,6 +1,9 @@
+import random
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 import torch
 
 from hpctrain.data.buffers import BESIDE, HUGE_PAGE, IDLE, PAGE, Buffers
@@ -57,6 +60,15 @@ def test_small_ones_are_malloc_s():
     assert not buffers._lent
 
 
+def test_small_ones_are_lent_where_memory_is_page_locked():
+    """A GPU is needed for such memory; other memory stands for it."""
+    buffers = Buffers()
+    buffers.pin, buffers._new = True, lambda size: np.empty(size, np.uint8)
+    held = [buffers.take((count,), "bool") for count in (0, 1, 5, PAGE)]
+    assert [array.shape for array in held] == [(0,), (1,), (5,), (PAGE,)]
+    assert sorted(size for _, size in buffers._lent.values()) == [PAGE] * 3
+
+
 def test_without_elements():
     assert Buffers().take((0, 3), "float32").shape == (0, 3)
 
@@ -73,3 +85,21 @@ def test_threads_share_them():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(use, range(4)))
     assert np.sum([len(idle) for idle in buffers._idle.values()]) <= IDLE
+
+
+@pytest.mark.parametrize("held", [5, 20])
+def test_batches_of_any_length_keep_little_memory(held):
+    """Page-locked buffers are kept by the same rules, and need a GPU."""
+    draw, buffers, most = random.Random(0), Buffers(), 0
+    made = []
+    buffers._new, new = lambda size: made.append(size) or new(size), buffers._new
+    batches = deque(maxlen=held)
+    for _ in range(3000):
+        length = draw.randint(PAGE, 64 * PAGE)
+        batches.append(buffers.take((length,), "S1"))
+        most = max(most, sum(array.nbytes for array in batches))
+    idle = [size * len(free) for size, free in buffers._idle.items()]
+    lent = sum(size for _, size in buffers._lent.values())
+    assert len(buffers._idle) <= 4 * 6 + 1  # from PAGE to 64 of them
+    assert sum(idle) + lent <= 2 * (1.25 * most + 1.25 * 64 * PAGE)
+    assert len(made) < 3000 / 4, "most of them are used again"

@@ -56,6 +56,7 @@ OFFLOAD += ["launch.gpus_per_node=2"]
             "lr_scaling=linear was stated for up to 32 times (Goyal et al. 2017",
         ),
         ([*LM, "optimizer.base_batch_size=1"], "the learning rate was chosen for"),
+        ([*LLAMA, "precision=fp8", "train.compile=off"], "fp8 with train.compile=off: scaling and"),
         ([*LLAMA, "launch.time_min=600"], "launch.time_min=600: the run takes at least"),
         (
             [*OFFLOAD, "launch.mem_gb=32"],

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hpctrain.models.attention import Attention, attend
+from hpctrain.models import Transformer
+from hpctrain.models.attention import Attention, Documents, attend
 from hpctrain.parallel.context import SequencePart, check_kernels
 from tests.gpu.device import CUDA, on_gpu
 
@@ -59,6 +60,32 @@ def test_kernels_and_memory(compute: str, kv_heads: int, documents: bool) -> Non
     assert MATH not in names, kernels
     scores = rows * heads * length**2 * 2  # bytes of all scores in 16 bits
     assert peak < scores / 2, f"{peak / 2**20:.0f} MiB, {kernels}"
+
+
+@grouped_or_not
+def test_documents_without_a_mask(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The losses and gradients are those with a mask, and no mask is made."""
+    rows, length = 2, 1024
+    torch.manual_seed(0)
+    model = Transformer(64, 512, 2, 16, kv_heads).to(CUDA)
+    tokens = torch.randint(0, 64, (rows, length), device=CUDA)
+    documents = (torch.rand(rows, length, device=CUDA) < 0.01).int().cumsum(1)
+    results = []
+    for masked in (False, True):
+        if masked:
+            monkeypatch.setattr(Documents, "fit", lambda x, head_dim: False)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                logits = model(tokens, documents)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+            gradients = torch.autograd.grad(loss, [*model.parameters()])
+        names = {event.key for event in profiler.key_averages()}
+        assert ("torch_attn::_varlen_attn" in names) is not masked
+        results.append((loss.item(), gradients))
+    (loss, mine), (expected, theirs) = results
+    assert loss == pytest.approx(expected, rel=1e-2)
+    for one, other in zip(mine, theirs, strict=True):
+        assert (one - other).norm() < 5e-2 * other.norm()
 
 
 @each_dtype

@@ -1,4 +1,4 @@
-"""Which kernel gets grouped heads on a GPU.
+"""Which kernel gets grouped heads and documents on a GPU.
 
 There is no GPU here: tensors on the CPU claim to be on one, and the CPU computes the attention that
 is asked for. tests/gpu/test_attention_gpu.py sees the kernels and their memory.
@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
-from hpctrain.models.attention import attend
+from hpctrain.models import Transformer, attention
+from hpctrain.models.attention import Documents, attend
 from hpctrain.parallel.context import SequencePart, causal_mask
 
 LENGTH = 8
@@ -106,9 +108,92 @@ def test_groups_of_divided_sequences(monkeypatch: pytest.MonkeyPatch, dtype: tor
     assert causal_mask(2, 4, Gpu()).numel() == 0  # type: ignore[arg-type]
 
 
-def test_the_capability_is_a_constant_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpctrain.models import attention
+FIT = (torch.bfloat16, 16, (8, 0), None, None)  # dtype, head_dim, capability, autocast, ROCm
 
+
+@pytest.mark.parametrize(
+    ("given", "fits"),
+    [
+        (FIT, True),
+        ((torch.float32, 192, (9, 0), torch.float16, None), True),
+        ((torch.float32, 16, (9, 0), None, None), False),
+        ((torch.bfloat16, 12, (9, 0), None, None), False),
+        ((torch.bfloat16, 16, (7, 5), None, None), False),
+        ((torch.bfloat16, 16, (9, 4), None, "7.0"), False),
+    ],
+)
+def test_documents_go_to_the_flash_kernel_where_it_takes_them(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[Any, ...], fits: bool
+) -> None:
+    dtype, head_dim, capability, autocast, rocm = given
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", rocm)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: autocast is not None)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: autocast)
+    x = torch.zeros(1, dtype=dtype)
+    assert Documents.fit(x.as_subclass(OnGpu), head_dim) is fits
+    assert not Documents.fit(x, head_dim)
+
+
+def one_by_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds_q: torch.Tensor,
+    bounds_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    **options: Any,
+) -> torch.Tensor:
+    """Stand for torch's kernel, which no CPU has: attention within each document."""
+    assert bounds_q is bounds_k
+    assert bounds_q.dtype == torch.int32
+    assert options.get("window_size") == (-1, 0) or options["is_causal"]
+    sizes = bounds_q.diff().tolist()
+    assert max(sizes) == max_q == max_k
+    parts = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (query, key, value)), strict=True)
+    grouped = key.shape[1] < query.shape[1]
+    mixed = [F.scaled_dot_product_attention(*p, is_causal=True, enable_gqa=grouped) for p in parts]
+    return torch.cat(mixed, 1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["groups", "no groups"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_documents_without_a_mask(
+    monkeypatch: pytest.MonkeyPatch, kv_heads: int, knows: bool
+) -> None:
+    documents = torch.tensor([[0] * 3 + [1] + [2] * 8, [0] * 12], dtype=torch.int32)
+    tokens = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    model = Transformer(50, 32, 2, 4, kv_heads)
+    expected = model(tokens, documents)
+    gradients = torch.autograd.grad(expected.square().sum(), [*model.parameters()])
+    bounds = []
+    monkeypatch.setattr(Documents, "fit", lambda x, head_dim: True)
+    monkeypatch.setattr(attention, "varlen_attn", one_by_one)
+    if not knows:  # torch 2.10 and 2.11
+        monkeypatch.setattr(attention, "_KNOWN", {})
+    of = Documents.of
+    monkeypatch.setattr(Documents, "of", lambda x: bounds.append(of(x)) or bounds[-1])
+    found = model(tokens, documents)
+    assert [(b.bounds.tolist(), b.longest) for b in bounds] == [([0, 3, 4, 12, 24], 12)]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    mine = torch.autograd.grad(found.square().sum(), [*model.parameters()])
+    for one, other in zip(mine, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_torch_takes_the_arguments_of_documents() -> None:
+    """Tensors without values stand for those of a GPU: torch checks all but the numbers."""
+    with FakeTensorMode(), torch.no_grad():
+        shapes = ((2, 4, 12, 16), *[(2, 2, 12, 16)] * 2)
+        heads = [torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
+        bounds = torch.empty(4, dtype=torch.int32, device="cuda")
+        out = attention.attend_within(heads[0], heads[1], heads[2], Documents(bounds, 8))
+    assert (out.shape, out.dtype) == ((2, 4, 12, 16), torch.bfloat16)
+
+
+def test_the_capability_is_a_constant_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
 
     @torch.compile(backend="eager", fullgraph=True)

@@ -12,15 +12,18 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.config.advice import changed
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.console import Console
 from hpctrain.doctor import history
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.hardware import known, load
+from hpctrain.hardware import Hardware, known, load
+from hpctrain.job.building.flops import Flops
 from hpctrain.plan.budget import Budget, Limits, budget_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
+from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.loader_rate import loader_rate
 from hpctrain.plan.memory import memory_of
@@ -28,7 +31,13 @@ from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.plan.predicting.rank_memory import RankMemory
-from hpctrain.plan.predicting.timing import StepTime, gather_s, link_of, send_s
+from hpctrain.plan.predicting.timing import (
+    StepTime,
+    _inside_layers,
+    gather_s,
+    link_of,
+    send_s,
+)
 from hpctrain.plan.printing import print_scaling
 from hpctrain.plan.ranking import WHY, scaling
 from hpctrain.tasks import LanguageModel
@@ -324,6 +333,27 @@ def test_frozen_parameters_have_neither_gradients_nor_states(
     assert memory["parameters"] == 4 * model["parameters"] // 2
     assert memory["gradients"] == 4 * model["trainable"] // 2
     assert memory["optimizer"] == 8 * model["trainable"] // 2
+
+
+def test_half_of_tensor_parallel_overlaps_where_it_can() -> None:
+    words = "parallel.tp=2 parallel.async_tp=true train.compile=blocks launch.tasks_per_node=2"
+    config = changed(Config(), words)
+    gpu, facts = load("h100_sxm"), ModelFacts(1, 1, 0, 1, Flops(1, 1, 256), (), 128)
+
+    def seconds(overrides: str = "parallel.tp=2", hardware: Hardware = gpu) -> float:
+        layout = Layout(changed(config, overrides), 2 // config.launch.tasks_per_node, ())
+        found = _inside_layers(layout, facts, 4, hardware, 2)
+        assert found
+        return found
+
+    whole = seconds("parallel.async_tp=false")
+    assert seconds() == whole / 2
+    refused = ("train.compile=off", "parallel.device=cpu", "parallel.backend=gloo")
+    for refusal in (*refused, "parallel.sequence_parallel=false"):
+        assert seconds(refusal) == whole, refusal
+    assert seconds(hardware=replace(gpu, name="cpu")) == whole
+    config.launch.tasks_per_node = 1  # the network is between the ranks, and not NVLink
+    assert seconds() == seconds("parallel.async_tp=false") > whole
 
 
 def test_the_loader_against_the_storage(

@@ -6,10 +6,12 @@ import json
 import math
 import random
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpctrain.errors import HealthError
 from hpctrain.run_record import Note
@@ -18,6 +20,7 @@ from hpctrain.training.notes import Notes
 from hpctrain.training.watch import Guess, Watch
 from tests.parallel.parity import Cell, batch, build
 from tests.ranks import run_ranks
+from tests.steps import stack_of_one_device
 
 Loss = Callable[[int], float]
 noise = random.Random(7).gauss
@@ -176,3 +179,18 @@ def test_silent_layers_are_the_same_in_every_layout(layout: str) -> None:
         "layers.1.mlp_norm",
     ]
     assert run_ranks(silent, LAYOUTS[layout][0], layout) == [(expected, 39)] * LAYOUTS[layout][0]
+
+
+def test_gradients_of_the_host_and_of_a_gpu_are_looked_at_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Offload leaves undivided parameters on the GPU, for which a tensor without values stands."""
+    monkeypatch.setattr(torch, "stack", stack_of_one_device)
+    silent = SilentLayers(report_every=5)
+    with FakeTensorMode():
+        gradients = torch.ones(3), torch.ones(2, device="cuda"), None
+        parameters = [SimpleNamespace(grad=gradient) for gradient in gradients]
+        mesh = SimpleNamespace(device=torch.device("cuda"))
+        silent.take(cast(Any, SimpleNamespace(step=4, parameters=parameters, mesh=mesh)))
+    assert silent._most is not None
+    assert (silent._most.shape, silent._most.device.type) == ((3,), "cuda")

@@ -76,10 +76,8 @@ def sync_problems(config: Config, degrees: Degrees) -> Iterator[str]:
 def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what does not fit tensor parallel."""
     parallel, compiled = config.parallel, config.train.compile
-    if parallel.async_tp and degrees.tp == 1:
-        yield "parallel.async_tp=true with tp 1: there is no communication that could overlap"
-    elif parallel.async_tp and compiled == "off":
-        yield "parallel.async_tp=true with train.compile=off: the compiler does it; use blocks"
+    if parallel.async_tp:
+        yield from async_tp_problems(config, degrees)
     if degrees.tp > 1 and parallel.device == "cpu" and compiled != "off":
         yield f"train.compile={compiled} with tp {degrees.tp} on CPUs: torch fails; use off"
     if degrees.tp > 1 and config.precision.compute == "fp8":
@@ -93,6 +91,21 @@ def _tensor(config: Config, degrees: Degrees) -> Iterator[str]:
         )
     if parallel.ddp.static_graph and parallel.ep > 1:
         yield f"parallel.ddp.static_graph=true with parallel.ep={parallel.ep}: it is one of DDP"
+
+
+def async_tp_problems(config: Config, degrees: Degrees) -> Iterator[str]:
+    """Yield why `parallel.async_tp=true` would overlap nothing."""
+    parallel, key = config.parallel, "parallel.async_tp=true with"
+    if degrees.tp == 1:
+        yield f"{key} tp 1: there is no communication that could overlap"
+    elif config.train.compile == "off":
+        yield f"{key} train.compile=off: the compiler does it; use blocks"
+    if not parallel.sequence_parallel:
+        yield f"{key} parallel.sequence_parallel=false: torch overlaps no sums; use true"
+    if parallel.device == "cpu":
+        yield f"{key} parallel.device=cpu: it needs GPUs"
+    if parallel.backend == "gloo":
+        yield f"{key} parallel.backend=gloo: GPUs exchange through NVLink; use nccl or auto"
 
 
 def _context(config: Config, degrees: Degrees) -> Iterator[str]:

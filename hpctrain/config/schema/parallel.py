@@ -198,8 +198,8 @@ class ParallelConfig:
     )
     async_tp: bool = key(
         False,
-        "The communication of tensor parallel overlaps with matrix products. It needs GPUs with "
-        "NVLink and train.compile.",
+        "The communication of tensor parallel overlaps with matrix products. It needs "
+        "train.compile, sequence_parallel, and NVLink between GPUs that every rank of a node sees.",
     )
     pipeline: PipelineConfig = section(PipelineConfig)
     ddp: DDPConfig = section(DDPConfig)

@@ -86,9 +86,8 @@ def _exchange(*args: Any) -> torch.Tensor:
 class _Exchange(torch.autograd.Function):
     """An all-to-all of rows, whose gradient goes the way back and is multiplied by a factor.
 
-    Gradients of other parameters are means over all data-parallel ranks. Those of experts are means
-    over the ranks with the same experts, of sums over the group. So the gradient is divided by the
-    size of the group on its way in, and multiplied on its way out.
+    Gradients of experts are sums over the group, and means over the ranks with the same experts;
+    others are means over all ranks. So the size of the group divides it, and multiplies it again.
     """
 
     @staticmethod

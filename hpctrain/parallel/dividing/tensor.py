@@ -10,12 +10,14 @@ The styles are those of torch (`torch.distributed.tensor.parallel`), which follo
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -102,11 +104,25 @@ def sequence_is_divided(plan: Plan, config: ParallelConfig) -> bool:
     return config.sequence_parallel and "sequence_parallel" in plan.tensor.values()
 
 
-class _WholeInput(ParallelStyle):
-    """The first input of a module becomes a DTensor that every rank has whole.
+def overlap(mesh: DeviceMesh) -> None:
+    """Let the compiler overlap the communication of a group with its products (async TP).
 
-    The layers that it goes through then share one reduction of its gradient.
+    It rewrites only what is sent in groups with symmetric memory. torch 2.11 to 2.13 call the
+    function that enables it deprecated, and need it (pytorch #193115).
     """
+    if torch.cuda.device_count() == 1 and mesh.size() > 1:  # torch compares the indices of GPUs
+        raise ConfigError(
+            "parallel.async_tp=true: this rank sees one GPU, and torch's symmetric memory needs "
+            "those of the other ranks, too; do not hide them by CUDA_VISIBLE_DEVICES, srun's "
+            "--gpu-bind or site.gpu_option=gpus-per-task"
+        )
+    torch._inductor.config._micro_pipeline_tp = True
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        enable_symm_mem_for_group(mesh.get_group().group_name)
+
+
+class _WholeInput(ParallelStyle):
+    """Every rank has the first input whole; the layers share one reduction of its gradient."""
 
     def __init__(self, layout: Placement) -> None:
         super().__init__()
@@ -132,10 +148,7 @@ class _OwnTokens(ParallelStyle):
 
 
 class _OwnDropout(ParallelStyle):
-    """The ranks draw one mask for the whole sequence, and each drops in its part of it.
-
-    Their random streams are equal, so the masks of their parts would otherwise be equal, too.
-    """
+    """The ranks, whose random streams are equal, drop by their part of one mask."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Dropout)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.attention.varlen  # makes its operation known
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -32,6 +33,7 @@ _KEPT = {
     _ops._scaled_dot_product_efficient_attention.default,
     _ops._scaled_dot_product_cudnn_attention.default,
     _ops._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.torch_attn._varlen_attn.default,
 }
 
 

@@ -186,11 +186,9 @@ class _OverRanks(TorchFunctionMode):
 
 
 class _BatchNormOverRanks(torch.autograd.Function):
-    """What torch's SyncBatchNorm computes, which torch has for GPUs only.
+    """What torch's SyncBatchNorm computes for (batch, channels, ...), without waits of the host.
 
-    The input has any floating dtype and the shape (batch, channels, ...). One reduction in fp64
-    gives the mean and the variance; squares of fp32 numbers lose nothing in it. The host never
-    waits for the device, which torch's needs in each layer.
+    One reduction in fp64 gives the mean and the variance; squares of fp32 numbers fit into it.
     """
 
     @staticmethod

@@ -31,6 +31,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import DistributedError
+from hpctrain.models.quantized import is_released
 from hpctrain.models.ties import tie, ties
 from hpctrain.parallel.preparing.blocks import path_of
 from hpctrain.parallel.preparing.whole_model import undivided
@@ -109,10 +110,11 @@ def fill_modules(
     allocate(model, storage)
     if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
         return
-    targets: dict[str, torch.Tensor] = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
+    named = (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+    )
+    targets = {name: t for part in named for name, t in part if not is_released(t)}
     original: Any = skeleton(build, seed)
     assert original is not None
     holders = []
@@ -157,10 +159,7 @@ def fill_modules(
 
 
 def _draw(model: Any, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
-    """Return the initial values of what a module itself holds, whole and on the CPU.
-
-    The module is left as it was, on the meta device.
-    """
+    """Return the initial values of what a module itself holds, on the CPU; it stays as it was."""
     before = dict(module._parameters), dict(module._buffers)
     torch.manual_seed(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
     for key, like in _own(module).items():
@@ -241,6 +240,8 @@ def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
         return
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
+            if is_released(value):
+                continue
             whole = value.detach().contiguous()
             _broadcast(whole, 0, group)
             value.copy_(whole)
@@ -253,11 +254,7 @@ def _broadcast(whole: torch.Tensor, source: int, group: dist.ProcessGroup | None
 
 
 def _to_device(model: nn.Module, device: torch.device) -> None:
-    """Move what FSDP2 leaves on the device of the storage, in place: all but divided parameters.
-
-    With `parallel.fsdp.offload` divided parameters are on the CPU, and FSDP2 brings them to the
-    device before they are used. Buffers and parameters that it cannot divide have to be there.
-    """
+    """Move all but the parameters that FSDP2 divides, which offload leaves on the CPU, in place."""
     shared = list(ties(model))
     apart = {id(parameter) for parameter in undivided(model)}
     for module in model.modules():
@@ -275,6 +272,6 @@ def _to_device(model: nn.Module, device: torch.device) -> None:
 def allocate(model: nn.Module, device: torch.device) -> None:
     """Give the parameters and buffers of the meta device memory, and keep ties between them."""
     shared = list(ties(model))
-    model.to_empty(device=device)
+    model._apply(lambda t: t if is_released(t) else torch.empty_like(t, device=device))
     for first, others in shared:
         tie(model, first, others)

@@ -97,11 +97,9 @@ def _hashable(value: Any) -> Any:
 
 
 def _decayed(model: nn.Module, decay: float, classes: list[str]) -> dict[str, float]:
-    """Return the factor of each parameter for layer-wise decay.
+    """Return the factor of each parameter for layer-wise decay, as BEiT has it (Bao et al. 2022).
 
-    The layers are counted as by BEiT (Bao et al. 2022), which has the decay from ELECTRA (Clark et
-    al. 2020): what the model registers before its first block is layer 0, the blocks are 1 to n,
-    and what comes after them is layer n + 1, whose factor is 1.
+    What comes before the first block is layer 0, what comes after the last one has the factor 1.
     """
     try:
         blocks = [name for name, _ in find_blocks(model, classes)]

@@ -142,10 +142,7 @@ class Lockstep:
                 self._attend(skipped)
 
     def _agreed(self, number: int) -> int:
-        """Return the least of the numbers of the blocks that the ranks are about to call.
-
-        The ranks also tell each other about their last calls.
-        """
+        """Return the least number of the blocks that ranks are about to call."""
         told = torch.tensor([number, -self._has_gradient, -self._skips], device=self._device)
         dist.all_reduce(told, dist.ReduceOp.MIN, group=self._ranks)
         first, has_gradient, skips = told.tolist()

@@ -81,11 +81,7 @@ def computed(metrics: Mapping[str, Any], device: torch.device) -> dict[str, floa
 
 
 def _value(metric: Any, found: list[_States]) -> float | str:
-    """Return the value of a metric for the states of several ranks; see `_number`.
-
-    It has its own states afterwards. A list that was merged is a tensor, which the metric could not
-    empty for its next use.
-    """
+    """Return the value of a metric for the states of several ranks; it has its own afterwards."""
     own = _states(metric)
     _merge(metric, found)
     try:

@@ -41,6 +41,7 @@ class DDPModel(ParallelModel):
     ) -> None:
         ddp = DistributedDataParallel(
             module,
+            init_sync=False,  # `fill` has given all ranks the same values
             device_ids=[precision.device.index] if precision.device.type == "cuda" else None,
             bucket_cap_mb=config.bucket_mb,
             static_graph=config.static_graph,
@@ -97,10 +98,7 @@ _REFUSALS = {
 
 
 def _average_as(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average the gradients of a bucket in the format `dtype`, on any backend.
-
-    torch has such hooks for fp16, and for bf16 with NCCL only.
-    """
+    """Average the gradients of a bucket in the format `dtype`, on any backend."""
     buffer = bucket.buffer()
     sent = buffer.div(dist.get_world_size()).to(dtype)
     future = dist.all_reduce(sent, async_op=True).get_future()

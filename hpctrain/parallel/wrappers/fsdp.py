@@ -170,10 +170,7 @@ def shard(
 
 
 def _separate(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that share no parameter with a module outside of them.
-
-    FSDP2 takes each parameter into one group. The other blocks belong to that of the whole model.
-    """
+    """Return the blocks that share no parameter with others: FSDP2 groups each only once."""
     shared = [(first, *others) for first, others in ties(model)]
     names = {id(module): name for name, module in model.named_modules()}
     separate: list[nn.Module] = []

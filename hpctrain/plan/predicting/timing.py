@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hpctrain.config.rules.combinations import async_tp_problems
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
@@ -190,8 +191,8 @@ def _inside_layers(
     if degrees.tp > 1:  # two gathers and two scatters of a block in each pass
         link = link_of(hardware, per_node, 1, degrees.tp)
         one = gather_s(residual, degrees.tp, link)
-        hides = 0.5 if config.parallel.async_tp else 1.0
-        total = _plus(total, one, 4 * passes * own * batch.accumulate * hides)
+        exposed = 0.5 if _overlaps(layout, hardware) else 1.0
+        total = _plus(total, one, 4 * passes * own * batch.accumulate * exposed)
     if degrees.cp > 1:  # keys and values, which are a quarter of the residual stream or less
         link = link_of(hardware, per_node, degrees.tp, degrees.cp)
         one = gather_s(residual * degrees.cp / 2, degrees.cp, link)
@@ -205,6 +206,15 @@ def _inside_layers(
         link = link_of(hardware, per_node, outer, degrees.pp)
         total = _plus(total, send_s(residual / degrees.tp, link), 2 * batch.accumulate * 0.5)
     return total
+
+
+def _overlaps(layout: Layout, hardware: Hardware) -> bool:
+    """Return whether tensor parallel overlaps with products, which takes GPUs of one node."""
+    config, degrees = layout.config, layout.degrees
+    if not config.parallel.async_tp or hardware.name == "cpu":
+        return False
+    inside = degrees.tp <= config.launch.tasks_per_node
+    return inside and not any(async_tp_problems(config, degrees))
 
 
 def _moved(layout: Layout, facts: ModelFacts) -> float:

@@ -44,9 +44,10 @@ class SilentLayers:
             return
         # The norm of small numbers would be zero, as they are squared.
         norms = dict(zip(here, torch._foreach_norm([*here.values()], float("inf")), strict=True))
-        none = torch.full((), -1.0, device=next(iter(here.values())).device)
+        # Offload leaves undivided parameters on the GPU, and their gradients.
+        none = torch.full((), -1.0, device=model.mesh.device)
         places = range(len(model.parameters))
-        found = torch.stack([norms[n].float() if n in norms else none for n in places])
+        found = torch.stack([norms[n].to(none) if n in norms else none for n in places])
         self._most = found if self._most is None else torch.maximum(self._most, found)
 
     def read(self, model: ParallelModel) -> list[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
@@ -23,7 +23,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.plan import printing
 from hpctrain.plan.budget import Budget, Limits, budget_of
-from hpctrain.plan.inspecting.activations import Activations, activations_of
+from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
     ModelFacts,
@@ -194,7 +194,9 @@ def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, Mod
     model = build_on_meta(_build(config))
     check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
     facts = explained(partial(facts_of, model, task, sample), "plan: the model")
-    activations = _Measured(config, task, sample)
+    compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(config.precision.compute)
+    dtype = None if compute is None else DTYPES[compute]
+    activations = Measured(_build(config), task, sample, dtype, config.train)
     memory = MemoryModel(model, facts, activations)
     blocks = _count_blocks(model, config)
     return Estimator(facts, memory, activations, blocks), facts, model
@@ -221,27 +223,6 @@ def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration
     return calibrated(runs, times, memory)
 
 
-class _Measured(dict[str, Activations]):
-    """The activations for each mode of checkpointing, measured when they are first needed."""
-
-    def __init__(self, config: Config, task: Any, sample: Batch) -> None:
-        super().__init__()
-        self._config, self._task, self._sample = config, task, sample
-
-    def __missing__(self, mode: str) -> Activations:
-        compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(
-            self._config.precision.compute
-        )
-        self[mode] = activations_of(
-            _build(self._config),
-            self._task,
-            self._sample,
-            None if compute is None else DTYPES[compute],
-            replace(self._config.train, activation_checkpointing=mode),
-        )
-        return self[mode]
-
-
 def _count_blocks(model: nn.Module, config: Config) -> int:
     with contextlib.suppress(ConfigError):
         return len(find_blocks(model, config.parallel.blocks))
@@ -250,7 +231,7 @@ def _count_blocks(model: nn.Module, config: Config) -> int:
 
 def _assumptions(
     facts: ModelFacts,
-    activations: Mapping[str, Activations],
+    activations: Measured,
     hardware: Hardware | None,
     budget: Budget,
     efficiencies: Efficiencies,

@@ -86,12 +86,16 @@ def memory_of(
     trained: ModelSizes | None = None,
 ) -> Memory:
     """Return the bytes of each rank by formula."""
-    both = sizes, trained or sizes
-    if shards(degrees, parallel) == 1 and not parallel.fsdp.offload:
-        divided = degrees.ranks > degrees.dp_replicate or parallel.ep > 1
-        if not divided or degrees.dp_replicate * degrees.cp == 1:
-            return _whole(*both, degrees, parallel, precision, optimizer, accumulate)
-    return _divided(*both, degrees, parallel, precision, optimizer, accumulate)
+    compute = _divided if by_fsdp(degrees, parallel) else _whole
+    return compute(sizes, trained or sizes, degrees, parallel, precision, optimizer, accumulate)
+
+
+def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
+    """Return whether FSDP2 spreads the model, which converts its parameters for computing."""
+    if shards(degrees, parallel) > 1 or parallel.fsdp.offload:
+        return True
+    divided = degrees.ranks > degrees.dp_replicate or parallel.ep > 1
+    return divided and degrees.dp_replicate * degrees.cp > 1
 
 
 def shards(degrees: Degrees, parallel: ParallelConfig) -> int:

@@ -57,6 +57,26 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
         return None
 
 
+def with_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """Give a model new parameters and buffers on the CPU, in place, such as fake tensors.
+
+    Parameters of floats get the dtype. Those that modules share stay shared.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    own = isinstance(tensor, nn.Parameter)
+                    kind = dtype if own and tensor.is_floating_point() else None
+                    new = torch.empty(tensor.shape, dtype=kind or tensor.dtype, device="cpu")
+                    made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if own else new
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+    return model
+
+
 def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:
     """Return the model to spread, and how `fill` will give it its initial values.
 

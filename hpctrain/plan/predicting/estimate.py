@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from hpctrain.config.schema import OptimizerConfig, PrecisionConfig
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.plan.budget import Limits
-from hpctrain.plan.inspecting.activations import Activations
+from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Divisible, Layout
 from hpctrain.plan.memory import stored_bytes
@@ -107,7 +106,7 @@ class Estimator:
         self,
         facts: ModelFacts,
         memory: MemoryModel,
-        activations: Mapping[str, Activations],
+        activations: Measured,
         blocks: int,
     ) -> None:
         self.facts, self._memory, self.activations = facts, memory, activations

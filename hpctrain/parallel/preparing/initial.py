@@ -18,13 +18,15 @@ each rank its part.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -75,6 +77,23 @@ def with_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Modul
                     made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if own else new
                 tensors[name] = made[id(tensor)]  # type: ignore[assignment]
     return model
+
+
+@contextmanager
+def without_memory(model: nn.Module) -> Iterator[None]:
+    """Within it tensors are fakes on the CPU, also those of the model."""
+    before = [
+        (tensors, dict(tensors))
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+    ]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            with_tensors(model)
+            yield
+    finally:
+        for tensors, values in before:
+            tensors.update(values)  # type: ignore[arg-type]
 
 
 def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:

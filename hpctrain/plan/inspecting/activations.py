@@ -38,7 +38,7 @@ from hpctrain.plan.inspecting.model_facts import explained
 from hpctrain.shards.types import Batch
 
 log = logging.getLogger(__name__)
-_ROWS = 2  # a batch norm needs two
+_ROWS = 2  # a batch norm needs two, and transformers looks for documents in a single row
 _TOKENS = 4096
 # A model that needs values is called with some, if its steps have no more operations than these.
 _MOST_FLOPS = 10**12
@@ -184,7 +184,7 @@ def _per_sample(
     Sums after the same operation are compared: what does not grow with the batch are gradients on
     their way. What blocks keep adds up over the blocks; the largest sums beside it do not.
     """
-    rows = max(1, _TOKENS // tokens) if tokens else _ROWS
+    rows = max(_ROWS, _TOKENS // tokens) if tokens else _ROWS
     least = 1 if tokens else rows
     outputs, losses, working = 0, dict[int, int](), [0]
 

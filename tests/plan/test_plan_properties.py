@@ -1,0 +1,155 @@
+"""What must hold of any prediction: how memory, time and FLOPs change with the layout and model."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hpctrain.config.schema import Config
+from hpctrain.hardware import load
+from hpctrain.job.building.flops import count_flops, meta_batch
+from hpctrain.models import Transformer
+from hpctrain.plan.inspecting.activations import Activations, Measured, activations_of
+from hpctrain.plan.inspecting.model_facts import facts_of
+from hpctrain.plan.layouts import Layout
+from hpctrain.plan.predicting.estimate import Estimator
+from hpctrain.plan.predicting.rank_memory import MemoryModel
+from hpctrain.shards.types import Batch
+from hpctrain.tasks import LanguageModel
+
+Build = Callable[[], nn.Module]
+# The gradient of its head is larger than what a sample keeps.
+SMALL = partial(Transformer, vocab_size=16384, dim=64, layers=8, heads=8, kv_heads=4)
+
+
+def sample(length: int = 65) -> Batch:
+    tokens = torch.empty((1, length), dtype=torch.int64, device="meta")
+    return {"tokens": tokens, "mask": torch.empty(1, dtype=torch.bool, device="meta")}
+
+
+def activations(build: Build, mode: str = "none", every: int = 1) -> Activations:
+    train = Config().train
+    train.activation_checkpointing, train.activation_checkpointing_every = mode, every
+    return activations_of(build, LanguageModel(), sample(), None, train)
+
+
+@pytest.fixture(scope="module")
+def estimator() -> Estimator:
+    with torch.device("meta"):
+        model = SMALL()
+    facts = facts_of(model, LanguageModel(), sample())
+    measured = Measured(SMALL, LanguageModel(), sample(), torch.bfloat16, Config().train)
+    return Estimator(facts, MemoryModel(model, facts, measured), measured, 8)
+
+
+def layout(batch: int, ranks: int = 1, **keys: Any) -> Layout:
+    config = Config(model={"_target_": "any"})
+    config.precision.compute, config.launch.tasks_per_node = "bf16", ranks
+    config.train.global_batch_size = batch
+    for key, value in keys.items():
+        section, name = key.rsplit("__", 1)
+        setattr(attrgetter(section.replace("__", "."))(config), name, value)
+    return Layout(config, 1, ())
+
+
+def test_activations_grow_with_the_micro_batch_alone(estimator: Estimator) -> None:
+    def memory(micro: int, accumulate: int) -> Any:
+        one = layout(micro * accumulate, train__accumulate=accumulate)
+        return estimator.of(one, load("h200")).memory
+
+    alone = [memory(micro, 1) for micro in (1, 2, 4, 8, 64, 512)]
+    assert [memory(1, n).activations for n in (2, 8, 64)] == [alone[0].activations] * 3
+    assert alone[0].activations > 0
+    for few, more in pairwise(alone):
+        assert few.activations < more.activations
+        assert few.logits < more.logits
+        assert few.total <= more.total
+    saved = estimator.activations["none"].saved
+    assert alone[-1].activations == pytest.approx(512 * saved, rel=0.2)
+
+
+def test_memory_falls_with_each_degree(estimator: Estimator) -> None:
+    def total(**keys: Any) -> int:
+        named = {f"parallel__{name}": value for name, value in keys.items() if name != "parts"}
+        one = layout(64, 8, train__accumulate=keys.get("parts", 1), **named)
+        return estimator.of(one, load("h200")).memory.total
+
+    whole = {"dp_replicate": 1, "dp_shard": -1}
+    ddp, zero1, zero3 = total(), total(**whole, zero=1), total(**whole, zero=3)
+    assert ddp > zero1 > zero3
+    assert total(dp_replicate=2, dp_shard=4, zero=3) > zero3
+    for name in ("tp", "cp"):
+        found = [total(dp_replicate=-1, **{name: n}) for n in (2, 4)]
+        assert found[0] > found[1]
+    pipelines = [total(**whole, zero=1, pp=n, parts=8) for n in (2, 4, 8)]
+    assert pipelines == sorted(pipelines, reverse=True)
+
+
+def test_time_falls_with_more_gpus(estimator: Estimator) -> None:
+    times = [estimator.of(layout(4096, n), load("h200")).time for n in (1, 2, 4, 8)]
+    steps = [time.step_s for time in times if time]
+    assert len(steps) == 4
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_blocks_add_up_and_checkpointing_keeps_less() -> None:
+    few, more = (activations(partial(SMALL, layers=n)) for n in (8, 16))
+    whole = activations(SMALL)
+    assert more.saved - few.saved == pytest.approx(8 / 8 * few.saved, rel=0.1)
+    assert (more.working, more.outside) == (few.working, few.outside)
+    half, full = (activations(SMALL, "full", every) for every in (2, 1))
+    assert whole.saved > half.saved > full.saved
+    assert half.saved == pytest.approx((whole.saved + full.saved) / 2, rel=0.02)
+    lower = activations_of(
+        *(SMALL, LanguageModel(), sample(), torch.bfloat16, Config().train), cast=True
+    )
+    autocast = activations_of(
+        SMALL, LanguageModel(), sample(), torch.bfloat16, Config().train, cast=False
+    )
+    assert lower.saved < 0.9 * autocast.saved
+
+
+class Attends(nn.Module):
+    """Attention with dropout, as models of transformers have it by default."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.table, self.dropout = nn.Embedding(16, 8), dropout
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        x = self.table(tokens).unsqueeze(1)
+        x = F.scaled_dot_product_attention(x, x, x, None, self.dropout, is_causal=True)
+        return x.squeeze(1) @ self.table.weight.T
+
+
+def test_dropout_adds_its_masks_but_no_scores() -> None:
+    assert activations(partial(SMALL, dropout=0.1)).saved > activations(SMALL).saved
+    assert activations(partial(Attends, 0.1)) == activations(partial(Attends, 0.0))
+
+
+class LooksAtValues(nn.Module):
+    """It decides by a value, unless it knows that there is none, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        if not isinstance(tokens, torch._subclasses.FakeTensor) and (tokens[:, 0] == 0).all():
+            return self.table(tokens) @ self.table.weight.T
+        return self.table(tokens) @ self.table.weight.T
+
+
+def test_flops_are_counted_with_fake_tensors_where_meta_is_not_enough() -> None:
+    with torch.device("meta"):
+        model = LooksAtValues()
+    found = count_flops(model, LanguageModel(), meta_batch(sample()))
+    assert found is not None
+    assert (found.forward, found.training) == (64 * 2 * 8 * 16, 64 * 6 * 8 * 16)
+    assert all(p.is_meta and p.grad is None for p in model.parameters())

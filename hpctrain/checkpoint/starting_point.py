@@ -20,7 +20,8 @@ from hpctrain.checkpoint.tensor_reader import module_state
 from hpctrain.distributed import objects
 from hpctrain.distributed.tensors import dtype_name, local
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.models.lora import is_adapter
+from hpctrain.models.lora import adapted, is_adapter
+from hpctrain.models.quantized import is_released, pack
 from hpctrain.models.ties import ties
 
 
@@ -35,9 +36,10 @@ def start_from(
 ) -> Match:
     """Load the weights whose names the model has, in place; all ranks call this together.
 
-    Adapters (LoRA) are left as they are. Returns what matched in the whole model, the same on all
-    ranks, whose stages of a pipeline the ranks `stages` have. With `all_used` the model must have
-    all that is stored; see `Match.refuse_unused`.
+    Adapters (LoRA) are left as they are, and weights that `release` has freed are packed. Returns
+    what matched in the whole model, the same on all ranks, whose stages of a pipeline the ranks
+    `stages` have. With `all_used` the model must have all that is stored; see
+    `Match.refuse_unused`.
     """
     found = compare(module, weights, rename, skip, stages)
     if all_used:
@@ -46,9 +48,13 @@ def start_from(
     loaded: dict[str, str] = {}
     copies = {n: loaded.setdefault(firsts.get(n, n), n) for n in found.stored}
     copies = {name: first for name, first in copies.items() if name != first}
-    weights.load(
-        {s: own[name] for name, s in found.stored.items() if name in own and name not in copies}
-    )
+    read = {n: s for n, s in found.stored.items() if n in own and n not in copies}
+    weights.load({s: own[name] for name, s in read.items() if not is_released(own[name])})
+    layers = {plain_name(name): layer for name, layer in adapted(module)}
+    for name in (name for name in read if is_released(own[name])):  # one whole weight at a time
+        whole = torch.empty(own[name].shape, dtype=own[name].dtype, device=own[name].device)
+        weights.load({read[name]: whole})
+        pack(layers[name.rpartition(".")[0]], whole)
     divided = stages is not None or any(isinstance(value, DTensor) for value in own.values())
     _check_copies(own, weights, found, copies, divided=divided)
     return found

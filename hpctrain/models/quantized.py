@@ -3,9 +3,13 @@
     weight ── blocks of 64 ── nf4 codes, two in a byte ──┐
                          └─── a scale of each, in 8 bits ┴── dequantized in forward and backward
 
-Only layers that have an adapter are quantized, once their weights were loaded. A packed weight has
-another shape than that of the file, so it is never saved: a checkpoint has the adapters, and the
-base is read and quantized again, which gives the same bits.
+Only layers that have an adapter are quantized. Their weights are read and packed one after the
+other, so a device never holds more than the packed ones and one that is not packed yet:
+
+    release ── no memory for them ── the initial values of the others ── pack, while one is read
+
+A packed weight has another shape than that of the file, so it is never saved: a checkpoint has the
+adapters, and the base is read and quantized again, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ import torch
 from torch import nn
 
 from hpctrain.errors import ConfigError
-from hpctrain.models.lora import adapted, class_with_adapter, plain_class
+from hpctrain.models.lora import Adapted, adapted, class_with_adapter, plain_class
+from hpctrain.models.ties import ties
 
 
 class FourBitLinear(nn.Linear):
@@ -32,8 +37,13 @@ class FourBitLinear(nn.Linear):
         """Map (..., inputs) to (..., outputs); the backward pass unpacks the weight again."""
         import bitsandbytes
 
+        bias: torch.Tensor | None = self.bias
+        if torch.is_autocast_enabled(x.device.type):  # bitsandbytes computes in the format of x
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+            bias = bias if bias is None else bias.to(x.dtype)
+        self.quant_state.dtype = x.dtype  # of the unpacked weight
         out: torch.Tensor = bitsandbytes.matmul_4bit(
-            x, self.weight.t(), quant_state=self.quant_state, bias=self.bias
+            x, self.weight.t(), quant_state=self.quant_state, bias=bias
         )
         return out
 
@@ -44,28 +54,50 @@ class FourBitLinear(nn.Linear):
         return self
 
 
+def packed_bytes(elements: int) -> int:
+    """Return the bytes of a weight of so many elements: codes, scales, and scales of these."""
+    blocks = -(-elements // 64)
+    return -(-elements // 2) + blocks + 4 * -(-blocks // 256)
+
+
+def release(model: nn.Module, device: torch.device) -> None:
+    """Free the weights that `pack` will replace: those of layers with an adapter, in place.
+
+    One element on the device then stands for all of a weight. Weights that are trained, or that
+    other modules share, stay until `quantize`.
+    """
+    kept = {name for first, others in ties(model) for name in (first, *others)}
+    for name, layer in adapted(model):
+        _check(name, layer)
+        weight: Any = layer.weight
+        if not weight.requires_grad and f"{name}.weight" not in kept:
+            one = torch.zeros((), dtype=weight.dtype, device=device)
+            layer.weight = nn.Parameter(one.expand(weight.shape), requires_grad=False)
+
+
+def is_released(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor only stands for a weight that `release` has freed."""
+    return tensor.ndim == 2 and tensor.stride() == (0, 0) and tensor.numel() > 1
+
+
 def quantize(model: nn.Module) -> None:
-    """Pack the weights of all layers that have an adapter, in place.
+    """Pack the weights of all layers that have an adapter and are not packed yet, in place.
 
     The model is whole, and its weights were loaded. A layer that computes otherwise than
     `torch.nn.Linear` is a ConfigError.
     """
-    functional = _functional()
     for name, layer in adapted(model):
-        if plain_class(layer).forward is not nn.Linear.forward:
-            raise ConfigError(
-                f"train.lora.quantize=nf4: {name} is a {plain_class(layer).__name__}, which "
-                "computes otherwise than torch.nn.Linear; match other layers (train.lora.match)"
-            )
-        weight: Any = layer.weight
-        if type(weight.data) is not torch.Tensor:
-            raise ConfigError(
-                f"train.lora.quantize=nf4: {name} is divided over ranks; use parallel=ddp"
-            )
-        packed, state = _packed(functional, weight)
-        layer.__class__ = class_with_adapter(FourBitLinear)
-        layer.weight = nn.Parameter(packed, requires_grad=False)
-        layer.quant_state = state
+        if not isinstance(layer, FourBitLinear):
+            _check(name, layer)
+            pack(layer, layer.weight)
+
+
+def pack(layer: Any, weight: Any) -> None:
+    """Let a linear layer with an adapter compute with this weight, (outputs, inputs), in 4 bits."""
+    packed, state = _packed(_functional(), weight)
+    layer.__class__ = class_with_adapter(FourBitLinear)
+    layer.weight = nn.Parameter(packed, requires_grad=False)
+    layer.quant_state = state
 
 
 def rounded(weight: torch.Tensor) -> torch.Tensor:
@@ -73,6 +105,19 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
     functional = _functional()
     found: torch.Tensor = functional.dequantize_4bit(*_packed(functional, weight))
     return found.to(weight.dtype)
+
+
+def _check(name: str, layer: Adapted) -> None:
+    _functional()
+    if plain_class(layer).forward is not nn.Linear.forward:
+        raise ConfigError(
+            f"train.lora.quantize=nf4: {name} is a {plain_class(layer).__name__}, which computes "
+            "otherwise than torch.nn.Linear; match other layers (train.lora.match)"
+        )
+    if type(layer.weight.data) is not torch.Tensor:
+        raise ConfigError(
+            f"train.lora.quantize=nf4: {name} is divided over ranks; use parallel=ddp"
+        )
 
 
 def _packed(functional: Any, weight: torch.Tensor) -> tuple[torch.Tensor, Any]:

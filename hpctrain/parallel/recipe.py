@@ -27,6 +27,7 @@ from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.errors import ConfigError
 from hpctrain.models.lora import add_adapters, freeze_base
 from hpctrain.models.plan import Plan
+from hpctrain.models.quantized import release
 from hpctrain.parallel import second_gradients
 from hpctrain.parallel.dividing.chosen_plan import find_plan
 from hpctrain.parallel.dividing.expert_parallel import divide_experts
@@ -143,6 +144,8 @@ class _Recipe:
         if degrees.pp > 1:
             counts = block_counts(model, plan, parallel, degrees.pp)
             self._cut(model, plan, counts, number)
+        if train.lora.quantize:
+            release(model, storage)
         if values == "built":
             model.to(storage)
             share(model, mesh.stage_group)  # replicas may have drawn other values

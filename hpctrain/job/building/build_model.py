@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -37,7 +38,7 @@ from hpctrain.distributed.long_work import long_work
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.lora import add_adapters, freeze_base
-from hpctrain.models.quantized import quantize
+from hpctrain.models.quantized import quantize, release
 from hpctrain.parallel.preparing.parameter_settings import freeze, settings
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous.ranks import RankInfo
@@ -99,6 +100,8 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
         chosen = settings(model, config.optimizer, config.parallel.blocks)
         freeze_base(model, lora.also)
         freeze(model, chosen)
+        if lora.quantize:
+            release(model, torch.device("cpu"))
         _load_base(config, model)
     load_weights(model, checkpoint, ema=ema, trained_only=bool(lora.patterns))
     return model

@@ -33,6 +33,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from hpctrain.distributed.tensors import local
 from hpctrain.errors import DistributedError
+from hpctrain.models.quantized import is_released
 from hpctrain.models.ties import tie, ties
 from hpctrain.parallel.preparing.blocks import path_of
 from hpctrain.parallel.preparing.whole_model import undivided
@@ -148,10 +149,11 @@ def fill_modules(
     allocate(model, storage)
     if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
         return
-    targets: dict[str, torch.Tensor] = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
+    named = (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+    )
+    targets = {name: t for part in named for name, t in part if not is_released(t)}
     original: Any = skeleton(build, seed)
     assert original is not None
     holders = []
@@ -280,6 +282,8 @@ def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
         return
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
+            if is_released(value):
+                continue
             whole = value.detach().contiguous()
             _broadcast(whole, 0, group)
             value.copy_(whole)
@@ -314,6 +318,6 @@ def _to_device(model: nn.Module, device: torch.device) -> None:
 def allocate(model: nn.Module, device: torch.device) -> None:
     """Give the parameters and buffers of the meta device memory, and keep ties between them."""
     shared = list(ties(model))
-    model.to_empty(device=device)
+    model._apply(lambda t: t if is_released(t) else torch.empty_like(t, device=device))
     for first, others in shared:
         tie(model, first, others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,7 @@ from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
-from hpctrain.plan.predicting.estimate import Estimate, Estimator
+from hpctrain.plan.predicting.estimate import Estimate, Estimator, readable
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
 from hpctrain.plan.predicting.timing import Efficiencies, best_of
 from hpctrain.plan.ranking import Ranking, on, rank, scaling, sizes_of, smallest
@@ -166,7 +167,8 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     named = None
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
-        named = replace(named, reason="the layout of the command line")
+        hint = _half_the_base(config, named, estimator, hardware)
+        named = replace(named, reason=f"the layout of the command line{hint}")
     ranking = Ranking([], {})
     per_node = config.launch.tasks_per_node if config.launch.tasks_per_node > 1 else 0
     looks_around = asked.hardware is not None and not asked.named
@@ -221,6 +223,20 @@ def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration
         times.append(estimate.time)
         memory.append(estimate.memory)
     return calibrated(runs, times, memory)
+
+
+def _half_the_base(
+    config: Config, named: Estimate, estimator: Estimator, hardware: Hardware | None
+) -> str:
+    """Return a hint for adapters that fit only beside a base in 16 bits."""
+    if named.fits is not False or not config.train.lora.patterns:
+        return ""
+    layout = copy.deepcopy(named.layout)
+    layout.config.precision = replace(config.precision, compute="bf16", params="bf16", reduce=None)
+    halved = estimator.of(layout, hardware)
+    if not halved.fits:
+        return ""
+    return f"; precision=pure_bf16 needs {readable(halved.memory.total)} and fits"
 
 
 def _count_blocks(model: nn.Module, config: Config) -> int:

@@ -23,7 +23,7 @@ This module does not import torch, so that a login node can use it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
@@ -61,6 +61,18 @@ class Memory:
         Activations are there in full when the backward pass begins, and all gradients when it ends.
         """
         return max(self.peak, self.base + self.begin + activations, self.base + self.end + working)
+
+    def with_packed(self, packed: int, unpacked: int) -> Memory:
+        """Return the bytes with those of packed weights, and of the one that is unpacked."""
+        return replace(
+            self,
+            parameters=self.parameters + packed,
+            buffers=self.buffers + unpacked,
+            peak=self.peak + packed + unpacked,
+            base=self.base + packed,
+            begin=self.begin + unpacked,
+            end=self.end + unpacked,
+        )
 
     def __str__(self) -> str:
         place = " (host)" if self.offload else ""

@@ -199,6 +199,8 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
     if config.train.max_steps is None and config.train.max_epochs is None:
         config.train.max_epochs = 1
+    if config.train.lora.patterns and config.checkpoint.init_from is None:
+        config.checkpoint.init_from = "none"  # adapters need a base, but a plan not its weights
     node_weights.pin(config)
     time_limit.pin(config)
     return config

@@ -1,6 +1,8 @@
 """What must hold of any prediction: how memory, time and FLOPs change with the layout and model."""
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
@@ -18,6 +20,7 @@ from hpctrain.models import Transformer
 from hpctrain.plan.inspecting.activations import Activations, Measured, activations_of
 from hpctrain.plan.inspecting.model_facts import facts_of
 from hpctrain.plan.layouts import Layout
+from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimate import Estimator
 from hpctrain.plan.predicting.rank_memory import MemoryModel
 from hpctrain.shards.types import Batch
@@ -75,9 +78,10 @@ def test_activations_grow_with_the_micro_batch_alone(estimator: Estimator) -> No
 
 
 def test_memory_falls_with_each_degree(estimator: Estimator) -> None:
-    def total(**keys: Any) -> int:
-        named = {f"parallel__{name}": value for name, value in keys.items() if name != "parts"}
-        one = layout(64, 8, train__accumulate=keys.get("parts", 1), **named)
+    def total(parts: int = 1, **keys: Any) -> int:
+        divided = keys.get("tp", 1) * keys.get("cp", 1) * keys.get("pp", 1)
+        named = {f"parallel__{name}": value for name, value in keys.items()}
+        one = layout(64 // divided, 8, train__accumulate=parts, **named)  # 8 samples of a rank
         return estimator.of(one, load("h200")).memory.total
 
     whole = {"dp_replicate": 1, "dp_shard": -1}
@@ -87,8 +91,22 @@ def test_memory_falls_with_each_degree(estimator: Estimator) -> None:
     for name in ("tp", "cp"):
         found = [total(dp_replicate=-1, **{name: n}) for n in (2, 4)]
         assert found[0] > found[1]
-    pipelines = [total(**whole, zero=1, pp=n, parts=8) for n in (2, 4, 8)]
+    pipelines = [total(dp_replicate=-1, pp=n, parts=8) for n in (2, 4, 8)]
     assert pipelines == sorted(pipelines, reverse=True)
+
+
+def test_context_parallel_gathers_the_keys_of_grouped_heads(estimator: Estimator) -> None:
+    """Of 4 heads of 8, keys and values are as wide as the residual stream; of 1, an eighth of 2."""
+    assert estimator.facts.keys_values == 64
+    other = replace(estimator.facts, keys_values=16)
+    few = Estimator(
+        other, MemoryModel(SMALL(), other, estimator.activations), *(estimator.activations, 8)
+    )
+    one = layout(8, 8, parallel__dp_replicate=1, parallel__cp=8)
+    more, less = (each.of(one, load("h200")) for each in (estimator, few))
+    kept = 8 * 64 * (7 / 8) * 2 * 8  # samples, positions, from other ranks, bytes, blocks
+    assert more.memory.activations - less.memory.activations == 48 * kept
+    assert more.time.comm_s > less.time.comm_s
 
 
 def test_time_falls_with_more_gpus(estimator: Estimator) -> None:
@@ -153,3 +171,26 @@ def test_flops_are_counted_with_fake_tensors_where_meta_is_not_enough() -> None:
     assert found is not None
     assert (found.forward, found.training) == (64 * 2 * 8 * 16, 64 * 6 * 8 * 16)
     assert all(p.is_meta and p.grad is None for p in model.parameters())
+
+
+LORA = ["model=lm_small", "model.dim=1024", "--sample-shape", "17", "train.global_batch_size=1"]
+
+
+def test_a_base_in_4_bits_is_counted_packed(capsys: pytest.CaptureFixture[str]) -> None:
+    def plan(*words: str, code: int = 0) -> Any:
+        match = "train.lora.match=[layers.*]"  # no base has to be named
+        assert main([*LORA, match, "precision=bf16", "hardware=rtx_4090", *words, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    one = ["parallel=single", "launch.nodes=1", "launch.tasks_per_node=1"]
+    small = "hardware.memory_gib=1.15"
+    whole = plan(*one, small, code=8)["layouts"][0]
+    assert whole["reason"].endswith("; precision=pure_bf16 needs 1.1 GiB and fits")
+    found = plan(*one, small, "train.lora.quantize=nf4")["layouts"][0]
+    layers = 4 * (4 * 1024 * 1024 + 3 * 1024 * 2752)
+    bits = 4 + 8 / 64 + 32 / 64 / 256
+    saved = layers * (32 - bits) / 8
+    assert found["memory"]["parameters"] == whole["memory"]["parameters"] - saved
+    words = ["--nodes", "1", "train.global_batch_size=4", "train.lora.quantize=nf4"]
+    excluded = plan(*words)["assumptions"]["excluded"]
+    assert "FSDP2 cannot divide a weight in 4 bits" in excluded["zero3 on 4 ranks"]

@@ -128,7 +128,7 @@ class Estimator:
         """Return the bytes below which no layout on these ranks can go: the divided states."""
         stored = stored_bytes(precision)
         trained = stored * (1 + optimizer_states(optimizer)) * self.facts.trainable
-        return (stored * self.facts.parameters + trained) / ranks
+        return (stored * (self.facts.parameters - self.facts.adapted) + trained) / ranks
 
     def of(self, layout: Layout, hardware: Hardware | None) -> Estimate:
         """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""

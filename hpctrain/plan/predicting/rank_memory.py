@@ -11,15 +11,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 
 from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.starting_weights import adapter_problems
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import Hardware
+from hpctrain.models.lora import adapted
 from hpctrain.models.plan import Plan
+from hpctrain.models.quantized import packed_bytes
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.parallel.dividing.tensor import sequence_is_divided
@@ -72,6 +77,9 @@ class MemoryModel:
 
     def of(self, layout: Layout, hardware: Hardware | None) -> RankMemory:
         """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
+        config = layout.config
+        for problem in adapter_problems(config.train, config.parallel, config.precision):
+            raise ConfigError(problem)
         stages = self._stages(layout)
         for sizes, _ in stages:
             _check_experts(sizes, layout.config.parallel, layout.degrees)
@@ -91,6 +99,9 @@ class MemoryModel:
             *(sizes, degrees, parallel, config.precision, config.optimizer, batch.accumulate),
             trained,
         )
+        if packed := [weight.numel() for weight in self._packed(layout)]:
+            unpacked = max(packed) * computed_bytes(config.precision)
+            states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)
         of_stage = len(sizes.blocks) / max(1, self._blocks) if degrees.pp > 1 else 1
         flying = _in_flight(layout, stage)
         measured = self._measured(layout)
@@ -125,6 +136,13 @@ class MemoryModel:
             peak + allowance,
         )
 
+    def _packed(self, layout: Layout) -> list[torch.Tensor]:
+        """Return the weights that are held in 4 bits."""
+        if not layout.config.train.lora.quantize:
+            return []
+        weights: list[Any] = [layer.weight for _, layer in adapted(self._model)]
+        return [weight for weight in weights if not weight.requires_grad]
+
     def _measured(self, layout: Layout) -> Activations:
         mode = layout.config.train.activation_checkpointing
         return self._activations.of(mode, cast=_casts(layout))
@@ -155,15 +173,11 @@ class MemoryModel:
     def _gathered_keys(self, layout: Layout) -> int:
         """Return the bytes of a sample by which gathered keys and values exceed a rank's own.
 
-        Each block keeps them whole instead of its own part: 2 (1 - 1 / cp) of a sequence.
+        Each block keeps them whole instead of its own part: 1 - 1 / cp of a sequence is added.
         """
-        degrees = layout.degrees
-        plan = getattr(self._model, "plan", None)
-        numbers = plan.numbers if isinstance(plan, Plan) else {}
-        heads = numbers.get("heads", 1)
-        width = self._facts.width * numbers.get("kv_heads", heads) // heads // degrees.tp
-        size = computed_bytes(layout.config.precision)
-        return int(2 * (1 - 1 / degrees.cp) * self._facts.tokens * width * size * self._blocks)
+        degrees, size = layout.degrees, computed_bytes(layout.config.precision)
+        own = self._facts.tokens * self._facts.keys_values * size * self._blocks // degrees.tp
+        return int((1 - 1 / degrees.cp) * own)
 
     def _residual(self, layout: Layout) -> int:
         """Return the bytes of a sample between two blocks, as tensor parallel divides them."""
@@ -198,12 +212,20 @@ class MemoryModel:
         divided = degrees.ranks > degrees.dp_replicate
         key = (degrees.tp, degrees.pp, parallel.ep, parallel.pipeline.schedule, divided)
         if key not in self._sizes:
-            wholes, learnt = (self._divided(parallel, degrees, each) for each in (False, True))
+            packed = self._packed(layout)
+            wholes, learnt = (
+                self._divided(parallel, degrees, packed, trained=each) for each in (False, True)
+            )
             self._sizes[key] = list(zip(wholes, learnt, strict=True))
         return self._sizes[key]
 
     def _divided(
-        self, parallel: ParallelConfig, degrees: Degrees, trained: bool
+        self,
+        parallel: ParallelConfig,
+        degrees: Degrees,
+        packed: list[torch.Tensor],
+        *,
+        trained: bool,
     ) -> list[ModelSizes]:
         model, plan = self._model, None
         if degrees.ranks > degrees.dp or parallel.ep > 1:
@@ -211,7 +233,11 @@ class MemoryModel:
         styles, experts = (dict(plan.tensor), plan.experts) if plan else ({}, "")
         blocks = self._named_blocks(parallel, degrees)
         whole = ModelSizes.of(
-            *(model, blocks, styles, degrees.tp), experts=experts, ep=parallel.ep, trained=trained
+            *(model, blocks, styles, degrees.tp),
+            experts=experts,
+            ep=parallel.ep,
+            trained=trained,
+            without=packed,
         )
         if degrees.pp == 1 or plan is None:
             return [whole]

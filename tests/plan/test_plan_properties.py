@@ -14,17 +14,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
 from hpctrain.hardware import load
 from hpctrain.job.building.flops import count_flops, meta_batch
 from hpctrain.models import Transformer
 from hpctrain.plan.inspecting.activations import Activations, Measured, activations_of
 from hpctrain.plan.inspecting.model_facts import facts_of
+from hpctrain.plan.inspecting.sample_shape import of_shape, parse_shape
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.plan_command import main
 from hpctrain.plan.predicting.estimate import Estimator
 from hpctrain.plan.predicting.rank_memory import MemoryModel
 from hpctrain.shards.types import Batch
-from hpctrain.tasks import LanguageModel
+from hpctrain.tasks import Classification, LanguageModel, Regression
 
 Build = Callable[[], nn.Module]
 # The gradient of its head is larger than what a sample keeps.
@@ -194,3 +196,38 @@ def test_a_base_in_4_bits_is_counted_packed(capsys: pytest.CaptureFixture[str]) 
     words = ["--nodes", "1", "train.global_batch_size=4", "train.lora.quantize=nf4"]
     excluded = plan(*words)["assumptions"]["excluded"]
     assert "FSDP2 cannot divide a weight in 4 bits" in excluded["zero3 on 4 ranks"]
+
+
+class TwoInputs(nn.Module):
+    """It maps the channels of two fields of a grid to one number for each class and pixel."""
+
+    def __init__(self, channels: int = 2, classes: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(channels, classes, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("task", "shape", "size"),
+    [
+        (Classification(), "image=2x16x16,label=16x16", 16 * 16),
+        (Regression(["u", "v"], "y"), "u=8x8,v=8x8,y=3x8x8", 8 * 8),
+    ],
+    ids=["a class of each pixel", "two inputs"],
+)
+def test_dense_targets_and_several_inputs(task: Any, shape: str, size: int) -> None:
+    fields = of_shape(task, parse_shape(shape))
+    found = activations_of(TwoInputs, task, fields, None, Config().train)
+    assert found.outputs == 4 * 3 * size
+    with torch.device("meta"):
+        flops = count_flops(TwoInputs(), task, meta_batch(fields))
+    assert flops is not None
+    assert flops.forward == 2 * 2 * 3 * size
+
+
+@pytest.mark.parametrize("text", ["8x8,8", "image=8x8,8x8", "u=8,u=8", "u=3by4", "=", ""])
+def test_a_wrong_sample_shape(text: str) -> None:
+    with pytest.raises(ConfigError, match="--sample-shape="):
+        of_shape(Classification(), parse_shape(text))

@@ -78,8 +78,8 @@ ALLOWED = {
     ),
     "plan": (
         "config data doctor.history estimates hardware job.building launch models.dry_run "
-        "models.experts models.lora models.plan models.ties parallel rendezvous runs shards slurm "
-        "tasks"
+        "models.experts models.lora models.plan models.quantized models.ties parallel rendezvous "
+        "runs shards slurm tasks"
     ),
     "bench": (
         "config data distributed doctor.measures estimates faults.stop hardware job "

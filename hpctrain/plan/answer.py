@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
@@ -24,7 +25,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.plan import printing
 from hpctrain.plan.budget import Budget, Limits, budget_of
-from hpctrain.plan.inspecting.activations import Activations, activations_of
+from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
     ModelFacts,
@@ -44,7 +45,7 @@ from hpctrain.plan.predicting.timing import Efficiencies, best_of, host_rate
 from hpctrain.plan.ranking import Ranking, on, rank, scaling, sizes_of, smallest
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
-from hpctrain.units import GIB
+from hpctrain.units import GIB, readable
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,8 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     named = None
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
-        named = replace(named, reason="the layout of the command line")
+        hint = _half_the_base(config, named, estimator, hardware)
+        named = replace(named, reason=f"the layout of the command line{hint}")
     ranking = Ranking([], {})
     per_node = config.launch.tasks_per_node if config.launch.tasks_per_node > 1 else 0
     looks_around = asked.hardware is not None and not asked.named
@@ -195,7 +197,9 @@ def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, Mod
     model = build_on_meta(_build(config))
     check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
     facts = explained(partial(facts_of, model, task, sample), "plan: the model")
-    activations = _Measured(config, task, sample)
+    compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(config.precision.compute)
+    dtype = None if compute is None else DTYPES[compute]
+    activations = Measured(_build(config), task, sample, dtype, config.train)
     memory = MemoryModel(model, facts, activations)
     blocks = _count_blocks(model, config)
     return Estimator(facts, memory, activations, blocks), facts, model
@@ -222,25 +226,18 @@ def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration
     return calibrated(runs, times, memory)
 
 
-class _Measured(dict[str, Activations]):
-    """The activations for each mode of checkpointing, measured when they are first needed."""
-
-    def __init__(self, config: Config, task: Any, sample: Batch) -> None:
-        super().__init__()
-        self._config, self._task, self._sample = config, task, sample
-
-    def __missing__(self, mode: str) -> Activations:
-        compute = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(
-            self._config.precision.compute
-        )
-        self[mode] = activations_of(
-            _build(self._config),
-            self._task,
-            self._sample,
-            None if compute is None else DTYPES[compute],
-            replace(self._config.train, activation_checkpointing=mode),
-        )
-        return self[mode]
+def _half_the_base(
+    config: Config, named: Estimate, estimator: Estimator, hardware: Hardware | None
+) -> str:
+    """Return a hint for adapters that fit only beside a base in 16 bits."""
+    if named.fits is not False or not config.train.lora.patterns:
+        return ""
+    layout = copy.deepcopy(named.layout)
+    layout.config.precision = replace(config.precision, compute="bf16", params="bf16", reduce=None)
+    halved = estimator.of(layout, hardware)
+    if not halved.fits:
+        return ""
+    return f"; precision=pure_bf16 needs {readable(halved.memory.total)} and fits"
 
 
 def _count_blocks(model: nn.Module, config: Config) -> int:
@@ -251,7 +248,7 @@ def _count_blocks(model: nn.Module, config: Config) -> int:
 
 def _assumptions(
     facts: ModelFacts,
-    activations: Mapping[str, Activations],
+    activations: Measured,
     hardware: Hardware | None,
     budget: Budget,
     efficiencies: Efficiencies,

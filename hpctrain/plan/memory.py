@@ -23,7 +23,7 @@ This module does not import torch, so that a login node can use it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
@@ -62,6 +62,18 @@ class Memory:
         """
         return max(self.peak, self.base + self.begin + activations, self.base + self.end + working)
 
+    def with_packed(self, packed: int, unpacked: int) -> Memory:
+        """Return the bytes with those of packed weights, and of the one that is unpacked."""
+        return replace(
+            self,
+            parameters=self.parameters + packed,
+            buffers=self.buffers + unpacked,
+            peak=self.peak + packed + unpacked,
+            base=self.base + packed,
+            begin=self.begin + unpacked,
+            end=self.end + unpacked,
+        )
+
     def __str__(self) -> str:
         place = " (host)" if self.offload else ""
         lines = {
@@ -86,12 +98,16 @@ def memory_of(
     trained: ModelSizes | None = None,
 ) -> Memory:
     """Return the bytes of each rank by formula."""
-    both = sizes, trained or sizes
-    if shards(degrees, parallel) == 1 and not parallel.fsdp.offload:
-        divided = degrees.ranks > degrees.dp_replicate or parallel.ep > 1
-        if not divided or degrees.dp_replicate * degrees.cp == 1:
-            return _whole(*both, degrees, parallel, precision, optimizer, accumulate)
-    return _divided(*both, degrees, parallel, precision, optimizer, accumulate)
+    compute = _divided if by_fsdp(degrees, parallel) else _whole
+    return compute(sizes, trained or sizes, degrees, parallel, precision, optimizer, accumulate)
+
+
+def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
+    """Return whether FSDP2 spreads the model, which converts its parameters for computing."""
+    if shards(degrees, parallel) > 1 or parallel.fsdp.offload:
+        return True
+    divided = degrees.ranks > degrees.dp_replicate or parallel.ep > 1
+    return divided and degrees.dp_replicate * degrees.cp > 1
 
 
 def shards(degrees: Degrees, parallel: ParallelConfig) -> int:

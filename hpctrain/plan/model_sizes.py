@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -49,12 +49,15 @@ class ModelSizes:
         experts: str = "",
         ep: int = 1,
         trained: bool = False,
+        without: Collection[Any] = (),
     ) -> ModelSizes:
         """Return the sizes of a model; one on the meta device is enough.
 
-        A parameter that several modules share counts once, in the first block that has it.
+        A parameter that several modules share counts once, in the first block that has it;
+        `without` lists some that do not count.
         """
         seen = {id(p) for p in model.parameters() if trained and not p.requires_grad}
+        seen.update(map(id, without))
         divided: dict[int, tuple[int, int]] = {}  # the axis, and the ranks that divide it
         of_experts = set()
         for name, module in model.named_modules():

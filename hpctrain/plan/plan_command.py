@@ -146,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
     parser.add_argument("--config-dir", help="a folder with more configs, and hardware/*.yaml")
     parser.add_argument("--nodes", help="numbers of nodes to look at: 1,2,4")
-    parser.add_argument("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
+    parser.add_argument(
+        "--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,..."
+    )
     parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
     parser.add_argument("--deadline", help="leave out what takes longer: 90min, 24h or 3d")
     parser.add_argument("--max-cost", help="leave out what costs more: 500 or 500USD")
@@ -188,7 +190,7 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
     if shape is not None and not any(name.startswith("data.path") for name in names):
         added.append("data.path=none")
     if "experiment" not in names:
-        windows = shape is not None and "x" not in shape
+        windows = shape is not None and not set(shape) & set("x=")
         if not any(name == "task" or name.startswith("task.") for name in names):
             added.append(f"task={'language_model' if windows else 'classification'}")
         added += [] if "metric" in names else ["metric=val/loss"]
@@ -200,6 +202,8 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
     if config.train.max_steps is None and config.train.max_epochs is None:
         config.train.max_epochs = 1
+    if config.train.lora.patterns and config.checkpoint.init_from is None:
+        config.checkpoint.init_from = "none"  # adapters need a base, but a plan not its weights
     node_weights.pin(config)
     time_limit.pin(config)
     return config

@@ -19,7 +19,7 @@ from hpctrain.models import ConvNet, Transformer
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.recipe import parallelize
-from hpctrain.plan.inspecting.activations import activations_of
+from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import facts_of
 from hpctrain.plan.layouts import Layout
 from hpctrain.plan.predicting.rank_memory import MemoryModel, RankMemory
@@ -125,7 +125,7 @@ def predicted(case: Case) -> RankMemory:
         model = build()
     config = case.config
     dtype = torch.bfloat16 if case.compute == "bf16" else None
-    activations = {case.mode: activations_of(build, task, sample, dtype, config.train)}
+    activations = Measured(build, task, sample, dtype, config.train)
     memory = MemoryModel(model, facts_of(model, task, sample), activations)
     return memory.of(Layout(config, 1, ()), None)
 

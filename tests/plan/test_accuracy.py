@@ -35,6 +35,8 @@ SEVERAL = [
     Case(LM, 4, "full", ZERO1 | TWICE, 2),
     Case(LM, 4, "selective", ZERO2, 2),
     Case(LM, 4, "none", ZERO3, 2, "bf16"),
+    Case(LM, 4, "full", ZERO3, 2, "bf16"),
+    Case(LM, 4, "selective", ZERO1, 2, "bf16"),
     Case(LM, 4, "full", HSDP, 4),
     Case(LM, 4, "none", TP, 2),
     Case(LM, 4, "selective", TP, 4),

@@ -24,9 +24,8 @@ def problems(
                 "weights that the adapters are added to"
             )
         return
-    if train.lora.patterns:
-        yield from _lora(train, parallel, precision)
-    else:
+    yield from adapter_problems(train, parallel, precision)
+    if not train.lora.patterns:
         for name in ("also", "quantize"):
             if value := getattr(train.lora, name):
                 yield f"train.lora.{name}={value} needs train.lora.match"
@@ -46,11 +45,13 @@ def problems(
             yield f"{key}={rule}: `to` has {stars[1]} times *, `match` has {stars[0]}"
 
 
-def _lora(
+def adapter_problems(
     train: TrainConfig, parallel: ParallelConfig, precision: PrecisionConfig
 ) -> Iterator[str]:
     """Yield what cannot be together with adapters, and with a base in 4 bits."""
     lora = train.lora
+    if not lora.patterns:
+        return
     if precision.compute == "fp8":
         yield "train.lora with precision.compute=fp8: its layers have no adapters; use bf16"
     if lora.dropout and parallel.tp > 1:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain import hardware
@@ -30,7 +31,7 @@ from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.identical_blocks import measured_by_block
-from hpctrain.parallel.preparing.initial import Build, skeleton
+from hpctrain.parallel.preparing.initial import Build, skeleton, without_memory
 from hpctrain.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.rendezvous.ranks import RankInfo
 from hpctrain.shards.types import Batch
@@ -40,7 +41,7 @@ from hpctrain.training.measuring.utilisation import Utilisation, Work
 log = logging.getLogger(__name__)
 _ROWS = 2  # a batch norm refuses a single value
 
-COUNTED = "counted on the meta device; whole square attention"
+COUNTED = "counted without memory; whole square attention"
 FORMULA = "6 N + 12 layers x dim x length per token (PaLM), as the model cannot be counted"
 
 
@@ -75,9 +76,25 @@ def meta_batch(batch: Batch, rows: int = _ROWS) -> Batch:
 def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
     """Return the operations of a sample; None if the model cannot be called without values.
 
-    The model, without wrappers, and the batch are on the meta device.
+    The model, without wrappers, and the batch are on the meta device. Where the model needs values
+    there, fake tensors on the CPU are tried: some libraries know that these have none.
     """
-    rows, tokens = len(batch["mask"]), tokens_of(task, batch)
+    tokens = tokens_of(task, batch)
+    try:
+        return _counted(model, task, batch, tokens)
+    except Exception as error:  # an operation needs values, which tensors on meta do not have
+        log.info("FLOPs cannot be counted on the meta device: %s", _first_line(error))
+    try:
+        with without_memory(model), sdpa_kernel(SDPBackend.MATH):
+            fakes = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in batch.items()}
+            return _counted(model, task, fakes, tokens)
+    except Exception as error:
+        log.info("FLOPs cannot be counted with fake tensors: %s", _first_line(error))
+        return _by_formula(model, tokens)
+
+
+def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:
+    rows = len(batch["mask"])
 
     def measure() -> tuple[int, int]:
         with FlopCounterMode(display=False) as forward:
@@ -90,9 +107,6 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
         with dry_run(model), used_evenly(model):
             model.train()
             first, second = measured_by_block(model, measure)
-    except Exception as error:  # an operation needs values, which tensors on meta do not have
-        log.info("FLOPs cannot be counted on the meta device: %s", _first_line(error))
-        return _by_formula(model, tokens)
     finally:
         model.zero_grad(set_to_none=True)
     return Flops(first // rows, (first + second) // rows, tokens)

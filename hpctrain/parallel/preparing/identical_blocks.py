@@ -77,7 +77,8 @@ def _kind(block: nn.Module) -> Any:
         if isinstance(value, (int, float, str)) and not key.endswith(_NUMBERS)
     )
     classes = tuple((name, type(module)) for name, module in block.named_modules())
-    return classes, shapes, attributes
+    again = "forward" in vars(block)  # activation checkpointing may be of every other block
+    return classes, shapes, attributes, again
 
 
 def _watch(block: nn.Module, kept: list[bool]) -> Any:

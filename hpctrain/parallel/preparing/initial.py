@@ -18,13 +18,15 @@ each rank its part.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -56,6 +58,43 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
                 "the model cannot be built on the meta device, so all ranks build it: %s", reason
             )
         return None
+
+
+def with_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """Give a model new parameters and buffers on the CPU, in place, such as fake tensors.
+
+    Parameters of floats get the dtype. Those that modules share stay shared.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    own = isinstance(tensor, nn.Parameter)
+                    kind = dtype if own and tensor.is_floating_point() else None
+                    new = torch.empty(tensor.shape, dtype=kind or tensor.dtype, device="cpu")
+                    made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if own else new
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+    return model
+
+
+@contextmanager
+def without_memory(model: nn.Module) -> Iterator[None]:
+    """Within it tensors are fakes on the CPU, also those of the model."""
+    before = [
+        (tensors, dict(tensors))
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+    ]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            with_tensors(model)
+            yield
+    finally:
+        for tensors, values in before:
+            tensors.update(values)  # type: ignore[arg-type]
 
 
 def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.schema import CompressionConfig, DDPConfig
 from hpctrain.errors import ConfigError
+from hpctrain.models.quantized import is_released
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.precision import Precision
 from hpctrain.parallel.reducing.gradient_compression import compression
@@ -39,6 +40,9 @@ class DDPModel(ParallelModel):
         compress: CompressionConfig | None = None,
         every: bool = False,
     ) -> None:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            module, [name for name, p in module.named_parameters() if is_released(p)]
+        )
         ddp = DistributedDataParallel(
             module,
             init_sync=False,  # `fill` has given all ranks the same values

@@ -1,6 +1,6 @@
 """Bytes that a forward pass keeps for the backward pass, measured with tensors without memory.
 
-    FakeTensorMode, device cpu ── forward, loss, backward ── largest sum of live bytes
+    FakeTensorMode, device cpu ── forward, loss, backward ── sums of live bytes, of two batches
 
 On the meta device attention would make its whole square of scores, which a GPU does not. With fake
 tensors on the CPU it takes the flash kernel, which keeps what the one of a GPU keeps. Parameters,
@@ -9,10 +9,9 @@ their converted copies and their gradients are left out: `hpctrain.plan.memory` 
 
 from __future__ import annotations
 
-import gc
 import logging
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,14 +20,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 
 from hpctrain.config.schema import TrainConfig
 from hpctrain.job.building.flops import tokens_of
@@ -36,13 +32,13 @@ from hpctrain.models.experts import used_evenly
 from hpctrain.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.identical_blocks import measured_by_block
-from hpctrain.parallel.preparing.initial import Build
+from hpctrain.parallel.preparing.initial import Build, with_tensors
+from hpctrain.plan.inspecting.live_bytes import StepBytes, step_bytes
 from hpctrain.plan.inspecting.model_facts import explained
 from hpctrain.shards.types import Batch
 
 log = logging.getLogger(__name__)
-# So large that what the samples keep is more than a gradient on its way.
-_ROWS = 256
+_ROWS = 2  # a batch norm needs two, and transformers looks for documents in a single row
 _TOKENS = 4096
 # A model that needs values is called with some, if its steps have no more operations than these.
 _MOST_FLOPS = 10**12
@@ -56,46 +52,88 @@ NEED_VALUES = (
 class Activations:
     """Bytes for each sample of a micro-batch."""
 
-    kept: int  # the largest sum: what blocks keep, and what one needs to compute
-    outside: int  # the part of it of the logits and the loss
     saved: int  # by all blocks when the forward pass ends
     working: int  # of the backward pass of one block, beside `saved`
+    outputs: int
+    outside: int  # the outputs and the loss
+    # Some losses compute a part of the positions at a time: these bytes of a micro-batch, whatever
+    # its samples; and what a sample needs where all positions of a micro-batch are one part.
+    of_part: int = 0
+    alone: int = 0
     exact: bool = True  # measured; otherwise they are 0 and unknown
+
+    @property
+    def kept(self) -> int:
+        """The largest sum: what blocks keep, and what the loss or one of them needs to compute."""
+        return self.saved + max(self.working, self.outside)
+
+    def of_loss(self, samples: float) -> int:
+        """Return the bytes of the outputs and the loss of so many samples."""
+        return int(min(self.alone * samples, self.of_part + self.outside * samples))
+
+
+class Measured:
+    """The activations for each mode of checkpointing, measured when they are first needed.
+
+    `compute` is the dtype of autocast. FSDP2 converts the parameters and the inputs of the model
+    instead, so that norms and the residual stream have this dtype too (`cast`).
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        task: Any,
+        sample: Batch,
+        compute: torch.dtype | None,
+        train: TrainConfig,
+    ) -> None:
+        self._build, self._task, self._sample = build, task, sample
+        self._compute, self._train = compute, train
+        self._found: dict[tuple[str, bool], Activations] = {}
+
+    def __getitem__(self, mode: str) -> Activations:
+        """Return those of parameters that autocast converts."""
+        return self.of(mode, cast=False)
+
+    def of(self, mode: str, *, cast: bool) -> Activations:
+        """Return those of a mode; see `activations_of` for errors."""
+        key = mode, cast and self._compute is not None
+        if key not in self._found:
+            train = replace(self._train, activation_checkpointing=mode)
+            self._found[key] = activations_of(
+                *(self._build, self._task, self._sample, self._compute, train), cast=key[1]
+            )
+        return self._found[key]
 
 
 def activations_of(
-    build: Build, task: Any, sample: Batch, compute: torch.dtype | None, train: TrainConfig
+    build: Build,
+    task: Any,
+    sample: Batch,
+    compute: torch.dtype | None,
+    train: TrainConfig,
+    *,
+    cast: bool = False,
 ) -> Activations:
     """Return the activations of a sample, by `build`, which returns a new model.
 
-    `compute` is the dtype of autocast. It raises a ConfigError if the sample does not fit, or
+    The arguments are those of `Measured`. It raises a ConfigError if the sample does not fit, or
     blocks are to be computed again and there are none.
     """
-    tokens = tokens_of(task, sample)
-    # Losses compute many positions in parts, so the batch is not larger than that of the run.
-    few_rows = min(_TOKENS // tokens if tokens else _ROWS, train.global_batch_size // 2)
-    few_rows = max(1 if tokens else 2, few_rows)  # a batch norm needs two
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    model = _without_memory(build, fake).train()
-    with fake:
-        batches = [
-            {name: torch.empty((rows, *t.shape[1:]), dtype=t.dtype) for name, t in sample.items()}
-            for rows in (few_rows, 2 * few_rows)
-        ]
-    _checkpoint(model, train)
+    model = _prepared(_without_memory(build, fake), compute if cast else None, train, fake)
 
-    def measure(batch: Batch) -> tuple[int, ...]:
-        live = _Live([*model.parameters(), *model.buffers()])
-        with fake, live:
-            return live.step(model, task, batch, compute)
+    def step(rows: int) -> StepBytes:
+        with fake:
+            batch = {n: torch.empty((rows, *t.shape[1:]), dtype=t.dtype) for n, t in sample.items()}
+            return step_bytes(model, task, batch, compute)
 
     try:
         with used_evenly(model):
-            few, more = (measured_by_block(model, partial(measure, batch)) for batch in batches)
+            return _per_sample(model, step, tokens_of(task, sample))
     except Exception as error:  # an operation needs values, or the sample does not fit
-        del model, batches
+        del model
         return _with_values(error, build, task, sample, compute, train)
-    return _for_each(few, more, few_rows)
 
 
 def _without_memory(build: Build, fake: FakeTensorMode) -> nn.Module:
@@ -110,20 +148,63 @@ def _without_memory(build: Build, fake: FakeTensorMode) -> nn.Module:
     except Exception:
         with torch.device("meta"):
             model = build()
-    made: dict[int, torch.Tensor] = {}  # a parameter that modules share stays one
-    with fake:
-        for module in model.modules():
-            for tensors in (module._parameters, module._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in made:
-                        empty = torch.empty(tensor.shape, dtype=tensor.dtype)
-                        if isinstance(tensor, nn.Parameter):
-                            empty = nn.Parameter(empty, tensor.requires_grad)
-                        made[id(tensor)] = empty
-                    tensors[name] = made[id(tensor)]  # type: ignore[assignment]
-    return model
+        with fake:
+            return with_tensors(model)
+
+
+def _prepared(
+    model: nn.Module, cast: torch.dtype | None, train: TrainConfig, fake: FakeTensorMode
+) -> nn.Module:
+    """Return the model as it is in training, possibly with parameters and inputs of a dtype."""
+
+    def lower(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        def one(x: Any) -> Any:
+            return x.to(cast) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+        return tree_map(one, args), tree_map(one, kwargs)
+
+    if cast is not None:
+        with fake:
+            model = with_tensors(model, cast)
+        model.register_forward_pre_hook(lower, with_kwargs=True)
+    if train.activation_checkpointing != "none":
+        checkpoint_activations(
+            [block for _, block in find_blocks(model, [])],
+            train.activation_checkpointing,
+            train.activation_checkpointing_every,
+        )
+    return model.train()
+
+
+def _per_sample(
+    model: nn.Module, step: Callable[[int], StepBytes], tokens: int, *, by_block: bool = True
+) -> Activations:
+    """Return the bytes of a sample, from steps of some samples and of twice as many.
+
+    Sums after the same operation are compared: what does not grow with the batch are gradients on
+    their way. What blocks keep adds up over the blocks; the largest sums beside it do not.
+    """
+    rows = max(_ROWS, _TOKENS // tokens) if tokens else _ROWS
+    least = 1 if tokens else rows
+    outputs, losses, working = 0, dict[int, int](), [0]
+
+    def measure() -> tuple[int]:
+        nonlocal outputs
+        few, more = step(rows), step(2 * rows)
+        losses.update({rows: few.loss, 2 * rows: more.loss})
+        outputs = (more.outputs - few.outputs) // rows
+        if least not in losses:
+            losses[least] = step(least).loss
+        sums = few.backward, more.backward
+        if len(sums[0]) != len(sums[1]):  # a model that computes in parts
+            sums = [max(sums[0])], [max(sums[1])]
+        working.append(max((b - a for a, b in zip(*sums, strict=True)), default=0) // rows)
+        return ((more.saved - few.saved) // rows,)
+
+    saved = measured_by_block(model, measure)[0] if by_block else measure()[0]
+    outside = (losses[2 * rows] - losses[rows]) // rows
+    part = max(0, losses[rows] - rows * outside)
+    return Activations(saved, max(working), outputs, outside, part, losses[least] // least)
 
 
 def _with_values(
@@ -137,44 +218,21 @@ def _with_values(
     """Return the activations of a small model whose tensors have values; `error` fails without."""
     with torch.device("meta"):
         size = sum(p.numel() for p in build().parameters())
-    rows = 1 if tokens_of(task, sample) else 2  # a batch norm needs two
+    rows = 1 if tokens_of(task, sample) else _ROWS
     if 36 * size * max(1, tokens_of(task, sample)) * rows > _MOST_FLOPS:
         if isinstance(error, NEED_VALUES):
             log.info("activations cannot be measured: %s", error)
             return Activations(0, 0, 0, 0, exact=False)
         explained(partial(_raise, error), _called(sample))
-    model = build().train()
-    _checkpoint(model, train)
+    model = _prepared(build(), None, train, FakeTensorMode())
 
-    def measure(rows: int) -> tuple[int, ...]:
+    def step(rows: int) -> StepBytes:
         batch = {name: _values((rows, *t.shape[1:]), t.dtype) for name, t in sample.items()}
-        live = _Live([*model.parameters(), *model.buffers()])
-        with live:
-            return live.step(model, task, batch, compute)
+        return step_bytes(model, task, batch, compute)
 
-    def both() -> Activations:
-        return _for_each(measure(rows), measure(2 * rows), rows)
-
-    found: Activations = explained(both, _called(sample))
+    called = partial(_per_sample, model, step, tokens_of(task, sample), by_block=False)
+    found: Activations = explained(called, _called(sample))
     return found
-
-
-def _for_each(few: tuple[int, ...], more: tuple[int, ...], rows: int) -> Activations:
-    """Return the bytes of a sample, from those of `rows` samples and of twice as many.
-
-    What does not grow with the batch are gradients on their way.
-    """
-    kept, outside, saved, working = (max(0, b - a) // rows for a, b in zip(few, more, strict=True))
-    return Activations(kept, outside, saved, working)
-
-
-def _checkpoint(model: nn.Module, train: TrainConfig) -> None:
-    if train.activation_checkpointing != "none":
-        checkpoint_activations(
-            [block for _, block in find_blocks(model, [])],
-            train.activation_checkpointing,
-            train.activation_checkpointing_every,
-        )
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -197,96 +255,3 @@ def _called(sample: Batch) -> str:
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-class _Live(TorchDispatchMode):
-    """Adds up the bytes of all tensors but `states` that operations return, while they live."""
-
-    def __init__(self, states: list[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._states = {tensor.untyped_storage()._cdata for tensor in states}
-        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        # As long as a weak reference exists, no other storage gets the same key.
-        self._held: list[StorageWeakRef] = []
-        self.peak = self._of_loss = self._after_loss = 0
-
-    def step(
-        self, model: nn.Module, task: Any, batch: Batch, compute: torch.dtype | None
-    ) -> tuple[int, int, int, int]:
-        """Return the numbers of `Activations` for the whole batch."""
-        context = nullcontext() if compute is None else torch.autocast("cpu", dtype=compute)
-        sizes: list[int] = []  # of the output; of all before the loss; of the loss
-
-        def end_loss(gradient: torch.Tensor) -> None:
-            sizes.append(max(0, self._of_loss - sizes[1]))
-            self._of_loss = self._after_loss = 0
-
-        def note(module: nn.Module, args: Any, result: Any) -> None:
-            gc.collect()  # selective checkpointing leaves circles of references behind
-            self.peak = self._now()
-            outputs = [t for t in tree_leaves(result) if _is_tensor(t)]
-            sizes.extend((sum(map(_nbytes, outputs)), self._now()))
-            self._of_loss = sizes[1]
-            if outputs and outputs[0].requires_grad:
-                outputs[0].register_hook(end_loss)
-
-        trained = [p for p in model.parameters() if p.requires_grad]
-        handles: list[Any] = [p.register_post_accumulate_grad_hook(self._forget) for p in trained]
-        handles.append(model.register_forward_hook(note))
-        try:
-            with context:
-                loss = task(model, batch)["loss"][0]
-            loss.backward()
-        finally:
-            for handle in handles:
-                handle.remove()
-        output, of_loss = sizes[0], sizes[2] if len(sizes) > 2 else 0
-        saved = sizes[1] - output
-        return self.peak, output + of_loss, saved, max(0, self._after_loss - saved)
-
-    def _forget(self, parameter: torch.Tensor) -> None:
-        """Leave out a gradient as soon as it is one."""
-        parameter.grad = None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # more than half of all operations only ask for it
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and _key(args[0]) in self._states:
-            # It is a copy of a parameter in the format of the computation.
-            self._states.add(_key(out))
-            self._held.append(StorageWeakRef(out.untyped_storage()))
-        new = False
-        for leaf in tree_leaves(out):
-            if not _is_tensor(leaf) or (key := _key(leaf)) in self._states:
-                continue
-            if key not in self._storages:
-                self._storages[key] = StorageWeakRef(leaf.untyped_storage()), _nbytes(leaf)
-                new = True
-        if new:
-            now = self._now()
-            self.peak = max(self.peak, now)
-            self._after_loss = max(self._after_loss, now)
-            if self._of_loss:
-                self._of_loss = max(self._of_loss, now)
-        return out
-
-    def _now(self) -> int:
-        gone = [key for key, (reference, _) in self._storages.items() if reference.expired()]
-        for key in gone:
-            del self._storages[key]
-        return sum(size for _, size in self._storages.values())
-
-
-def _is_tensor(leaf: Any) -> bool:
-    if isinstance(leaf, FakeTensor):  # asking it for `device` is an operation, which takes long
-        return leaf.fake_device.type == "cpu"
-    return isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage().nbytes())

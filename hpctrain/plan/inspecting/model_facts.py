@@ -18,7 +18,8 @@ from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.job.building.flops import Flops, count_flops, meta_batch
 from hpctrain.job.building.instantiate import instantiate
 from hpctrain.models.dry_run import dry_run
-from hpctrain.models.lora import add_adapters, freeze_base
+from hpctrain.models.lora import adapted, add_adapters, freeze_base
+from hpctrain.models.plan import Plan
 from hpctrain.models.ties import ties
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
@@ -54,9 +55,11 @@ class ModelFacts:
     # Rows, columns and parameters of the linear layers and convolutions.
     matrices: tuple[tuple[int, int], ...]
     width: int  # elements of a position between two blocks; 0 if unknown
+    keys_values: int = 0  # elements of the keys and values of a position in a block
     experts: int = 0  # of a layer; 0 if there are none
     of_experts: int = 0  # parameters of all experts
     per_token: int = 0  # experts that a token uses
+    adapted: int = 0  # frozen parameters that have an adapter, which may be held in 4 bits
     context: bool = False  # its sequences can be divided (context parallel)
 
     @property
@@ -113,6 +116,9 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
         for p in parameters
         if p.ndim > 1 and (id(p) not in tables or _is_tied(model, p))
     ]
+    width, plan = _width(model), getattr(model, "plan", None)
+    numbers = plan.numbers if isinstance(plan, Plan) else {}
+    heads = numbers.get("heads", 1)
     return ModelFacts(
         parameters=summary.parameters,
         trainable=summary.trained,
@@ -120,11 +126,13 @@ def facts_of(model: nn.Module, task: Any, sample: Batch) -> ModelFacts:
         active=summary.parameters - sum(held // n * (n - used) for n, used, held in experts),
         flops=count_flops(model, task, meta_batch(sample)),
         matrices=tuple(matrices),
-        width=_width(model),
+        width=width,
+        keys_values=2 * width * numbers.get("kv_heads", heads) // heads,
         experts=min((n for n, _, _ in experts), default=0),
         of_experts=sum(held for _, _, held in experts),
         per_token=max((used for _, used, _ in experts), default=0),
-        context=bool(getattr(getattr(model, "plan", None), "context", False)),
+        adapted=sum(_elements(layer.weight) for _, layer in adapted(model)),
+        context=isinstance(plan, Plan) and plan.context,
     )
 
 
@@ -185,6 +193,10 @@ def explained(call: Callable[[], Any], what: str) -> Any:
 def _is_tied(model: nn.Module, parameter: nn.Parameter) -> bool:
     named = dict(model.named_parameters(remove_duplicate=False))
     return any(named[first] is parameter for first, _ in ties(model))
+
+
+def _elements(weight: Any) -> int:
+    return 0 if weight.requires_grad else int(weight.numel())
 
 
 def _experts(module: nn.Module) -> tuple[int, int, int] | None:

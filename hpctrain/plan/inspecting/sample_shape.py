@@ -17,42 +17,75 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
+from hpctrain.tasks.labels import LabelTask
 
-_EXAMPLES = "8193 (tokens of a window) or 3x224x224"
+Shape = tuple[int, ...]
 
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """Return the numbers of `--sample-shape`."""
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
-        raise ConfigError(f"--sample-shape={text}: it must be numbers with x between: {_EXAMPLES}")
-    return tuple(map(int, text.split("x")))
+EXAMPLES = "8193 (tokens of a window), 3x224x224 or image=3x256x256,label=256x256"
+Shapes = dict[str, Shape]  # by the name of the field; "" is the model's input
 
 
-def of_shape(task: Any, shape: tuple[int, ...]) -> Batch:
-    """Return a sample of this shape, in the fields that the task names.
+def parse_shape(text: str) -> Shapes:
+    """Return the shapes of `--sample-shape`."""
+    found: Shapes = {}
+    for part in text.split(","):
+        name, _, shape = part.rpartition("=")
+        one = name and not shape  # a field of one number
+        if not one and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+            raise ConfigError(
+                f"--sample-shape={text}: it must be numbers with x between: {EXAMPLES}"
+            )
+        found[name] = () if one else tuple(map(int, shape.split("x")))
+    if len(found) != text.count(",") + 1 or ("" in found and len(found) > 1):
+        raise ConfigError(f"--sample-shape={text}: several shapes have names of fields: {EXAMPLES}")
+    return found
 
-    One dimension stands for tokens, several for an input of floats.
+
+def of_shape(task: Any, shapes: Shapes) -> Batch:
+    """Return a sample of these shapes, in the fields that the task names.
+
+    One dimension without a name stands for tokens, several for an input of floats. Fields with a
+    name are floats, but integers for tokens and for the labels of a `LabelTask`.
     """
     fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
+    shapes = dict(shapes)
+    label = task.target if isinstance(task, LabelTask) else None
+
+    def add(name: str, shape: Shape, *, integers: bool) -> None:
+        dtype = torch.int64 if integers else torch.float32
+        fields[name] = torch.empty((1, *shape), dtype=dtype, device="meta")
+
+    if "" not in shapes and not hasattr(task, "tokens"):
+        for name, shape in shapes.items():
+            add(name, shape, integers=name == label)
+        return fields
     if hasattr(task, "tokens"):
+        shape = shapes.pop(task.tokens if task.tokens in shapes else "", ())
         if len(shape) != 1 or shape[0] < 2:
             raise ConfigError(
                 f"--sample-shape={'x'.join(map(str, shape))}: the task predicts tokens, so it is "
                 "the number of tokens of a window, at least 2, such as 8193"
             )
         for name in (task.tokens, f"{task.tokens}_document"):
-            fields[name] = torch.empty((1, *shape), dtype=torch.int64, device="meta")
+            add(name, shape, integers=True)
+        for name, other in shapes.items():
+            add(name, other, integers=False)
         return fields
     if not hasattr(task, "input"):
         raise ConfigError(
             f"--sample-shape: task._target_={type(task).__module__}.{type(task).__name__} does not "
-            "say which field is the model's input (attribute `input` or `tokens`); give data.path "
-            "instead"
+            "say which field is the model's input (attribute `input` or `tokens`); name the "
+            f"fields, as {EXAMPLES.rpartition(' ')[2]}, or give data.path instead"
         )
-    fields[task.input] = torch.empty((1, *shape), device="meta")
-    if target := getattr(task, "target", None):
-        fields[target] = torch.empty(1, dtype=torch.int64, device="meta")
+    for name in _names(task.input):
+        add(name, shapes[""], integers=False)
+    for name in _names(getattr(task, "target", None)):
+        add(name, (), integers=True)
     return fields
+
+
+def _names(field: Any) -> list[str]:
+    return [] if not field else [field] if isinstance(field, str) else list(field)
 
 
 def of_data(data: DataConfig) -> Batch:
@@ -73,7 +106,7 @@ def of_data(data: DataConfig) -> Batch:
         elif field.variable:
             raise ConfigError(
                 f"{path}: {name} has another length in each sample; --sample-shape says which "
-                f"length to plan for: {_EXAMPLES}"
+                f"length to plan for: {EXAMPLES}"
             )
         fields[name] = torch.empty((1, *shape), dtype=dtype, device="meta")
     return fields

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from hpctrain.estimates.memory_fit import on_gpu, on_host, worst
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Price
 from hpctrain.plan.budget import Limits
-from hpctrain.plan.inspecting.activations import Activations
+from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Divisible, Layout
 from hpctrain.plan.memory import stored_bytes
@@ -111,7 +110,7 @@ class Estimator:
         self,
         facts: ModelFacts,
         memory: MemoryModel,
-        activations: Mapping[str, Activations],
+        activations: Measured,
         blocks: int,
     ) -> None:
         self.facts, self._memory, self.activations = facts, memory, activations
@@ -133,7 +132,7 @@ class Estimator:
         """Return the bytes below which no layout on these ranks can go: the divided states."""
         stored = stored_bytes(precision)
         trained = stored * (1 + optimizer_states(optimizer)) * self.facts.trainable
-        return (stored * self.facts.parameters + trained) / ranks
+        return (stored * (self.facts.parameters - self.facts.adapted) + trained) / ranks
 
     def of(self, layout: Layout, hardware: Hardware | None) -> Estimate:
         """Return the prediction for a layout; a ConfigError if the model cannot be divided so."""

@@ -9,26 +9,31 @@ the logits: both are computed, and the larger counts.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import nn
 
 from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.starting_weights import adapter_problems
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware
+from hpctrain.models.lora import adapted
 from hpctrain.models.plan import Plan
+from hpctrain.models.quantized import packed_bytes
 from hpctrain.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.parallel.dividing.tensor import sequence_is_divided
 from hpctrain.parallel.preparing.blocks import find_blocks
-from hpctrain.plan.inspecting.activations import Activations
+from hpctrain.plan.inspecting.activations import Activations, Measured
 from hpctrain.plan.inspecting.model_facts import ModelFacts
 from hpctrain.plan.layouts import Layout
-from hpctrain.plan.memory import computed_bytes, memory_of, shards, stored_bytes
+from hpctrain.plan.memory import by_fsdp, computed_bytes, memory_of, shards, stored_bytes
 from hpctrain.plan.model_sizes import ModelSizes
 from hpctrain.units import GIB
 
@@ -64,28 +69,30 @@ class MemoryModel:
     The activations are those of a sample, by `train.activation_checkpointing`.
     """
 
-    def __init__(
-        self, model: nn.Module, facts: ModelFacts, activations: Mapping[str, Activations]
-    ) -> None:
+    def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
         self._model, self._facts, self._activations = model, facts, activations
         self._sizes: dict[tuple[int, int, int, str, bool], list[_Sizes]] = {}
-        self._gathered: dict[int, int] = {}
+        self._plans: dict[int, Plan] = {}
         self._blocks = 0
         with contextlib.suppress(ConfigError):
             self._blocks = len(find_blocks(model, []))
 
     def of(self, layout: Layout, hardware: Hardware | None) -> RankMemory:
         """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
+        config = layout.config
+        for problem in adapter_problems(config.train, config.parallel, config.precision):
+            raise ConfigError(problem)
         stages = self._stages(layout)
         for sizes, _ in stages:
             _check_experts(sizes, layout.config.parallel, layout.degrees)
-        fullest = max(
+        most = max(
             (self._stage(layout, hardware, both, i) for i, both in enumerate(stages)),
             key=lambda memory: memory.total,
         )
+        assert min(v for v in vars(most).values() if v is not None) >= 0, f"below 0: {most}"
         if not layout.config.parallel.fsdp.offload:
-            return fullest
-        return replace(fullest, host=max(_on_host(layout, *both) for both in stages))
+            return most
+        return replace(most, host=max(_on_host(layout, *both) for both in stages))
 
     def _stage(
         self, layout: Layout, hardware: Hardware | None, both: _Sizes, stage: int
@@ -96,21 +103,31 @@ class MemoryModel:
             *(sizes, degrees, parallel, config.precision, config.optimizer, batch.accumulate),
             trained,
         )
-        blocks, logits = self._kept(layout)
+        if packed := [weight.numel() for weight in self._packed(layout)]:
+            unpacked = max(packed) * computed_bytes(config.precision)
+            states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)
         of_stage = len(sizes.blocks) / max(1, self._blocks) if degrees.pp > 1 else 1
-        last = stage == degrees.pp - 1
         flying = _in_flight(layout, stage)
-        kept = int(blocks * of_stage * batch.micro * flying)
-        of_loss = int(logits * batch.micro * flying) if last else 0
-        measured = self._activations[config.train.activation_checkpointing]
-        working = measured.working // (degrees.cp * degrees.tp)
+        measured = self._measured(layout)
+        divided = degrees.cp * degrees.tp
+        saved = int(self._saved(layout) * of_stage * batch.micro * flying)
+        outputs = of_loss = 0
+        if stage == degrees.pp - 1:
+            by_tp = degrees.tp if config.parallel.loss_parallel else 1
+            outputs = measured.outputs * batch.micro // degrees.cp // by_tp
+            of_loss = measured.of_loss(batch.micro / degrees.cp) // by_tp
+            of_loss += int(measured.outside * batch.micro / degrees.cp / by_tp * (flying - 1))
+        working = measured.working // divided
         if degrees.cp > 1 and config.train.activation_checkpointing != "none":
             working += self._gathered_keys(layout) // max(1, self._blocks)
-        own = measured.saved // max(1, self._blocks) // (degrees.cp * degrees.tp)
-        most = kept + of_loss
-        if degrees.pp > 1:  # blocks are computed again while the copies of all are there
-            most = max(most, kept + working * batch.micro)
-        peak = states.peak_with(most, (working + own) * batch.micro)
+        own = measured.saved // max(1, self._blocks) // divided
+        received = held = 0
+        if degrees.pp > 1:  # torch's stages hold their outputs until the backward pass has ended
+            received, held = self._received(layout, stage), outputs
+        # Blocks are computed, possibly again, while what all keep is there; the loss is before.
+        most = saved + received + max(of_loss, working * batch.micro + held)
+        kept = most - of_loss
+        peak = states.peak_with(most, received + (working + own) * batch.micro)
         on_gpu = hardware is not None and hardware.memory_bytes is not None
         on_gpu = on_gpu and parallel.device != "cpu"
         allowance = CONTEXT_BYTES + int(GAPS * peak) if on_gpu else 0
@@ -123,50 +140,75 @@ class MemoryModel:
             peak + allowance,
         )
 
-    def _kept(self, layout: Layout) -> tuple[int, int]:
-        """Return the bytes of a sample on a rank: what blocks keep, and logits with the loss."""
+    def _packed(self, layout: Layout) -> list[torch.Tensor]:
+        """Return the weights that are held in 4 bits."""
+        if not layout.config.train.lora.quantize:
+            return []
+        weights: list[Any] = [layer.weight for _, layer in adapted(self._model)]
+        return [weight for weight in weights if not weight.requires_grad]
+
+    def _measured(self, layout: Layout) -> Activations:
+        mode = layout.config.train.activation_checkpointing
+        return self._activations.of(mode, cast=_casts(layout))
+
+    def _saved(self, layout: Layout) -> int:
+        """Return the bytes of a sample that the blocks of a rank keep until the backward pass."""
         config, degrees = layout.config, layout.degrees
-        measured = self._activations[config.train.activation_checkpointing]
-        blocks, logits = measured.kept - measured.outside, measured.outside
-        if degrees.tp > 1:
-            whole = blocks // degrees.cp
-            blocks = whole // degrees.tp
-            # What layers get is put together from all ranks, and kept so for the backward pass.
-            if config.train.activation_checkpointing != "full":
-                whole_inputs = self._whole_inputs(layout) // degrees.cp
-                blocks += whole_inputs * (degrees.tp - 1) // degrees.tp
-            divided = config.parallel.loss_parallel
-            return blocks, logits // degrees.cp // (degrees.tp if divided else 1)
-        blocks //= degrees.cp
-        if degrees.cp > 1 and config.train.activation_checkpointing == "none":
-            blocks += self._gathered_keys(layout)
-        return blocks, logits // degrees.cp
+        mode = config.train.activation_checkpointing
+        saved = self._measured(layout).saved // degrees.cp // degrees.tp
+        # What layers get is put together from all ranks, and kept so for the backward pass.
+        if degrees.tp > 1 and mode != "full":
+            saved += self._whole_inputs(layout) // degrees.cp * (degrees.tp - 1) // degrees.tp
+        if degrees.cp > 1 and mode == "none":
+            saved += self._gathered_keys(layout)
+        return saved
+
+    def _received(self, layout: Layout, stage: int) -> int:
+        """Return the bytes of what a rank of a pipeline receives.
+
+        torch's stages have a buffer for the input and for the gradient of each micro-batch.
+        """
+        degrees, schedule = layout.degrees, layout.config.parallel.pipeline.schedule
+        numbers = numbers_of(schedule, degrees.pp, stage)
+        count = degrees.pp * SCHEDULES[schedule]
+        buffers = sum((n > 0) + (n < count - 1) for n in numbers)
+        return buffers * layout.batch.share * self._residual(layout) // degrees.cp
 
     def _gathered_keys(self, layout: Layout) -> int:
         """Return the bytes of a sample by which gathered keys and values exceed a rank's own.
 
-        Each block keeps them whole instead of its own part: 2 (1 - 1 / cp) of a sequence.
+        Each block keeps them whole instead of its own part: 1 - 1 / cp of a sequence is added.
         """
-        degrees = layout.degrees
-        plan = getattr(self._model, "plan", None)
-        numbers = plan.numbers if isinstance(plan, Plan) else {}
-        heads = numbers.get("heads", 1)
-        width = self._facts.width * numbers.get("kv_heads", heads) // heads // degrees.tp
-        size = computed_bytes(layout.config.precision)
-        return int(2 * (1 - 1 / degrees.cp) * self._facts.tokens * width * size * self._blocks)
+        degrees, size = layout.degrees, computed_bytes(layout.config.precision)
+        own = self._facts.tokens * self._facts.keys_values * size * self._blocks // degrees.tp
+        return int((1 - 1 / degrees.cp) * own)
+
+    def _residual(self, layout: Layout) -> int:
+        """Return the bytes of a sample between two blocks, as tensor parallel divides them."""
+        config, degrees = layout.config, layout.degrees
+        size = (
+            computed_bytes(config.precision) if _casts(layout) else stored_bytes(config.precision)
+        )
+        whole = self._facts.tokens * self._facts.width * size
+        if degrees.tp > 1 and sequence_is_divided(self._plan(layout), config.parallel):
+            return whole // degrees.tp
+        return whole
+
+    def _plan(self, layout: Layout) -> Plan:
+        key = layout.degrees.tp
+        if key not in self._plans:
+            self._plans[key] = find_plan(self._model, layout.config.parallel, layout.degrees)
+        return self._plans[key]
 
     def _whole_inputs(self, layout: Layout) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""
-        parallel, key = layout.config.parallel, layout.degrees.tp
-        if key not in self._gathered:
-            plan = find_plan(self._model, parallel, layout.degrees)
-            styles = [s for p, s in plan.tensor.items() for _ in matching(self._model, p)]
-            number = sum(style == "gather_sequence" for style in styles)
-            if not sequence_is_divided(plan, parallel):
-                number *= 3  # norms and residuals are whole, too
-            size = computed_bytes(layout.config.precision)
-            self._gathered[key] = number * self._facts.tokens * self._facts.width * size
-        return self._gathered[key]
+        parallel, plan = layout.config.parallel, self._plan(layout)
+        styles = [s for p, s in plan.tensor.items() for _ in matching(self._model, p)]
+        number = sum(style == "gather_sequence" for style in styles)
+        if not sequence_is_divided(plan, parallel):
+            number *= 3  # norms and residuals are whole, too
+        size = computed_bytes(layout.config.precision)
+        return number * self._facts.tokens * self._facts.width * size
 
     def _stages(self, layout: Layout) -> list[_Sizes]:
         """Return the shapes that each rank of a pipeline has."""
@@ -174,12 +216,20 @@ class MemoryModel:
         divided = degrees.ranks > degrees.dp_replicate
         key = (degrees.tp, degrees.pp, parallel.ep, parallel.pipeline.schedule, divided)
         if key not in self._sizes:
-            wholes, learnt = (self._divided(parallel, degrees, each) for each in (False, True))
+            packed = self._packed(layout)
+            wholes, learnt = (
+                self._divided(parallel, degrees, packed, trained=each) for each in (False, True)
+            )
             self._sizes[key] = list(zip(wholes, learnt, strict=True))
         return self._sizes[key]
 
     def _divided(
-        self, parallel: ParallelConfig, degrees: Degrees, trained: bool
+        self,
+        parallel: ParallelConfig,
+        degrees: Degrees,
+        packed: list[torch.Tensor],
+        *,
+        trained: bool,
     ) -> list[ModelSizes]:
         model, plan = self._model, None
         if degrees.ranks > degrees.dp or parallel.ep > 1:
@@ -187,7 +237,11 @@ class MemoryModel:
         styles, experts = (dict(plan.tensor), plan.experts) if plan else ({}, "")
         blocks = self._named_blocks(parallel, degrees)
         whole = ModelSizes.of(
-            *(model, blocks, styles, degrees.tp), experts=experts, ep=parallel.ep, trained=trained
+            *(model, blocks, styles, degrees.tp),
+            experts=experts,
+            ep=parallel.ep,
+            trained=trained,
+            without=packed,
         )
         if degrees.pp == 1 or plan is None:
             return [whole]
@@ -227,6 +281,13 @@ def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
     if config.parallel.device == "cpu":
         return stored * (sizes.part(ranks) + trained.part(ranks)) + state
     return sizes.pinned(ranks, stored) + trained.pinned(ranks, stored) + state
+
+
+def _casts(layout: Layout) -> bool:
+    """Return whether parameters have the format of the computation before autocast sees them."""
+    precision = layout.config.precision
+    stored = computed_bytes(precision) == stored_bytes(precision)
+    return stored or by_fsdp(layout.degrees, layout.config.parallel)
 
 
 def _check_experts(sizes: ModelSizes, parallel: ParallelConfig, degrees: Degrees) -> None:

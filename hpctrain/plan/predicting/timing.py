@@ -193,9 +193,10 @@ def _inside_layers(
         one = gather_s(residual, degrees.tp, link)
         exposed = 0.5 if _overlaps(layout, hardware) else 1.0
         total = _plus(total, one, 4 * passes * own * batch.accumulate * exposed)
-    if degrees.cp > 1:  # keys and values, which are a quarter of the residual stream or less
+    if degrees.cp > 1:  # a gather of keys and values, and a scatter of their gradients
         link = link_of(hardware, per_node, degrees.tp, degrees.cp)
-        one = gather_s(residual * degrees.cp / 2, degrees.cp, link)
+        keys = batch.micro * facts.tokens * facts.keys_values * size / degrees.tp
+        one = gather_s(keys, degrees.cp, link)
         total = _plus(total, one, passes * own * batch.accumulate)
     if parallel.ep > 1:  # tokens go to their experts and back, in each pass
         link = link_of(hardware, per_node, degrees.tp, parallel.ep)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate_job
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
@@ -23,6 +24,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.plan import printing
 from hpctrain.plan.budget import Budget, Limits, budget_of
+from hpctrain.plan.failures import failures_of
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
@@ -40,7 +42,8 @@ from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardwa
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
 from hpctrain.plan.predicting.timing import Efficiencies, best_of
-from hpctrain.plan.ranking import Ranking, on, rank, scaling, sizes_of, smallest
+from hpctrain.plan.ranking import Ranking, by_cost, on, rank, scaling, sizes_of, smallest
+from hpctrain.plan.summary import big, needs, summary
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
 from hpctrain.units import GIB
@@ -61,6 +64,9 @@ class Query:
     # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
     limits: Limits = field(default_factory=Limits)  # the values of `--deadline` and `--max-cost`
+    per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
+    mtbf_hours: float | None = None  # of `--mtbf`: of one node
+    restart_hours: float | None = None  # of `--restart`
 
 
 @dataclass(frozen=True)
@@ -122,25 +128,40 @@ class _Answer:
         }
 
     def show(self, console: Console, command: str) -> None:
-        """Print the tables."""
+        """Print what a beginner asks first, then the tables, and what they rest on."""
+        self._show_first(console, command)
+        if self.layouts and self.hardware:
+            printing.print_layouts(console, self.layouts, self.hardware)
+            printing.print_scaling(console, scaling(self.ranking.best))
+        if self.kinds:
+            printing.print_hardware(console, self.kinds)
+        if self.named is not None:
+            printing.print_memory(console, self.named)
+        console.print()
         printing.print_model(console, self.facts)
         if self.layers:
             printing.print_layers(console, self.layers)
-        if self.named is not None:
-            most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
-            printing.print_memory(console, self.named, self.hardware, most)
-            if self.hardware and (exceeded := self.limits.exceeded(*self.named.bill)):
-                console.print(f"it {exceeded}", soft_wrap=True)
         if self.layouts and self.hardware:
-            printing.print_layouts(console, self.layouts, self.hardware, command)
-            printing.print_scaling(console, scaling(self.ranking.best))
-            console.print(f"\n{self.loader.text(self.layouts[0])}")
+            console.print(self.loader.text(self.layouts[0]))
         printing.print_excluded(console, self.ranking.excluded)
-        if self.kinds:
-            printing.print_hardware(console, self.kinds)
         console.print("\nassumptions")
         for name, text in self.assumptions.items():
             console.print(f"  {name}: {text}")
+
+    def _show_first(self, console: Console, command: str) -> None:
+        size, named, hardware = self.facts.parameters, self.named, self.hardware
+        if hardware is None and named is not None:
+            most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
+            console.print(f"{needs(size, named, most)}; hardware=NAME shows layouts that fit")
+        elif hardware is not None and self.layouts:
+            printing.print_summaries(console, size, self.layouts, hardware, command)
+        elif hardware is not None:
+            console.print(f"no layout of {big(size)} parameters on {hardware.title} is possible\n")
+        if hardware and named and (exceeded := self.limits.exceeded(*named.bill)):
+            console.print(f"it {exceeded}\n", soft_wrap=True)
+        if self.kinds and self.kinds[0][1] is not None:
+            told, *_ = summary(size, self.kinds[0][1], self.kinds[0][0])
+            console.print(f"of all known hardware the cheapest: {told}")
 
 
 def answer(asked: Query, others: list[Hardware]) -> _Answer:
@@ -150,25 +171,43 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     if asked.runs:
         hardware = hardware_of(Layout(config, named_nodes, ()), hardware, asked.runs)
     shape = None if asked.shape is None else parse_shape(asked.shape)
+    # Errors of the config come before any work.
+    validate_job(config, _CHECKED)
     if asked.named:
-        of_command_line(config, named_nodes)  # errors of the config come before any work
+        of_command_line(config, named_nodes)
+    if hardware is not None:
+        _check_node(config, hardware, asked.per_node)
     task = instantiate("task", config.task)
     sample = of_shape(task, shape) if shape else of_data(config.data)
     estimator, facts, model = _estimator(config, task, sample)
     samples = None if shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, facts.tokens, samples)
-    assert estimator.activations["none"]  # a sample that does not fit is an error before all else
-    estimator.steps, estimator.limits = budget.steps, asked.limits
+    estimator.budget, estimator.limits = budget, asked.limits
     price = hardware.price_per_hour if hardware else None
     asked.limits.check(budget, None if hardware is None else price.currency if price else "")
+    loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
+    estimators = [
+        _estimator(run.config, instantiate("task", run.config.task), of_data(run.config.data))[0]
+        for run in asked.runs
+    ]
     if asked.runs and hardware is not None:
-        estimator.calibration = _calibration(asked.runs, hardware)
+        estimator.calibration = _calibration(asked.runs, estimators, hardware)
+    if asked.mtbf_hours is not None:
+        saved = [
+            each.checkpoint_bytes(run.config)
+            for each, run in zip(estimators, asked.runs, strict=True)
+        ]
+        estimator.failures = failures_of(
+            *(asked.mtbf_hours, asked.restart_hours, estimator.checkpoint_bytes(config)),
+            *((loader.storage, loader.source), zip(asked.runs, saved, strict=True)),
+        )
+    assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named = None
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
         named = replace(named, reason="the layout of the command line")
     ranking = Ranking([], {})
-    per_node = config.launch.tasks_per_node if config.launch.tasks_per_node > 1 else 0
+    per_node = asked.per_node
     looks_around = asked.hardware is not None and not asked.named
     if asked.measure:
         nodes = asked.nodes or [named_nodes]
@@ -180,14 +219,30 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
         if not ranking.best and asked.nodes is None:
             found = smallest(config, estimator, hardware, per_node)
             ranking = Ranking([found] if found else [], ranking.excluded)
-    kinds = [(other, smallest(on(config, other), estimator, other)) for other in others]
+    kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
     layers = layers_of(model, task, sample) if asked.layers else []
     efficiencies = estimator.efficiencies
     assumed = _assumptions(facts, estimator.activations, hardware, budget, efficiencies)
     if estimator.calibration is not None:
         assumed |= estimator.calibration.assumptions
-    loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
-    return _Answer(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed)
+    if estimator.failures is not None:
+        assumed["failures"] = estimator.failures.text
+    return _Answer(*(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed))
+
+
+# The sections and keys whose values decide a plan.
+_CHECKED = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
+
+
+def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
+    """Raise a ConfigError if a node is to have more ranks than GPUs."""
+    gpus = hardware.gpus_per_node
+    if gpus and per_node > gpus and config.parallel.device != "cpu":
+        raise ConfigError(
+            f"launch.tasks_per_node={per_node}: a node of hardware={hardware.name} has {gpus} "
+            f"GPUs, and each rank needs one: use launch.tasks_per_node={gpus} and more "
+            f"launch.nodes, or hardware.gpus_per_node={per_node} if yours have as many"
+        )
 
 
 def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, ModelFacts, nn.Module]:
@@ -204,13 +259,13 @@ def _build(config: Config) -> Build:
     return build_of(config.model, config.train.lora, config.optimizer, config.parallel.blocks)
 
 
-def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration:
+def _calibration(
+    runs: Sequence[MeasuredRun], estimators: Sequence[Estimator], hardware: Hardware
+) -> Calibration:
     """Return what measured runs say, beside what is predicted for them."""
     times, memory = [], []
-    for run in runs:
-        task, layout = instantiate("task", run.config.task), layout_of(run)
-        estimator, *_ = _estimator(run.config, task, of_data(run.config.data))
-        estimate = estimator.of(layout, hardware)
+    for run, estimator in zip(runs, estimators, strict=True):
+        estimate = estimator.of(layout_of(run), hardware)
         if estimate.time is None:
             raise ConfigError(
                 f"--from-run {run.path}: its FLOPs, or a figure of hardware={hardware.name}, are "

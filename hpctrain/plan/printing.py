@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from hpctrain.console import Console, Table
-from hpctrain.hardware import Hardware, Price
+from hpctrain.hardware import Hardware
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
 from hpctrain.plan.predicting.estimate import Estimate, readable
 from hpctrain.plan.ranking import Scaled
+from hpctrain.plan.summary import big, costs, summary, trained
 from hpctrain.units import MIB
+
+_MOST = 10  # rows of the table of layouts for each number of ranks
 
 
 def print_model(console: Console, facts: ModelFacts) -> None:
@@ -45,18 +48,23 @@ def print_layers(console: Console, layers: list[Layer]) -> None:
     console.print(table)
 
 
-def print_memory(
-    console: Console, estimate: Estimate, hardware: Hardware | None, most: float
+def print_summaries(
+    console: Console, parameters: int, layouts: list[Estimate], hardware: Hardware, command: str
 ) -> None:
-    """Print the memory of a layout by part; `most` is that of the largest GPU that is known."""
-    layout = estimate.layout
-    batch = layout.batch
-    if hardware is None and layout.ranks == 1 and estimate.memory.total > most:
-        console.print(
-            f"\none GPU alone would need {readable(estimate.memory.total)}, more than any has; "
-            "hardware=NAME shows layouts that fit"
-        )
-        return
+    """Print the first layout of each number of ranks in a sentence, and the command that takes it.
+
+    The layouts are sorted by their ranks, and then by speed; that of the command line comes first.
+    """
+    for one, *_ in _by_ranks(layouts):
+        for line in summary(parameters, one, hardware):
+            console.print(line)
+        # A command has no line breaks, so that it can be copied.
+        console.print(f"  {' '.join([command, *one.overrides])}\n", soft_wrap=True)
+
+
+def print_memory(console: Console, estimate: Estimate) -> None:
+    """Print the memory of a layout by part."""
+    layout, batch = estimate.layout, estimate.layout.batch
     console.print(
         f"\n{layout.kind} on {layout.ranks} rank{'s' * (layout.ranks > 1)}: global batch "
         f"{batch.global_size} = dp {batch.shares} x accumulate {batch.accumulate} x {batch.micro}"
@@ -67,79 +75,18 @@ def print_memory(
     console.print(table)
     if estimate.memory.activations is None:
         console.print("the activations are unknown, so the total is at least this")
-    if hardware is None:
-        return
-    if hardware.memory_bytes is None or estimate.fits is None:
-        console.print(f"whether it fits into {hardware.title} is unknown")
-        return
-    verdict = "fits into" if estimate.fits else "does not fit into"
-    console.print(f"it {verdict} the {readable(hardware.memory_bytes)} of {hardware.title}")
 
 
-def print_layouts(
-    console: Console, estimates: list[Estimate], hardware: Hardware, command: str
-) -> None:
-    """Print the layouts, best first, and after `command` the overrides of each."""
-    prices = [
-        f"{price.amount:g} {price.currency} {price.kind.replace('_', ' ')}"
-        for price in (hardware.price_per_hour, hardware.spot)
-        if price is not None
-    ]
-    date = f", {hardware.price_per_hour.date or 'no date'}" if hardware.price_per_hour else ""
-    told = f"; a GPU-hour: {', '.join(dict.fromkeys(prices))}{date}" if prices else ""
-    console.print(f"\nestimates on {hardware.title}{told}")
-    columns: dict[str, Callable[[Estimate], str]] = {
-        "layout": _name,
-        "ranks": lambda one: str(one.layout.ranks),
-        "memory": _memory,
-        "step": lambda one: _or_unknown(one.time and one.time.step_s, "{:.3f} s"),
-        "tok/s/GPU": lambda one: _or_unknown(one.tokens_per_s_per_gpu, "{:,.0f}"),
-        "MFU": lambda one: _or_unknown(one.time and one.time.mfu, "{:.1%}"),
-        "hours": lambda one: number(one.hours),
-        "cost": lambda one: number(one.cost(one.price)),
-        "spot": lambda one: number(one.cost(one.spot)),
-    }
-    texts = {name: [cell(one) for one in estimates] for name, cell in columns.items()}
-    shown = {name: column for name, column in texts.items() if {*column} != {"unknown"}}
-    _print_table(console, shown, keys=2)
-    ranks: set[int] = set()
-    for estimate in estimates:
-        if estimate.layout.ranks in ranks:  # the first of each number of ranks is the fastest
-            continue
-        ranks.add(estimate.layout.ranks)
-        name = f"{_name(estimate)}, {estimate.layout.ranks}: {estimate.reason}"
-        console.print(f"\n{name}{_bill(estimate)}")
-        # A command has no line breaks, so that it can be copied.
-        console.print(f"  {' '.join([command, *estimate.layout.overrides])}", soft_wrap=True)
-
-
-def _name(estimate: Estimate) -> str:
-    """Return the kind of a layout; two of one kind are on the same ranks only if one was given."""
-    return estimate.layout.kind + ", as given" * estimate.layout.named
-
-
-def _print_table(console: Console, columns: Mapping[str, list[str]], keys: int = 1) -> None:
-    table = Table(*columns, right=range(1, len(columns)), keys=keys)
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    console.print(table)
-
-
-def _bill(estimate: Estimate) -> str:
-    """Return what the budget takes on this layout; "" without a budget."""
-    entry = estimate.as_json()
-    if estimate.hours is None:
-        return ""
-    parts = [f"{number(estimate.hours)} hours", f"{number(entry['gpu_hours'])} GPU-hours"]
-    parts += [f"{number(entry['kwh'])} kWh"] if entry["kwh"] is not None else []
-    parts += [_money(estimate, estimate.price)] if estimate.price else []
-    parts += [f"spot {_money(estimate, estimate.spot)}"] if estimate.spot else []
-    return f". It takes {', '.join(parts)}"
-
-
-def _money(estimate: Estimate, price: Price | None, *, unit: bool = True) -> str:
-    currency = f" {price.currency}" if price and unit else ""
-    return f"{number(estimate.cost(price))}{currency}"
+def print_layouts(console: Console, estimates: list[Estimate], hardware: Hardware) -> None:
+    """Print the best layouts of each number of ranks."""
+    price = hardware.price_per_hour
+    amounts = costs(hardware.price_per_hour, hardware.spot, lambda each: f"{each.amount:g}")
+    told = f"; a GPU-hour: {', '.join(amounts)}, {price.date or 'no date'}" if price else ""
+    console.print(f"estimates on {hardware.title}{told}")
+    shown = [one for alike in _by_ranks(estimates) for one in alike[:_MOST]]
+    _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
+    if more := len(estimates) - len(shown):
+        console.print(f"{more} slower layout{'s' * (more > 1)}: --json lists them")
 
 
 def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
@@ -158,23 +105,76 @@ def print_scaling(console: Console, rows: list[Scaled]) -> None:
     if not rows:
         return
     console.print("\nscaling with the same global batch, the fastest layout of each")
-    entries = [row.as_json() for row in rows]
-    columns = {
-        "nodes": [str(entry["nodes"]) for entry in entries],
-        "ranks": [str(entry["ranks"]) for entry in entries],
-        "layout": [row.estimate.layout.kind for row in rows],
-        "step": [_or_unknown(entry["step_s"], "{:.3f} s") for entry in entries],
-        "hours": [number(row.estimate.hours) for row in rows],
-        "cost": [number(row.estimate.cost(row.estimate.price)) for row in rows],
-        "efficiency": [f"{row.efficiency:.1%}" for row in rows],
-    }
-    _print_table(console, {n: cells for n, cells in columns.items() if {*cells} != {"unknown"}})
+    efficiencies = {"efficiency": [f"{row.efficiency:.1%}" for row in rows]}
+    names = ("nodes", "ranks", "layout", "step", "hours", "cost")
+    _print_estimates(console, [row.estimate for row in rows], names, after=efficiencies)
     best = max(rows, key=lambda row: row.efficiency)
     if best.efficiency > 1.005:
+        few, more = rows[0].estimate, best.estimate
         console.print(
-            f"more than 100%: {_how(best.estimate)} has room on {best.estimate.layout.ranks} GPUs, "
-            f"and {_how(rows[0].estimate)} is the fastest that has room in the first row"
+            f"more than 100%: of the layouts that have room on {few.layout.ranks} GPUs the fastest "
+            f"is {_how(few)}; on {more.layout.ranks} each holds less, so that {_how(more)} has "
+            "room, which is faster on each GPU"
         )
+
+
+def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]]) -> None:
+    """Print on how many GPUs of each kind the run is possible, and what it takes there."""
+    console.print("\nthe smallest number of GPUs that is enough, of each kind")
+    layouts = {one.name: "not possible" if it is None else it.layout.kind for one, it in rows}
+    before = {
+        "hardware": [*layouts],
+        "GPUs": ["-" if one is None else str(one.layout.ranks) for _, one in rows],
+        "layout": [*layouts.values()],
+    }
+    prices = {"prices of": [_dated(one) for _, one in rows]}
+    names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
+    _print_estimates(console, [one for _, one in rows], names, before=before, after=prices)
+
+
+def _print_estimates(
+    console: Console,
+    rows: Sequence[Estimate | None],
+    names: Sequence[str],
+    before: Mapping[str, list[str]] = {},
+    after: Mapping[str, list[str]] = {},
+    keys: int = 1,
+) -> None:
+    """Print a table; a column of which nothing is known is left out."""
+    cells = {name: ["" if one is None else _CELLS[name](one) for one in rows] for name in names}
+    columns = {n: c for n, c in {**before, **cells, **after}.items() if {*c} - {"", "unknown"}}
+    table = Table(*columns, right=range(1, len(columns)), keys=keys)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    console.print(table)
+
+
+_CELLS: dict[str, Callable[[Estimate], str]] = {
+    "layout": lambda one: one.layout.name,
+    "nodes": lambda one: str(one.layout.nodes),
+    "ranks": lambda one: str(one.layout.ranks),
+    "memory": lambda one: f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}",
+    "step": lambda one: f"{one.time.step_s:.3f} s" if one.time else "unknown",
+    "tok/s/GPU": lambda one: (
+        f"{one.tokens_per_s_per_gpu:,.0f}" if one.tokens_per_s_per_gpu else "unknown"
+    ),
+    "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
+    "trained": lambda one: trained(one) if one.budget.is_time else "unknown",
+    "hours": lambda one: number(one.hours),
+    "GPU-hours": lambda one: number(one.gpu_hours),
+    "kWh": lambda one: number(one.kwh),
+    "cost": lambda one: number(one.cost(one.price)),
+    "spot": lambda one: number(one.cost(one.spot)),
+}
+
+
+def _by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
+    groups = groupby(layouts, lambda one: (one.layout.named, one.layout.ranks))
+    return [list(alike) for _, alike in groups]
+
+
+def _dated(one: Estimate | None) -> str:
+    return f"{one.price.currency} {one.price.date}" if one and one.price else ""
 
 
 def _how(estimate: Estimate) -> str:
@@ -183,39 +183,5 @@ def _how(estimate: Estimate) -> str:
     return f"{layout.kind} ({pieces}, activation checkpointing {train.activation_checkpointing})"
 
 
-def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]]) -> None:
-    """Print on how many GPUs of each kind the run is possible, and what it takes there."""
-    units = {one.price.currency for _, one in rows if one and one.price}
-    unit = f", in {units.pop()}" if len(units) == 1 else ""
-    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
-    columns: dict[str, list[str]] = {"hardware": [hardware.name for hardware, _ in rows]}
-    cells = [
-        ("-", "not possible", "", "", "", "", "", "")
-        if one is None
-        else (
-            *(str(one.layout.ranks), one.layout.kind, number(one.hours), number(one.gpu_hours)),
-            number(one.as_json()["kwh"]),
-            *(_money(one, price, unit=not unit) for price in (one.price, one.spot)),
-            one.price.date if one.price else "",
-        )
-        for _, one in rows
-    ]
-    names = ("GPUs", "layout", "hours", "GPU-hours", "kWh", "cost", "spot", "prices of")
-    columns |= {name: [cell[place] for cell in cells] for place, name in enumerate(names)}
-    _print_table(console, columns)
-
-
-def _memory(estimate: Estimate) -> str:
-    least = ">" if estimate.memory.activations is None else ""
-    return f"{least}{readable(estimate.memory.total)}"
-
-
-def _or_unknown(value: Any, form: str) -> str:
-    return "unknown" if value is None else form.format(value)
-
-
 def _si(number: float) -> str:
-    for limit, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if number >= limit:
-            return f"{number / limit:.2f} {letter}FLOP"
-    return f"{number:.0f} FLOP"
+    return f"{big(number, ' k', ' M', ' G', ' T', ' P', ' E')}FLOP"

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import groupby
 from typing import Any
 
 from hpctrain.config.schema import Config
@@ -19,6 +22,7 @@ from hpctrain.plan.layouts import Layout, layouts
 from hpctrain.plan.predicting.estimate import Estimate, Estimator, readable, speed
 
 _MOST_NODES = 4096
+Kind = tuple[Hardware, Estimate | None]  # with its smallest number of GPUs; None: not possible
 
 
 @dataclass(frozen=True)
@@ -66,16 +70,28 @@ def rank(
 
 
 def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> list[Estimate]:
-    """Return the estimates of layouts among which the fastest is; the last needs least memory."""
-    first = group[0].config.train.activation_checkpointing
-    whole = [layout for layout in group if layout.config.train.activation_checkpointing == first]
-    found = [estimator.of(layout, hardware) for layout in whole]
-    if all(estimate.fits for estimate in found):
-        return found  # what computes twice is slower, and measuring it takes seconds
-    least = estimator.of(group[-1], hardware)
-    if least.fits is False:
-        return [least]
-    return [*found, *(estimator.of(layout, hardware) for layout in group[len(whole) : -1]), least]
+    """Return the fastest that fits with each mode of checkpointing; the last needs least memory.
+
+    More micro-batches need less memory. Their time falls while a pipeline has too few of them, and
+    rises then. So halving finds the best number in a few estimates.
+    """
+    estimate = cache(lambda n: estimator.of(group[n], hardware))
+    found: list[Estimate] = []
+    begin = 0
+    for _, alike in groupby(group, lambda one: one.config.train.activation_checkpointing):
+        least = len(group) - 1
+        if begin and estimate(least).fits is False:
+            return [estimate(least)]
+        numbers = range(begin + len(list(alike)) - 1)
+        first = bisect_left(numbers, True, begin, key=lambda n: estimate(n).fits is not False)
+        best = bisect_left(
+            numbers, True, first, key=lambda n: speed(estimate(n)) <= speed(estimate(n + 1))
+        )
+        found.append(estimate(best))
+        if first == 0 and found[0].fits:
+            break  # what computes twice is slower, and measuring it takes seconds
+        begin = len(numbers) + 1
+    return found
 
 
 def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list[tuple[int, int]]:
@@ -101,9 +117,7 @@ def smallest(
         ranks = size[0] * size[1]
         if ranks > config.train.global_batch_size * whole:
             break
-        if estimator.least(config.precision, config.optimizer, ranks) > (
-            hardware.memory_bytes or math.inf
-        ):
+        if estimator.least(config, ranks) > (hardware.memory_bytes or math.inf):
             continue
         found = rank(config, estimator, hardware, [size])
         if found.best:
@@ -114,6 +128,22 @@ def smallest(
                 break
             nearest = excess
     return None
+
+
+def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
+    """Return the cheapest first; without prices of one currency, that of the fewest GPUs."""
+    found = [*kinds]
+    several = len({one.price.currency for _, one in found if one and one.price}) > 1
+
+    def cost(kind: Kind) -> tuple[int, float]:
+        one = kind[1]
+        if one is None:
+            return 2, 0.0
+        if one.price is None or several:
+            return 1, one.layout.ranks
+        return 0, one.price.amount * (one.gpu_hours or one.layout.ranks)
+
+    return sorted(found, key=cost)
 
 
 def on(config: Config, hardware: Hardware) -> Config:

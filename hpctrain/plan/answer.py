@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
@@ -23,8 +23,8 @@ from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.plan import printing
-from hpctrain.plan.budget import Budget, Limits, budget_of
-from hpctrain.plan.failures import failures_of
+from hpctrain.plan.budget import Limits, budget_of
+from hpctrain.plan.failures import Failures
 from hpctrain.plan.inspecting.activations import Activations, activations_of
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
@@ -41,8 +41,8 @@ from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
-from hpctrain.plan.predicting.timing import Efficiencies, best_of
-from hpctrain.plan.ranking import Ranking, by_cost, on, rank, scaling, sizes_of, smallest
+from hpctrain.plan.predicting.timing import best_of
+from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
 from hpctrain.plan.summary import big, needs, summary
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
@@ -65,8 +65,10 @@ class Query:
     measure: bool = False
     limits: Limits = field(default_factory=Limits)  # the values of `--deadline` and `--max-cost`
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
-    mtbf_hours: float | None = None  # of `--mtbf`: of one node
-    restart_hours: float | None = None  # of `--restart`
+    failing: tuple[float, float | None] | None = None  # hours of `--mtbf` and `--restart`
+
+
+_SCALED = ("nodes", "ranks", "overrides", "step_s", "samples_per_s", "tokens_per_s_per_gpu")
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class _Answer:
     ranking: Ranking
     hardware: Hardware | None
     loader: LoaderRate
-    kinds: list[tuple[Hardware, Estimate | None]] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
     assumptions: dict[str, Any] = field(default_factory=dict)
 
@@ -118,7 +120,10 @@ class _Answer:
                 "flops_per_token": per_token,
             },
             "layouts": [estimate.as_json() for estimate in self.layouts],
-            "scaling": [row.as_json() for row in scaling(self.ranking.best)],
+            "scaling": [
+                {name: one.as_json()[name] for name in _SCALED} | {"efficiency": part}
+                for one, part in scaling(self.ranking.best)
+            ],
             "loader": self.loader.as_json(self.layouts[0] if self.layouts else None),
             "hardware": [
                 {"name": hardware.name, **(estimate.as_json() if estimate else {"fits": False})}
@@ -179,27 +184,25 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
         _check_node(config, hardware, asked.per_node)
     task = instantiate("task", config.task)
     sample = of_shape(task, shape) if shape else of_data(config.data)
-    estimator, facts, model = _estimator(config, task, sample)
+    estimator, model = _estimator(config, task, sample)
+    facts = estimator.facts
     samples = None if shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, facts.tokens, samples)
     estimator.budget, estimator.limits = budget, asked.limits
     price = hardware.price_per_hour if hardware else None
     asked.limits.check(budget, None if hardware is None else price.currency if price else "")
     loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
-    estimators = [
-        _estimator(run.config, instantiate("task", run.config.task), of_data(run.config.data))[0]
-        for run in asked.runs
-    ]
-    if asked.runs and hardware is not None:
-        estimator.calibration = _calibration(asked.runs, estimators, hardware)
-    if asked.mtbf_hours is not None:
-        saved = [
-            each.checkpoint_bytes(run.config)
-            for each, run in zip(estimators, asked.runs, strict=True)
-        ]
-        estimator.failures = failures_of(
-            *(asked.mtbf_hours, asked.restart_hours, estimator.checkpoint_bytes(config)),
-            *((loader.storage, loader.source), zip(asked.runs, saved, strict=True)),
+    measured = []
+    for run in asked.runs:
+        its = instantiate("task", run.config.task), of_data(run.config.data)
+        measured.append((_estimator(run.config, *its)[0], run))
+    if hardware is not None and measured:
+        estimator.calibration = _calibration(measured, hardware)
+    if asked.failing is not None:
+        saved = [each.checkpoint_bytes(run.config) for each, run in measured]
+        estimator.failures = Failures.of(
+            *(asked.failing, estimator.checkpoint_bytes(config), (loader.storage, loader.source)),
+            zip(asked.runs, saved, strict=True),
         )
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named = None
@@ -221,12 +224,7 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
             ranking = Ranking([found] if found else [], ranking.excluded)
     kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
     layers = layers_of(model, task, sample) if asked.layers else []
-    efficiencies = estimator.efficiencies
-    assumed = _assumptions(facts, estimator.activations, hardware, budget, efficiencies)
-    if estimator.calibration is not None:
-        assumed |= estimator.calibration.assumptions
-    if estimator.failures is not None:
-        assumed["failures"] = estimator.failures.text
+    assumed = _assumptions(estimator, hardware)
     return _Answer(*(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed))
 
 
@@ -245,14 +243,14 @@ def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
         )
 
 
-def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, ModelFacts, nn.Module]:
+def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, nn.Module]:
     model = build_on_meta(_build(config))
     check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
     facts = explained(partial(facts_of, model, task, sample), "plan: the model")
     activations = _Measured(config, task, sample)
     memory = MemoryModel(model, facts, activations)
     blocks = _count_blocks(model, config)
-    return Estimator(facts, memory, activations, blocks), facts, model
+    return Estimator(facts, memory, activations, blocks), model
 
 
 def _build(config: Config) -> Build:
@@ -260,20 +258,17 @@ def _build(config: Config) -> Build:
 
 
 def _calibration(
-    runs: Sequence[MeasuredRun], estimators: Sequence[Estimator], hardware: Hardware
+    measured: Sequence[tuple[Estimator, MeasuredRun]], hardware: Hardware
 ) -> Calibration:
     """Return what measured runs say, beside what is predicted for them."""
-    times, memory = [], []
-    for run, estimator in zip(runs, estimators, strict=True):
-        estimate = estimator.of(layout_of(run), hardware)
-        if estimate.time is None:
-            raise ConfigError(
-                f"--from-run {run.path}: its FLOPs, or a figure of hardware={hardware.name}, are "
-                "unknown, so there is nothing to compare its time with"
-            )
-        times.append(estimate.time)
-        memory.append(estimate.memory)
-    return calibrated(runs, times, memory)
+    estimates = [estimator.of(layout_of(run), hardware) for estimator, run in measured]
+    runs, times = [run for _, run in measured], [one.time for one in estimates if one.time]
+    if len(times) < len(runs):
+        raise ConfigError(
+            f"--from-run: the FLOPs of the runs, or a figure of hardware={hardware.name}, are "
+            "unknown, so there is nothing to compare their times with"
+        )
+    return calibrated(runs, times, [one.memory for one in estimates])
 
 
 class _Measured(dict[str, Activations]):
@@ -303,19 +298,14 @@ def _count_blocks(model: nn.Module, config: Config) -> int:
     return 0
 
 
-def _assumptions(
-    facts: ModelFacts,
-    activations: Mapping[str, Activations],
-    hardware: Hardware | None,
-    budget: Budget,
-    efficiencies: Efficiencies,
-) -> dict[str, Any]:
+def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, Any]:
+    flops, efficiencies = estimator.facts.flops, estimator.efficiencies
     found: dict[str, Any] = {
         "kind": "all figures but the parameters are estimates",
-        "budget": budget.text,
-        "flops": facts.flops.convention if facts.flops else "unknown",
+        "budget": estimator.budget.text,
+        "flops": flops.convention if flops else "unknown",
         "activations": "measured with tensors without memory"
-        if activations["none"].exact
+        if estimator.activations["none"].exact
         else "unknown: the model can be called only with values, so they are left out",
     }
     if hardware is not None:
@@ -333,4 +323,8 @@ def _assumptions(
             "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing",
         }
         found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
+    if estimator.calibration is not None:
+        found |= estimator.calibration.assumptions
+    if estimator.failures is not None:
+        found["failures"] = estimator.failures.text
     return found

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
@@ -24,6 +25,9 @@ _RESTART_S = 600.0  # from a failure to the next start, where no run has measure
 # A measured save counts for checkpoints of at most so many times its bytes: a small one tells how
 # long it takes to begin, and nothing of the storage.
 _MOST_LARGER = 10
+
+
+_HOPELESS, _FAR = 0.99, 500.0  # a run that loses more does not end; e to this power is no time
 
 
 @dataclass(frozen=True)
@@ -59,19 +63,50 @@ class Failures:
     rate: float  # bytes/s that a node writes to the storage, and reads from it
     text: str  # what they rest on, for a reader
 
+    @classmethod
+    def of(
+        cls,
+        hours: tuple[float, float | None],
+        nbytes: float,
+        storage: tuple[float | None, str],
+        measured: Iterable[tuple[MeasuredRun, float]],
+    ) -> Self:
+        """Return the failures for a run with checkpoints of `nbytes`.
+
+        `hours` are those of `--mtbf` and `--restart`; `storage` is the rate of a node, None if it
+        is unknown, and its source; the runs of `--from-run` come with the bytes of their
+        checkpoints. If nothing tells how long a save takes, it is a ConfigError.
+        """
+        (mtbf, asked), (rate, source) = hours, storage
+        restart, why = _RESTART_S, "an assumption; --restart sets it"
+        for run, saved in measured:
+            restart, why = run.startup_s, f"the start of {run.path.name}, without the queue"
+            if run.checkpoint_s and nbytes <= _MOST_LARGER * saved:
+                rate, source = saved / run.nodes / run.checkpoint_s, f"saves of {run.path.name}"
+        if rate is None:
+            raise ConfigError(
+                "--mtbf: how long a save takes is unknown: give hardware.storage_mb_per_s (of a "
+                "node), measure it with doctor, or give --from-run a run that has saved as much"
+            )
+        restart, why = (restart, why) if asked is None else (3600 * asked, "--restart")
+        text = (
+            f"of a node every {duration(mtbf)}, at random (Daly 2006); a node saves and reads "
+            f"{rate / 1e6:,.0f} MB/s ({source}); the next start is after "
+            f"{duration(restart / 3600)} ({why})"
+        )
+        return cls(3600 * mtbf, restart, rate, text)
+
     def losses(
         self, nodes: int, nbytes: float, step_s: float, steps: int | None, given: int
     ) -> Losses:
-        """Return what is lost with checkpoints of so many bytes.
+        """Return what is lost with checkpoints of so many bytes; a ConfigError if all is.
 
-        `steps` are those of the run; None is without end. `given` is `checkpoint.every_steps`. If
-        failures come faster than the work is saved, it is a ConfigError.
+        `steps` are those of the run, None if they follow from a time; `given` is
+        `checkpoint.every_steps`.
         """
         mtbf, save = self.mtbf_s / nodes, nbytes / (nodes * self.rate)
-        restart = self.restart_s + save
-        best = best_interval(mtbf, save)
-        most = math.inf if steps is None else steps
-        every = int(max(1, min(round(best / step_s), most)))
+        restart, most = self.restart_s + save, math.inf if steps is None else steps
+        every = int(max(1, min(round(best_interval(mtbf, save) / step_s), most)))
         lost, as_given = (
             1 - 1 / stretch(mtbf, save, restart, n * step_s) for n in (every, min(given, most))
         )
@@ -84,48 +119,11 @@ class Failures:
         return Losses(mtbf, nbytes, save, restart, every, lost, given, as_given)
 
 
-def failures_of(
-    mtbf_hours: float,
-    restart_hours: float | None,
-    nbytes: float,
-    storage: tuple[float | None, str],
-    measured: Iterable[tuple[MeasuredRun, float]],
-) -> Failures:
-    """Return the failures of nodes, for a run with checkpoints of `nbytes`.
-
-    `storage` is the rate of a node in bytes/s, None if it is unknown, and where it comes from. The
-    runs of `--from-run` come with the bytes of their checkpoints. `restart_hours` counts before
-    what they have measured. If nothing tells how long a save takes, it is a ConfigError.
-    """
-    rate, source = storage
-    restart = (_RESTART_S, "an assumption; --restart sets it")
-    for run, saved in measured:
-        restart = run.startup_s, f"the start of {run.path.name}, without the queue"
-        if run.checkpoint_s and nbytes <= _MOST_LARGER * saved:
-            rate, source = saved / run.nodes / run.checkpoint_s, f"checkpoints of {run.path.name}"
-    if rate is None:
-        raise ConfigError(
-            "--mtbf: how long a save takes is unknown: give hardware.storage_mb_per_s (of a node), "
-            "measure it with doctor, or give --from-run a run that has saved as much"
-        )
-    if restart_hours is not None:
-        restart = 3600 * restart_hours, "--restart"
-    text = (
-        f"of a node every {duration(mtbf_hours)}, at random (Daly 2006); a node saves and reads "
-        f"{rate / 1e6:,.0f} MB/s ({source}); the next start is after "
-        f"{duration(restart[0] / 3600)} ({restart[1]})"
-    )
-    return Failures(3600 * mtbf_hours, restart[0], rate, text)
-
-
-_HOPELESS = 0.99
-
-
 def best_interval(mtbf: float, save: float) -> float:
     """Return the seconds of work between two saves that cost least (Daly 2006)."""
-    if save >= 2 * mtbf:
-        return mtbf
     part = save / (2 * mtbf)
+    if part >= 1:
+        return mtbf
     return math.sqrt(2 * save * mtbf) * (1 + math.sqrt(part) / 3 + part / 9) - save
 
 
@@ -134,6 +132,3 @@ def stretch(mtbf: float, save: float, restart: float, interval: float) -> float:
     if (interval + save + restart) / mtbf > _FAR:
         return math.inf
     return mtbf / interval * math.exp(restart / mtbf) * math.expm1((interval + save) / mtbf)
-
-
-_FAR = 500.0  # no time is as long as e to this power

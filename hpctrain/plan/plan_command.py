@@ -49,9 +49,11 @@ def main(argv: list[str]) -> int:
     config = composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
     limits = Limits.of(given.deadline, given.max_cost)
-    mtbf = None if given.mtbf is None else hours_of("--mtbf", given.mtbf)
-    restart = None if given.restart is None else hours_of("--restart", given.restart)
-    if restart is not None and mtbf is None:
+    failing = [
+        None if text is None else hours_of(option, text)
+        for option, text in (("--mtbf", given.mtbf), ("--restart", given.restart))
+    ]
+    if failing[0] is None and given.restart:
         raise ConfigError(f"--restart={given.restart} needs --mtbf: how often does a node fail?")
     runs = [_measured(run) for run in given.from_run]
 
@@ -80,8 +82,7 @@ def main(argv: list[str]) -> int:
         measure=given.measure,
         limits=limits,
         per_node=_per_node(config, names),
-        mtbf_hours=mtbf,
-        restart_hours=restart,
+        failing=None if failing[0] is None else (failing[0], failing[1]),
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure

@@ -10,7 +10,7 @@ from hpctrain.hardware import Hardware
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
 from hpctrain.plan.predicting.estimate import Estimate, readable
-from hpctrain.plan.ranking import Scaled
+from hpctrain.plan.ranking import Kind
 from hpctrain.plan.summary import big, costs, summary, trained
 from hpctrain.units import MIB
 
@@ -100,17 +100,16 @@ def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
         console.print(f"excluded: {', '.join([*layouts, alike[-1]])}: {reason}")
 
 
-def print_scaling(console: Console, rows: list[Scaled]) -> None:
+def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
     """Print what more nodes give, if there are several numbers of them."""
     if not rows:
         return
     console.print("\nscaling with the same global batch, the fastest layout of each")
-    efficiencies = {"efficiency": [f"{row.efficiency:.1%}" for row in rows]}
+    efficiencies = {"efficiency": [f"{part:.1%}" for _, part in rows]}
     names = ("nodes", "ranks", "layout", "step", "hours", "cost")
-    _print_estimates(console, [row.estimate for row in rows], names, after=efficiencies)
-    best = max(rows, key=lambda row: row.efficiency)
-    if best.efficiency > 1.005:
-        few, more = rows[0].estimate, best.estimate
+    _print_estimates(console, [one for one, _ in rows], names, after=efficiencies)
+    few, (more, most) = rows[0][0], max(rows, key=lambda row: row[1])
+    if most > 1.005:
         console.print(
             f"more than 100%: of the layouts that have room on {few.layout.ranks} GPUs the fastest "
             f"is {_how(few)}; on {more.layout.ranks} each holds less, so that {_how(more)} has "
@@ -118,7 +117,7 @@ def print_scaling(console: Console, rows: list[Scaled]) -> None:
         )
 
 
-def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]]) -> None:
+def print_hardware(console: Console, rows: list[Kind]) -> None:
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
     console.print("\nthe smallest number of GPUs that is enough, of each kind")
     layouts = {one.name: "not possible" if it is None else it.layout.kind for one, it in rows}

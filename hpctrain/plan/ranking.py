@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
-from typing import Any
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -188,22 +187,8 @@ WHY = {
 }
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """A number of nodes."""
-
-    estimate: Estimate  # the fastest layout that fits
-    efficiency: float  # speed of a GPU, as a part of that on the fewest GPUs
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the entry of `--json`."""
-        entry = self.estimate.as_json()
-        names = ("nodes", "ranks", "overrides", "step_s", "samples_per_s", "tokens_per_s_per_gpu")
-        return {**{name: entry[name] for name in names}, "efficiency": self.efficiency}
-
-
-def scaling(estimates: Iterable[Estimate]) -> list[Scaled]:
-    """Return a row for each number of whole nodes, from the smallest; at least two, or none."""
+def scaling(estimates: Iterable[Estimate]) -> list[tuple[Estimate, float]]:
+    """Return the fastest of each number of whole nodes, with its efficiency; two or none."""
     fastest: dict[int, Estimate] = {}
     widest: dict[int, int] = {}
     for estimate in estimates:
@@ -217,4 +202,4 @@ def scaling(estimates: Iterable[Estimate]) -> list[Scaled]:
         return []
     rows = [fastest[nodes] for nodes in sorted(fastest)]
     rates = [(row.samples_per_s or 0.0) / row.layout.ranks for row in rows]
-    return [Scaled(row, rate / rates[0]) for row, rate in zip(rows, rates, strict=True)]
+    return [(row, rate / rates[0]) for row, rate in zip(rows, rates, strict=True)]

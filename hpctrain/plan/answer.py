@@ -161,9 +161,9 @@ class _Answer:
         elif hardware is not None and self.layouts:
             printing.print_summaries(console, size, self.layouts, hardware, command)
         elif hardware is not None:
-            console.print(f"no layout of {big(size)} parameters on {hardware.title} is possible\n")
+            console.print(f"no layout of {big(size)} parameters on {hardware.title} is possible")
         if hardware and named and (exceeded := self.limits.exceeded(*named.bill)):
-            console.print(f"it {exceeded}\n", soft_wrap=True)
+            console.print(f"it {exceeded}", soft_wrap=True)
         if self.kinds and self.kinds[0][1] is not None:
             told, *_ = summary(size, self.kinds[0][1], self.kinds[0][0])
             console.print(f"of all known hardware the cheapest: {told}")

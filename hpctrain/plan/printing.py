@@ -55,11 +55,11 @@ def print_summaries(
 
     The layouts are sorted by their ranks, and then by speed; that of the command line comes first.
     """
-    for one, *_ in _by_ranks(layouts):
-        for line in summary(parameters, one, hardware):
+    for place, (one, *_) in enumerate(_by_ranks(layouts)):
+        for line in (*[""] * bool(place), *summary(parameters, one, hardware)):
             console.print(line)
-        # A command has no line breaks, so that it can be copied.
-        console.print(f"  {' '.join([command, *one.overrides])}\n", soft_wrap=True)
+        if one.fits is not False:  # a command has no line breaks, so that it can be copied
+            console.print(f"  {' '.join([command, *one.overrides])}", soft_wrap=True)
 
 
 def print_memory(console: Console, estimate: Estimate) -> None:
@@ -82,7 +82,7 @@ def print_layouts(console: Console, estimates: list[Estimate], hardware: Hardwar
     price = hardware.price_per_hour
     amounts = costs(hardware.price_per_hour, hardware.spot, lambda each: f"{each.amount:g}")
     told = f"; a GPU-hour: {', '.join(amounts)}, {price.date or 'no date'}" if price else ""
-    console.print(f"estimates on {hardware.title}{told}")
+    console.print(f"\nestimates on {hardware.title}{told}")
     shown = [one for alike in _by_ranks(estimates) for one in alike[:_MOST]]
     _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
     if more := len(estimates) - len(shown):

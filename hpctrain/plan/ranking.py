@@ -130,7 +130,7 @@ def smallest(
 
 
 def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
-    """Return the cheapest first; without prices of one currency, that of the fewest GPUs."""
+    """Return that whose steps are cheapest first; without that, that of the fewest GPUs."""
     found = [*kinds]
     several = len({one.price.currency for _, one in found if one and one.price}) > 1
 
@@ -138,9 +138,9 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
         one = kind[1]
         if one is None:
             return 2, 0.0
-        if one.price is None or several:
+        if one.price is None or one.time is None or several:
             return 1, one.layout.ranks
-        return 0, one.price.amount * (one.gpu_hours or one.layout.ranks)
+        return 0, one.price.amount * one.layout.ranks * one.time.step_s
 
     return sorted(found, key=cost)
 

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import re
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
@@ -90,7 +91,7 @@ def test_what_a_run_may_cost_and_take(
 ) -> None:
     """The table has the cost, on demand and spot; what is over a limit is left out, and named."""
     words = [*LM, "parallel=zero3", "launch.tasks_per_node=8", "--budget", "1e12tokens"]
-    words += ["--nodes", "1", "hardware=h100_sxm"]
+    words += ["--nodes", "1", "hardware=h100_sxm", 'tracking.experiment="it\'s"']
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*words, "--max-cost", "900 USD"]) == 0
     text = capsys.readouterr().out
@@ -115,8 +116,10 @@ def test_what_a_run_may_cost_and_take(
     assert re.search(r"excluded: zero3\+tp2 on 8 ranks: takes 9\d\d USD \(--max-cost 900\)", flat)
     assert flat.index("assumptions kind:") > flat.index("excluded:")
 
-    # A command is one line in a terminal of any width, so that it can be copied.
-    assert re.search(r"\n  python -m hpctrain -m .{80,}\n", text)
+    # A command is one line in a terminal of any width, and quoted, so that it can be copied.
+    command, *_ = re.findall(r"\n  (python -m hpctrain -m .{80,})\n", text)
+    given = [word for word in words if not word.startswith("-") and "=" in word]
+    assert shlex.split(command)[4:] == given
 
 
 def test_one_gpu_for_a_time_with_failures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,11 +49,9 @@ def main(argv: list[str]) -> int:
     config = composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
     limits = Limits.of(given.deadline, given.max_cost)
-    failing = [
-        None if text is None else hours_of(option, text)
-        for option, text in (("--mtbf", given.mtbf), ("--restart", given.restart))
-    ]
-    if failing[0] is None and given.restart:
+    restart = None if given.restart is None else hours_of("--restart", given.restart)
+    failing = None if given.mtbf is None else (hours_of("--mtbf", given.mtbf), restart)
+    if failing is None and restart is not None:
         raise ConfigError(f"--restart={given.restart} needs --mtbf: how often does a node fail?")
     runs = [_measured(run) for run in given.from_run]
 
@@ -82,7 +80,7 @@ def main(argv: list[str]) -> int:
         measure=given.measure,
         limits=limits,
         per_node=_per_node(config, names),
-        failing=None if failing[0] is None else (failing[0], failing[1]),
+        failing=failing,
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
@@ -96,7 +94,8 @@ def main(argv: list[str]) -> int:
             raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
         simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
     folder = ["--config-dir", given.config_dir] if given.config_dir else []
-    command = f"python -m hpctrain -m {shlex.join([*folder, *referenced(given.overrides)])}"
+    trained = [text for text in given.overrides if text not in _NO_DATA]
+    command = f"python -m hpctrain -m {shlex.join([*folder, *referenced(trained)])}"
     console = Console()
     body: dict[str, Any] = {}
     if given.json:
@@ -134,7 +133,7 @@ def _measured(run: str) -> MeasuredRun:
 
 def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
     """Refuse what no layout can be measured for, before any work."""
-    without = [text for text in overrides if text in ("data=null", "data.path=null")]
+    without = [text for text in overrides if text in _NO_DATA]
     if shape is not None:
         without.append(f"--sample-shape={shape}")
     if without:
@@ -193,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
 def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
     """Return the config; what a plan does not need has a value that stands for it."""
     names = {text.partition("=")[0].lstrip("+") for text in overrides}
-    without = [text for text in overrides if text not in ("data=null", "data.path=null")]
+    without = [text for text in overrides if text not in _NO_DATA]
     no_data = shape is None and (len(without) < len(overrides) or not names & _DATA)
     added = []
     if (no_data or shape is not None) and not any(name.startswith("data.path") for name in names):
@@ -226,7 +225,10 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
     return config
 
 
-_DATA = {"experiment", "data", "data.path", "data.mixture"}
+_DATA, _NO_DATA = (
+    {"experiment", "data", "data.path", "data.mixture"},
+    ("data=null", "data.path=null"),
+)
 
 
 def _numbers(text: str) -> list[int]:

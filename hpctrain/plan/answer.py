@@ -68,6 +68,7 @@ class Query:
     failing: tuple[float, float | None] | None = None  # hours of `--mtbf` and `--restart`
 
 
+_SIZES = ("parameters", "trainable", "embedding", "active")
 _SCALED = ("nodes", "ranks", "overrides", "step_s", "samples_per_s", "tokens_per_s_per_gpu")
 
 
@@ -112,10 +113,7 @@ class _Answer:
         per_token = flops.training / flops.tokens if flops and flops.tokens else None
         return {
             "model": {
-                "parameters": facts.parameters,
-                "trainable": facts.trainable,
-                "embedding": facts.embedding,
-                "active": facts.active,
+                **{name: getattr(facts, name) for name in _SIZES},
                 "flops_per_sample": flops and flops.training,
                 "flops_per_token": per_token,
             },

@@ -108,7 +108,8 @@ class Failures:
         restart, most = self.restart_s + save, math.inf if steps is None else steps
         every = int(max(1, min(round(best_interval(mtbf, save) / step_s), most)))
         lost, as_given = (
-            1 - 1 / stretch(mtbf, save, restart, n * step_s) for n in (every, min(given, most))
+            1 - 1 / stretch(mtbf, save, restart, n * step_s)
+            for n in (every, min(given or most, most))
         )
         if lost > _HOPELESS:
             raise ConfigError(

@@ -120,13 +120,13 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
 def print_hardware(console: Console, rows: list[Kind]) -> None:
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
     console.print("\nthe smallest number of GPUs that is enough, of each kind")
-    layouts = {one.name: "not possible" if it is None else it.layout.kind for one, it in rows}
     before = {
-        "hardware": [*layouts],
-        "GPUs": ["-" if one is None else str(one.layout.ranks) for _, one in rows],
-        "layout": [*layouts.values()],
+        "hardware": [hardware.name for hardware, _ in rows],
+        "GPUs": [str(one.layout.ranks) if one else "-" for _, one in rows],
+        "layout": [one.layout.kind if one else "not possible" for _, one in rows],
     }
-    prices = {"prices of": [_dated(one) for _, one in rows]}
+    priced = [one and one.price for _, one in rows]
+    prices = {"prices of": [f"{each.currency} {each.date}" if each else "" for each in priced]}
     names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, [one for _, one in rows], names, before=before, after=prices)
 
@@ -172,10 +172,6 @@ def _by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
     return [list(alike) for _, alike in groups]
 
 
-def _dated(one: Estimate | None) -> str:
-    return f"{one.price.currency} {one.price.date}" if one and one.price else ""
-
-
 def _how(estimate: Estimate) -> str:
     layout, train = estimate.layout, estimate.layout.config.train
     pieces = f"{layout.batch.accumulate} micro-batch{'es' * (layout.batch.accumulate > 1)}"
@@ -183,4 +179,4 @@ def _how(estimate: Estimate) -> str:
 
 
 def _si(number: float) -> str:
-    return f"{big(number, ' k', ' M', ' G', ' T', ' P', ' E')}FLOP"
+    return f"{big(number, (' ', ' k', ' M', ' G', ' T', ' P', ' E'))}FLOP"

@@ -155,26 +155,22 @@ def on(config: Config, hardware: Hardware) -> Config:
 
 def _reason(estimate: Estimate) -> str:
     layout, degrees = estimate.layout, estimate.layout.degrees
-    mode = layout.config.train.activation_checkpointing
-    kind = layout.kind.partition("+")[0]
-    parts = [WHY[kind]] if kind in WHY else []
-    if degrees.tp > 1:
-        parts.append(f"tensor parallel of {degrees.tp} inside a node divides wide layers")
-    if degrees.cp > 1:
-        parts.append(f"context parallel of {degrees.cp} divides each sequence")
-    if layout.config.parallel.ep > 1:
-        parts.append(f"the experts are divided over {layout.config.parallel.ep} ranks")
-    if layout.config.parallel.fsdp.offload:
-        parts.append("what the optimizer needs is in the memory of the host, which is slow")
-    if degrees.pp > 1:
-        parts.append(f"a pipeline of {degrees.pp} stages sends little between nodes")
-    if mode != "none":
-        parts.append(f"{mode} activation checkpointing makes room")
-    if degrees.pp > 1:
-        parts.append(f"{layout.batch.accumulate} micro-batches keep its stages busy")
-    elif layout.batch.accumulate > 1:
-        parts.append(f"{layout.batch.accumulate} micro-batches make room")
-    return "; ".join(parts)
+    mode, ep = layout.config.train.activation_checkpointing, layout.config.parallel.ep
+    parts = f"{layout.batch.accumulate} micro-batches"
+    reasons = {
+        WHY.get(layout.kind.partition("+")[0], ""): True,
+        f"tensor parallel of {degrees.tp} inside a node divides wide layers": degrees.tp > 1,
+        f"context parallel of {degrees.cp} divides each sequence": degrees.cp > 1,
+        f"the experts are divided over {ep} ranks": ep > 1,
+        "what the optimizer needs is in the memory of the host, which is slow": (
+            layout.config.parallel.fsdp.offload
+        ),
+        f"a pipeline of {degrees.pp} stages sends little between nodes": degrees.pp > 1,
+        f"{mode} activation checkpointing makes room": mode != "none",
+        f"{parts} keep its stages busy": degrees.pp > 1,
+        f"{parts} make room": degrees.pp == 1 and layout.batch.accumulate > 1,
+    }
+    return "; ".join(text for text, holds in reasons.items() if text and holds)
 
 
 WHY = {

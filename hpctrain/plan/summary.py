@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hpctrain.hardware import Hardware, Price
 from hpctrain.plan.budget import duration, number
@@ -50,9 +50,8 @@ def costs(price: Price | None, spot: Price | None, amount: Callable[[Price], str
     return [f"{amount(each)} {each.currency} {each.kind.replace('_', ' ')}" for each in prices]
 
 
-def big(value: float, *units: str) -> str:
-    """Return a number with three digits and a unit: thousands, millions and so on (8.03B)."""
-    letters = ["", *(units or ("k", "M", "B", "T"))]
+def big(value: float, letters: Sequence[str] = ("", "k", "M", "B", "T")) -> str:
+    """Return a number with three digits and a letter for thousands, millions and so on: 8.03B."""
     power = next((n for n in range(len(letters)) if value < 999.5 * 1000**n), len(letters) - 1)
     return f"{value / 1000**power:.3g}{letters[power]}"
 

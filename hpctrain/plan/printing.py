@@ -119,14 +119,17 @@ def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
 
 def print_hardware(console: Console, rows: list[Kind]) -> None:
     """Print on how many GPUs of each kind the run is possible, and what it takes there."""
-    console.print("\nthe smallest number of GPUs that is enough, of each kind")
+    priced = [one and one.price for _, one in rows]
+    units = {price.currency for price in priced if price}
+    unit = f", in {min(units)}" if len(units) == 1 else ""
+    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
     before = {
         "hardware": [hardware.name for hardware, _ in rows],
         "GPUs": [str(one.layout.ranks) if one else "-" for _, one in rows],
         "layout": [one.layout.kind if one else "not possible" for _, one in rows],
     }
-    priced = [one and one.price for _, one in rows]
-    prices = {"prices of": [f"{each.currency} {each.date}" if each else "" for each in priced]}
+    dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in priced]
+    prices = {"prices of": [date.strip() for date in dates]}
     names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
     _print_estimates(console, [one for _, one in rows], names, before=before, after=prices)
 

@@ -85,11 +85,16 @@ def measured_run(path: Path) -> MeasuredRun:
     ramp = sum(steps for _, steps in ramp_of(config.train).stages)
     told = _Told.read(path, ramp)
     if told.steps < ENOUGH_STEPS:
+        cure = (
+            f"train longer, or report more often than every {config.train.log_every} steps "
+            "(train.log_every)"
+            if config.tracking.enabled
+            else "it ran with tracking.enabled=false, which keeps no measurements"
+        )
         raise ConfigError(
             f"{path}: it has measured {told.steps} steps after its first report"
-            f"{' and the ramp of its batch' * bool(ramp)}, and at least "
-            f"{ENOUGH_STEPS} are needed: train longer, or report more often (train.log_every="
-            f"{config.train.log_every}, tracking.enabled={str(config.tracking.enabled).lower()})"
+            f"{' and the ramp of its batch' * bool(ramp)}, and at least {ENOUGH_STEPS} are needed: "
+            f"{cure}"
         )
     last = record.attempt
     batch, steps = (told.number(f"effective.{n}") for n in ("global_batch_size", "steps_per_epoch"))

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate_job
 from hpctrain.console import Console
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import MeasuredRun
@@ -24,7 +25,8 @@ from hpctrain.parallel.precision import DTYPES
 from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import Build
 from hpctrain.plan import printing
-from hpctrain.plan.budget import Budget, Limits, budget_of
+from hpctrain.plan.budget import Limits, budget_of
+from hpctrain.plan.failures import Failures
 from hpctrain.plan.inspecting.activations import Measured
 from hpctrain.plan.inspecting.model_facts import (
     Layer,
@@ -41,8 +43,9 @@ from hpctrain.plan.loader_rate import LoaderRate, loader_rate
 from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
-from hpctrain.plan.predicting.timing import Efficiencies, best_of, host_rate
-from hpctrain.plan.ranking import Ranking, on, rank, scaling, sizes_of, smallest
+from hpctrain.plan.predicting.timing import best_of, host_rate
+from hpctrain.plan.ranking import Kind, Ranking, by_cost, on, rank, scaling, sizes_of, smallest
+from hpctrain.plan.summary import big, needs, summary
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.task import check_arguments
 from hpctrain.units import GIB, readable
@@ -63,6 +66,12 @@ class Query:
     # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
     measure: bool = False
     limits: Limits = field(default_factory=Limits)  # the values of `--deadline` and `--max-cost`
+    per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
+    failing: tuple[float, float | None] | None = None  # hours of `--mtbf` and `--restart`
+
+
+_SIZES = ("parameters", "trainable", "embedding", "active")
+_SCALED = ("nodes", "ranks", "overrides", "step_s", "samples_per_s", "tokens_per_s_per_gpu")
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class _Answer:
     ranking: Ranking
     hardware: Hardware | None
     loader: LoaderRate
-    kinds: list[tuple[Hardware, Estimate | None]] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
     assumptions: dict[str, Any] = field(default_factory=dict)
 
@@ -106,15 +115,15 @@ class _Answer:
         per_token = flops.training / flops.tokens if flops and flops.tokens else None
         return {
             "model": {
-                "parameters": facts.parameters,
-                "trainable": facts.trainable,
-                "embedding": facts.embedding,
-                "active": facts.active,
+                **{name: getattr(facts, name) for name in _SIZES},
                 "flops_per_sample": flops and flops.training,
                 "flops_per_token": per_token,
             },
             "layouts": [estimate.as_json() for estimate in self.layouts],
-            "scaling": [row.as_json() for row in scaling(self.ranking.best)],
+            "scaling": [
+                {name: one.as_json()[name] for name in _SCALED} | {"efficiency": part}
+                for one, part in scaling(self.ranking.best)
+            ],
             "loader": self.loader.as_json(self.layouts[0] if self.layouts else None),
             "hardware": [
                 {"name": hardware.name, **(estimate.as_json() if estimate else {"fits": False})}
@@ -124,25 +133,40 @@ class _Answer:
         }
 
     def show(self, console: Console, command: str) -> None:
-        """Print the tables."""
+        """Print what a beginner asks first, then the tables, and what they rest on."""
+        self._show_first(console, command)
+        if self.layouts and self.hardware:
+            printing.print_layouts(console, self.layouts, self.hardware)
+            printing.print_scaling(console, scaling(self.ranking.best))
+        if self.kinds:
+            printing.print_hardware(console, self.kinds)
+        if self.named is not None:
+            printing.print_memory(console, self.named)
+        console.print()
         printing.print_model(console, self.facts)
         if self.layers:
             printing.print_layers(console, self.layers)
-        if self.named is not None:
-            most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
-            printing.print_memory(console, self.named, self.hardware, most)
-            if self.hardware and (exceeded := self.limits.exceeded(*self.named.bill)):
-                console.print(f"it {exceeded}", soft_wrap=True)
         if self.layouts and self.hardware:
-            printing.print_layouts(console, self.layouts, self.hardware, command)
-            printing.print_scaling(console, scaling(self.ranking.best))
-            console.print(f"\n{self.loader.text(self.layouts[0])}")
+            console.print(self.loader.text(self.layouts[0]))
         printing.print_excluded(console, self.ranking.excluded)
-        if self.kinds:
-            printing.print_hardware(console, self.kinds)
         console.print("\nassumptions")
         for name, text in self.assumptions.items():
             console.print(f"  {name}: {text}")
+
+    def _show_first(self, console: Console, command: str) -> None:
+        size, named, hardware = self.facts.parameters, self.named, self.hardware
+        if hardware is None and named is not None:
+            most = max((kind.memory_bytes or 0 for kind, _ in self.kinds), default=math.inf)
+            console.print(f"{needs(size, named, most)}; hardware=NAME shows layouts that fit")
+        elif hardware is not None and self.layouts:
+            printing.print_summaries(console, size, self.layouts, hardware, command)
+        elif hardware is not None:
+            console.print(f"no layout of {big(size)} parameters on {hardware.title} is possible")
+        if hardware and named and (exceeded := self.limits.exceeded(*named.bill)):
+            console.print(f"it {exceeded}", soft_wrap=True)
+        if self.kinds and self.kinds[0][1] is not None:
+            told, *_ = summary(size, self.kinds[0][1], self.kinds[0][0])
+            console.print(f"of all known hardware the cheapest: {told}")
 
 
 def answer(asked: Query, others: list[Hardware]) -> _Answer:
@@ -152,26 +176,42 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     if asked.runs:
         hardware = hardware_of(Layout(config, named_nodes, ()), hardware, asked.runs)
     shape = None if asked.shape is None else parse_shape(asked.shape)
+    # Errors of the config come before any work.
+    validate_job(config, _CHECKED)
     if asked.named:
-        of_command_line(config, named_nodes)  # errors of the config come before any work
+        of_command_line(config, named_nodes)
+    if hardware is not None:
+        _check_node(config, hardware, asked.per_node)
     task = instantiate("task", config.task)
     sample = of_shape(task, shape) if shape else of_data(config.data)
-    estimator, facts, model = _estimator(config, task, sample)
+    estimator, model = _estimator(config, task, sample)
+    facts = estimator.facts
     samples = None if shape else samples_of_epoch(config.data)
     budget = budget_of(asked.budget, config.train, facts.tokens, samples)
-    assert estimator.activations["none"]  # a sample that does not fit is an error before all else
-    estimator.steps, estimator.limits = budget.steps, asked.limits
+    estimator.budget, estimator.limits = budget, asked.limits
     price = hardware.price_per_hour if hardware else None
     asked.limits.check(budget, None if hardware is None else price.currency if price else "")
-    if asked.runs and hardware is not None:
-        estimator.calibration = _calibration(asked.runs, hardware)
+    loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
+    measured = []
+    for run in asked.runs:
+        its = instantiate("task", run.config.task), of_data(run.config.data)
+        measured.append((_estimator(run.config, *its)[0], run))
+    if hardware is not None and measured:
+        estimator.calibration = _calibration(measured, hardware)
+    if asked.failing is not None:
+        saved = [each.checkpoint_bytes(run.config) for each, run in measured]
+        estimator.failures = Failures.of(
+            *(asked.failing, estimator.checkpoint_bytes(config), (loader.storage, loader.source)),
+            zip(asked.runs, saved, strict=True),
+        )
+    assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named = None
     if asked.named or asked.hardware is None:
         named = estimator.of(of_command_line(config, named_nodes), hardware)
         hint = _half_the_base(config, named, estimator, hardware)
         named = replace(named, reason=f"the layout of the command line{hint}")
     ranking = Ranking([], {})
-    per_node = config.launch.tasks_per_node if config.launch.tasks_per_node > 1 else 0
+    per_node = asked.per_node
     looks_around = asked.hardware is not None and not asked.named
     if asked.measure:
         nodes = asked.nodes or [named_nodes]
@@ -183,17 +223,28 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
         if not ranking.best and asked.nodes is None:
             found = smallest(config, estimator, hardware, per_node)
             ranking = Ranking([found] if found else [], ranking.excluded)
-    kinds = [(other, smallest(on(config, other), estimator, other)) for other in others]
+    kinds = by_cost((other, smallest(on(config, other), estimator, other)) for other in others)
     layers = layers_of(model, task, sample) if asked.layers else []
-    efficiencies = estimator.efficiencies
-    assumed = _assumptions(facts, estimator.activations, hardware, budget, efficiencies)
-    if estimator.calibration is not None:
-        assumed |= estimator.calibration.assumptions
-    loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
-    return _Answer(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed)
+    assumed = _assumptions(estimator, hardware)
+    return _Answer(*(facts, layers, named, ranking, hardware, loader, kinds, asked.limits, assumed))
 
 
-def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, ModelFacts, nn.Module]:
+# The sections and keys whose values decide a plan.
+_CHECKED = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
+
+
+def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
+    """Raise a ConfigError if a node is to have more ranks than GPUs."""
+    gpus = hardware.gpus_per_node
+    if gpus and per_node > gpus and config.parallel.device != "cpu":
+        raise ConfigError(
+            f"launch.tasks_per_node={per_node}: a node of hardware={hardware.name} has {gpus} "
+            f"GPUs, and each rank needs one: use launch.tasks_per_node={gpus} and more "
+            f"launch.nodes, or hardware.gpus_per_node={per_node} if yours have as many"
+        )
+
+
+def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, nn.Module]:
     model = build_on_meta(_build(config))
     check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
     facts = explained(partial(facts_of, model, task, sample), "plan: the model")
@@ -202,28 +253,25 @@ def _estimator(config: Config, task: Any, sample: Batch) -> tuple[Estimator, Mod
     activations = Measured(_build(config), task, sample, dtype, config.train)
     memory = MemoryModel(model, facts, activations)
     blocks = _count_blocks(model, config)
-    return Estimator(facts, memory, activations, blocks), facts, model
+    return Estimator(facts, memory, activations, blocks), model
 
 
 def _build(config: Config) -> Build:
     return build_of(config.model, config.train.lora, config.optimizer, config.parallel.blocks)
 
 
-def _calibration(runs: Sequence[MeasuredRun], hardware: Hardware) -> Calibration:
+def _calibration(
+    measured: Sequence[tuple[Estimator, MeasuredRun]], hardware: Hardware
+) -> Calibration:
     """Return what measured runs say, beside what is predicted for them."""
-    times, memory = [], []
-    for run in runs:
-        task, layout = instantiate("task", run.config.task), layout_of(run)
-        estimator, *_ = _estimator(run.config, task, of_data(run.config.data))
-        estimate = estimator.of(layout, hardware)
-        if estimate.time is None:
-            raise ConfigError(
-                f"--from-run {run.path}: its FLOPs, or a figure of hardware={hardware.name}, are "
-                "unknown, so there is nothing to compare its time with"
-            )
-        times.append(estimate.time)
-        memory.append(estimate.memory)
-    return calibrated(runs, times, memory)
+    estimates = [estimator.of(layout_of(run), hardware) for estimator, run in measured]
+    runs, times = [run for _, run in measured], [one.time for one in estimates if one.time]
+    if len(times) < len(runs):
+        raise ConfigError(
+            f"--from-run: the FLOPs of the runs, or a figure of hardware={hardware.name}, are "
+            "unknown, so there is nothing to compare their times with"
+        )
+    return calibrated(runs, times, [one.memory for one in estimates])
 
 
 def _half_the_base(
@@ -246,19 +294,14 @@ def _count_blocks(model: nn.Module, config: Config) -> int:
     return 0
 
 
-def _assumptions(
-    facts: ModelFacts,
-    activations: Measured,
-    hardware: Hardware | None,
-    budget: Budget,
-    efficiencies: Efficiencies,
-) -> dict[str, Any]:
+def _assumptions(estimator: Estimator, hardware: Hardware | None) -> dict[str, Any]:
+    flops, efficiencies = estimator.facts.flops, estimator.efficiencies
     found: dict[str, Any] = {
         "kind": "all figures but the parameters are estimates",
-        "budget": budget.text,
-        "flops": facts.flops.convention if facts.flops else "unknown",
+        "budget": estimator.budget.text,
+        "flops": flops.convention if flops else "unknown",
         "activations": "measured with tensors without memory"
-        if activations["none"].exact
+        if estimator.activations["none"].exact
         else "unknown: the model can be called only with values, so they are left out",
     }
     if hardware is not None:
@@ -277,4 +320,8 @@ def _assumptions(
             "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing",
         }
         found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
+    if estimator.calibration is not None:
+        found |= estimator.calibration.assumptions
+    if estimator.failures is not None:
+        found["failures"] = estimator.failures.text
     return found

@@ -1,13 +1,14 @@
 """How long a run is, and what it may take.
 
---budget 300e9tokens, or what the config says ── Budget
---deadline 24h, --max-cost 500USD ────────────── Limits ── which layouts are good enough
+--budget 300e9tokens or 2weeks, or what the config says ── Budget
+--deadline 24h, --max-cost 500USD ── Limits ── which layouts are good enough
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpctrain.config.rules.batch_sizes import Ramp, ramp_of
@@ -15,16 +16,32 @@ from hpctrain.config.schema import TrainConfig
 from hpctrain.errors import ConfigError
 
 _UNITS = ("tokens", "samples", "steps", "epochs")
-_HOURS = {"min": 1 / 60, "h": 1.0, "d": 24.0}
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*"
+_HOURS = {"m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}  # by the first letter of the unit
+_TIME = re.compile(rf"{_NUMBER}(min(?:utes?)?|h(?:ours?)?|d(?:ays?)?|w(?:eeks?)?)\s*")
+_GPU_HOURS = re.compile(rf"{_NUMBER}gpu[ -]?h(?:ours?)?\s*")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The steps of a run."""
+    """How long a run trains: a number of steps, or as many as a time allows."""
 
     steps: int | None  # a smaller step of a ramp counts as its part of a whole one; None if unknown
     text: str  # what they come from, for a reader
+    hours: float | None = None  # on the clock, in place of the steps
+    gpu_hours: float | None = None  # of all GPUs together, in place of the steps
+
+    @property
+    def is_time(self) -> bool:
+        """Whether a time is given, so that the number of steps follows from the layout."""
+        return self.hours is not None or self.gpu_hours is not None
+
+    def steps_of(self, step_s: float | None, ranks: int) -> int | None:
+        """Return the steps of a layout whose steps take so long; None if that is unknown."""
+        if not self.is_time or step_s is None:
+            return self.steps
+        hours = self.hours if self.gpu_hours is None else self.gpu_hours / ranks
+        return max(1, int((hours or 0.0) * 3600 / step_s))
 
 
 @dataclass(frozen=True)
@@ -38,14 +55,12 @@ class Limits:
     @classmethod
     def of(cls, deadline: str | None, max_cost: str | None) -> Limits:
         """Return the limits of a command line, each a positive number with its unit."""
-        hours = re.fullmatch(rf"{_NUMBER}({'|'.join(_HOURS)})\s*", deadline or "1h")
+        hours = None if deadline is None else hours_of("--deadline", deadline)
         cost = re.fullmatch(rf"{_NUMBER}([A-Z]{{3}})?\s*", max_cost or "1")
-        if not hours or not float(hours[1]):
-            raise ConfigError(f"--deadline={deadline}: it must be a time such as 90min, 24h or 3d")
         if not cost or not float(cost[1]):
             raise ConfigError(f"--max-cost={max_cost}: it must be an amount such as 500 or 500USD")
         return cls(
-            None if deadline is None else float(hours[1]) * _HOURS[hours[2]],
+            hours,
             None if max_cost is None else float(cost[1]),
             cost[2] or "",
         )
@@ -54,7 +69,7 @@ class Limits:
         """Raise a ConfigError if the run's length or price is unknown, or has another currency."""
         if self == Limits():
             return
-        if budget.steps is None:
+        if budget.steps is None and not budget.is_time:
             raise ConfigError("--deadline and --max-cost need the length of the run: add --budget")
         if self.cost is not None and price is not None and price != (self.currency or price or "-"):
             why = f"the price is in {price}" if price else "the hardware has no price"
@@ -62,37 +77,48 @@ class Limits:
 
     def excess(self, hours: float | None, cost: float | None, currency: str) -> float:
         """Return how many times a run takes what it may; inf if that is unknown."""
-        return max(self._parts(hours, cost, currency).values(), default=0.0)
+        return max((share for share, _ in self._parts(hours, cost, currency)), default=0.0)
 
     def exceeded(self, hours: float | None, cost: float | None, currency: str) -> str:
         """Return what a run takes of what it may, for a reader; "" if it is not more."""
-        texts = {
-            "hours": f"{_beside(hours, self.hours)} hours (--deadline {self.hours:,.4g})"
-            if self.hours
-            else "",
-            "cost": f"{_beside(cost, self.cost)} {currency} (--max-cost {self.cost:,.10g})"
-            if self.cost
-            else "",
-        }
-        parts = self._parts(hours, cost, currency)
-        found = [texts[name] for name, share in parts.items() if share > 1]
+        found = [text for share, text in self._parts(hours, cost, currency) if share > 1]
         return f"takes {' and '.join(found)}" if found else ""
 
-    def _parts(self, hours: float | None, cost: float | None, currency: str) -> dict[str, float]:
-        parts = {}
-        if self.hours is not None:
-            parts["hours"] = math.inf if hours is None else hours / self.hours
-        if self.cost is not None:
+    def _parts(
+        self, hours: float | None, cost: float | None, currency: str
+    ) -> Iterator[tuple[float, str]]:
+        if (most := self.hours) is not None:
+            share = math.inf if hours is None else hours / most
+            yield share, f"{_beside(hours, most)} hours (--deadline {most:,.4g})"
+        if (most := self.cost) is not None:
             other = cost is None or self.currency not in ("", currency)
-            parts["cost"] = math.inf if cost is None or other else cost / self.cost
-        return parts
+            share = math.inf if cost is None or other else cost / most
+            yield share, f"{_beside(cost, most)} {currency} (--max-cost {most:,.10g})"
+
+
+def hours_of(option: str, text: str) -> float:
+    """Return the hours of a time such as 90min or 2weeks; a ConfigError names the option."""
+    found = _TIME.fullmatch(text.lower())
+    if not found or not 0 < float(found[1]) < math.inf:
+        raise ConfigError(f"{option}={text}: it must be a time such as 90min, 24h, 3d or 2weeks")
+    return float(found[1]) * _HOURS[found[2][0]]
 
 
 def number(value: float | None) -> str:
-    """Return a figure of a plan for a reader, with two digits that count, or more."""
+    """Return a figure of a plan for a reader, with two or three digits that count."""
     if value is None:
         return "unknown"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
+    if value >= 100:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2g}"
+
+
+def duration(hours: float) -> str:
+    """Return a time for a reader, in the unit in which it has few digits."""
+    for limit, unit, name in ((1 / 60, 1 / 3600, "s"), (2, 1 / 60, "min"), (48, 1, "hours")):
+        if hours < limit:
+            return f"{number(hours / unit)} {name}"
+    return f"{number(hours / 24)} days"
 
 
 def _beside(value: float | None, limit: float) -> str:
@@ -106,7 +132,12 @@ def budget_of(text: str | None, train: TrainConfig, tokens: int, samples: int | 
     """Return the budget of a run; a ConfigError if it has no unit that this run has."""
     ramp = ramp_of(train)
     if text is not None:
-        return Budget(_steps(text, ramp, tokens, samples), text)
+        told = re.sub(rf"^{_NUMBER}", r"\1 ", text.lower()).strip()
+        if found := _GPU_HOURS.fullmatch(text.lower()):
+            return Budget(None, f"{found[1]} GPU-hours", gpu_hours=float(found[1]))
+        if _TIME.fullmatch(text.lower()):
+            return Budget(None, told, hours=hours_of("--budget", text))
+        return Budget(_steps(text, ramp, tokens, samples), told)
     lengths = []
     if train.max_steps is not None:
         whole = -(-ramp.samples(train.max_steps) // ramp.final)
@@ -118,16 +149,12 @@ def budget_of(text: str | None, train: TrainConfig, tokens: int, samples: int | 
 
 
 def _steps(text: str, ramp: Ramp, tokens: int, samples: int | None) -> int:
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[+]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-    try:
-        number = float(found[1]) if found else math.nan
-    except ValueError:
-        number = math.nan
-    unit = found[2] if found else ""
-    if not found or unit not in _UNITS or not 0 < number < math.inf:
+    found = re.fullmatch(rf"{_NUMBER}([a-z]*)\s*", text.lower())
+    number, unit = (float(found[1]), found[2]) if found else (math.nan, "")
+    if unit not in _UNITS or not 0 < number < math.inf:
         raise ConfigError(
-            f"--budget={text}: it must be a number with a unit, {', '.join(_UNITS)}, such as "
-            "300e9tokens or 20epochs"
+            f"--budget={text}: it must be a number with a unit, {', '.join(_UNITS)}, gpuhours, "
+            "hours, days or weeks, such as 300e9tokens, 20epochs, 3000gpuhours or 2weeks"
         )
     if unit == "tokens" and not tokens:
         raise ConfigError(f"--budget={text}: the samples of this run have no tokens; use samples")
@@ -137,6 +164,6 @@ def _steps(text: str, ramp: Ramp, tokens: int, samples: int | None) -> int:
         "steps": ramp.samples(math.ceil(number)),
         "tokens": number / max(1, tokens),
         "samples": number,
+        "epochs": number * (samples or 0),
     }
-    total["epochs"] = number * (samples or 0)
     return max(1, math.ceil(total[unit] / ramp.final))

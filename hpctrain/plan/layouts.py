@@ -1,6 +1,6 @@
 """A layout: how a config is spread over ranks, and the overrides that say so.
 
-Layouts keep the global batch. The smallest number of micro-batches that fits is the fastest.
+Layouts keep the global batch.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ class Layout:
         others += [f"ep{parallel.ep}"] if parallel.ep > 1 else []
         others += ["offload"] if parallel.fsdp.offload else []
         return "+".join(part for part in (name, *others) if part) or "single"
+
+    @property
+    def name(self) -> str:
+        """The kind; two of one kind are on the same ranks only if one of them was given."""
+        return self.kind + ", as given" * self.named
 
 
 @dataclass(frozen=True)
@@ -184,14 +189,11 @@ def _left_out(nodes: int, divisible: Divisible) -> dict[str, str]:
 def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:
     """Return the numbers of micro-batches that divide a share of the global batch."""
     dp = ranks // (degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1))
-    batch, pp = config.train.global_batch_size, degrees.get("pp", 1)
-    if dp == 0 or batch % dp:
+    share = config.train.global_batch_size // dp if dp else 0
+    if dp == 0 or config.train.global_batch_size % dp:
         return [1]
-    share = batch // dp
-    found = [n for n in range(pp, min(share, _MOST_PARTS) + 1) if share % n == 0]
-    if pp > 1:  # many micro-batches make the bubble small
-        return found[-2:] or [1]
-    return found if len(found) <= 4 else [*found[:3], found[-1]]
+    least = degrees.get("pp", 1)  # each stage of a pipeline has one
+    return [n for n in range(least, min(share, _MOST_PARTS) + 1) if share % n == 0] or [1]
 
 
 def _layout(

@@ -28,23 +28,17 @@ class LoaderRate:
     storage: float | None  # bytes per second of a node; None if unknown
     source: str  # of `storage`, for a reader
 
-    def needed(self, estimate: Estimate) -> float | None:
-        """Return the bytes per second that each node has to read; None if unknown."""
-        rate = estimate.samples_per_s
-        if rate is None or self.sample_bytes is None:
-            return None
-        return rate * self.sample_bytes / estimate.layout.nodes
-
     def as_json(self, estimate: Estimate | None) -> dict[str, Any]:
         """Return the object of `--json`: 1e6 bytes per second of a node, for one layout."""
-        needed = self.needed(estimate) if estimate else None
-        known = needed is not None and self.storage is not None
+        needed, storage = None, None if self.storage is None else self.storage / 1e6
+        if estimate and estimate.samples_per_s is not None and self.sample_bytes is not None:
+            needed = estimate.samples_per_s * self.sample_bytes / estimate.layout.nodes / 1e6
         return {
             "bytes_per_sample": self.sample_bytes,
-            "needed_mb_per_s": None if needed is None else needed / 1e6,
-            "storage_mb_per_s": None if self.storage is None else self.storage / 1e6,
+            "needed_mb_per_s": needed,
+            "storage_mb_per_s": storage,
             "source": self.source,
-            "enough": (needed or 0.0) <= (self.storage or 0.0) if known else None,
+            "enough": None if needed is None or storage is None else needed <= storage,
         }
 
     def text(self, estimate: Estimate) -> str:

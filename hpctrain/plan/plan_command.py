@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from hpctrain.estimates import node_weights, time_limit
 from hpctrain.estimates.cautions import cautions
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.hardware import known, load, of_section
-from hpctrain.plan.budget import Limits
+from hpctrain.plan.budget import Limits, hours_of
 from hpctrain.secrets import referenced
 from hpctrain.slurm import sbatch
 
@@ -47,6 +49,10 @@ def main(argv: list[str]) -> int:
     config = composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
     limits = Limits.of(given.deadline, given.max_cost)
+    restart = None if given.restart is None else hours_of("--restart", given.restart)
+    failing = None if given.mtbf is None else (hours_of("--mtbf", given.mtbf), restart)
+    if failing is None and restart is not None:
+        raise ConfigError(f"--restart={given.restart} needs --mtbf: how often does a node fail?")
     runs = [_measured(run) for run in given.from_run]
 
     gc.disable()  # importing torch makes many objects and drops few
@@ -58,18 +64,23 @@ def main(argv: list[str]) -> int:
     # What was imported stays, so no collection needs to look at it, which would take seconds.
     gc.freeze()
     gc.enable()
+    # torch writes an operation that does not fit to stderr, too; the ConfigError tells it well.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
 
+    names = {text.partition("=")[0].lstrip("+") for text in given.overrides}
     asked = Query(
         config,
         hardware,
         nodes,
         given.sample_shape,
         given.budget,
-        named=any(_names_layout(text) for text in given.overrides),
+        named=any(_names_layout(name) for name in names),
         layers=given.layers,
         runs=runs,
         measure=given.measure,
         limits=limits,
+        per_node=_per_node(config, names),
+        failing=failing,
     )
     # What was measured on a machine says nothing of others.
     alone = nodes is not None or bool(runs) or given.measure
@@ -83,7 +94,9 @@ def main(argv: list[str]) -> int:
         if not found.layouts:
             raise ConfigError("--simulate: no layout fits; name one, such as parallel=zero3")
         simulated = simulate(found.layouts[0].layout, given.sample_shape, given.simulate)
-    command = " ".join(["python -m hpctrain -m", *_words(referenced(given.overrides))])
+    folder = ["--config-dir", given.config_dir] if given.config_dir else []
+    trained = [text for text in given.overrides if text not in _NO_DATA]
+    command = f"python -m hpctrain -m {shlex.join([*folder, *referenced(trained)])}"
     console = Console()
     body: dict[str, Any] = {}
     if given.json:
@@ -121,7 +134,7 @@ def _measured(run: str) -> MeasuredRun:
 
 def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
     """Refuse what no layout can be measured for, before any work."""
-    without = [text for text in overrides if text in ("data=null", "data.path=null")]
+    without = [text for text in overrides if text in _NO_DATA]
     if shape is not None:
         without.append(f"--sample-shape={shape}")
     if without:
@@ -149,9 +162,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,..."
     )
-    parser.add_argument("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
-    parser.add_argument("--deadline", help="leave out what takes longer: 90min, 24h or 3d")
+    parser.add_argument("--budget", help="300e9tokens, 20epochs, 3000gpuhours or 2weeks")
+    parser.add_argument("--deadline", help="leave out what takes longer: 90min, 24h or 2weeks")
     parser.add_argument("--max-cost", help="leave out what costs more: 500 or 500USD")
+    parser.add_argument("--mtbf", help="the mean time between failures of a node: 150d")
+    parser.add_argument("--restart", help="the time from a failure to the next start: 10min")
     parser.add_argument("--layers", action="store_true", help="show the table of layers")
     parser.add_argument(
         "--from-run",
@@ -180,14 +195,10 @@ def _parser() -> argparse.ArgumentParser:
 def composed_for(overrides: list[str], config_dir: str | None, shape: str | None) -> Config:
     """Return the config; what a plan does not need has a value that stands for it."""
     names = {text.partition("=")[0].lstrip("+") for text in overrides}
-    without = [text for text in overrides if text not in ("data=null", "data.path=null")]
-    if shape is None and (len(without) < len(overrides) or not names & _DATA):
-        raise ConfigError(
-            "data: without a data set --sample-shape stands for it: 8193 (tokens of a window) or "
-            "3x224x224"
-        )
+    without = [text for text in overrides if text not in _NO_DATA]
+    no_data = shape is None and (len(without) < len(overrides) or not names & _DATA)
     added = []
-    if shape is not None and not any(name.startswith("data.path") for name in names):
+    if (no_data or shape is not None) and not any(name.startswith("data.path") for name in names):
         added.append("data.path=none")
     if "experiment" not in names:
         windows = shape is not None and not set(shape) & set("x=")
@@ -200,6 +211,16 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
     config = compose(argv)
     if config is None:
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
+    if not config.model:
+        raise ConfigError(
+            "model is missing: give model=NAME, or choose an experiment=NAME that has one (python "
+            "-m hpctrain --help lists them)"
+        )
+    if no_data:
+        raise ConfigError(
+            "data: without a data set --sample-shape stands for it: 8193 (tokens of a window) or "
+            "3x224x224"
+        )
     if config.train.max_steps is None and config.train.max_epochs is None:
         config.train.max_epochs = 1
     if config.train.lora.patterns and config.checkpoint.init_from is None:
@@ -209,7 +230,10 @@ def composed_for(overrides: list[str], config_dir: str | None, shape: str | None
     return config
 
 
-_DATA = {"experiment", "data", "data.path", "data.mixture"}
+_DATA, _NO_DATA = (
+    {"experiment", "data", "data.path", "data.mixture"},
+    ("data=null", "data.path=null"),
+)
 
 
 def _numbers(text: str) -> list[int]:
@@ -219,13 +243,16 @@ def _numbers(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _names_layout(override: str) -> bool:
-    name = override.partition("=")[0].lstrip("+")
+def _names_layout(name: str) -> bool:
     return name.startswith("parallel") or name in (
         *("launch", "launch.nodes", "launch.tasks_per_node"),
         *("train.accumulate", "train.micro_batch_size", "train.activation_checkpointing"),
     )
 
 
-def _words(overrides: list[str]) -> list[str]:
-    return [f"'{text}'" if set(text) & set(" {}[]()$&;*") else text for text in overrides]
+def _per_node(config: Config, names: set[str]) -> int:
+    """Return the ranks of a node that the command line or the config asks for; 0 if it does not."""
+    launch = config.launch
+    if launch.tasks_per_node > 1 or names & {"launch", "launch.tasks_per_node"}:
+        return launch.tasks_per_node
+    return launch.gpus_per_node or 0

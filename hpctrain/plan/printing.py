@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from hpctrain.config.advice import HOST_GB_PER_GPU
 from hpctrain.console import Console, Table
-from hpctrain.estimates.memory_fit import MARGIN
-from hpctrain.hardware import Hardware, Price
+from hpctrain.hardware import Hardware
 from hpctrain.plan.budget import number
 from hpctrain.plan.inspecting.model_facts import Layer, ModelFacts
 from hpctrain.plan.predicting.estimate import Estimate
-from hpctrain.plan.ranking import Scaled
+from hpctrain.plan.ranking import Kind
+from hpctrain.plan.summary import big, costs, summary, trained
 from hpctrain.units import MIB, readable
+
+_MOST = 10  # rows of the table of layouts for each number of ranks
 
 
 def print_model(console: Console, facts: ModelFacts) -> None:
@@ -47,18 +49,23 @@ def print_layers(console: Console, layers: list[Layer]) -> None:
     console.print(table)
 
 
-def print_memory(
-    console: Console, estimate: Estimate, hardware: Hardware | None, most: float
+def print_summaries(
+    console: Console, parameters: int, layouts: list[Estimate], hardware: Hardware, command: str
 ) -> None:
-    """Print the memory of a layout by part; `most` is that of the largest GPU that is known."""
-    layout = estimate.layout
-    batch = layout.batch
-    if hardware is None and layout.ranks == 1 and estimate.memory.total > most:
-        console.print(
-            f"\none GPU alone would need {readable(estimate.memory.total)}, more than any has; "
-            "hardware=NAME shows layouts that fit"
-        )
-        return
+    """Print the first layout of each number of ranks in a sentence, and the command that takes it.
+
+    The layouts are sorted by their ranks, and then by speed; that of the command line comes first.
+    """
+    for place, (one, *_) in enumerate(_by_ranks(layouts)):
+        for line in (*[""] * bool(place), *summary(parameters, one, hardware)):
+            console.print(line)
+        if one.fits is not False:  # a command has no line breaks, so that it can be copied
+            console.print(f"  {' '.join([command, *one.overrides])}", soft_wrap=True)
+
+
+def print_memory(console: Console, estimate: Estimate) -> None:
+    """Print the memory of a layout by part."""
+    layout, batch = estimate.layout, estimate.layout.batch
     console.print(
         f"\n{layout.kind} on {layout.ranks} rank{'s' * (layout.ranks > 1)}: global batch "
         f"{batch.global_size} = dp {batch.shares} x accumulate {batch.accumulate} x {batch.micro}"
@@ -79,82 +86,18 @@ def print_memory(
             f"each node keeps {readable(number * host)} of {number} ranks in its host "
             f"memory, and needs {HOST_GB_PER_GPU} GB for each rank beside it (launch.mem_gb)"
         )
-    if hardware is None:
-        return
-    if estimate.fits is None:
-        console.print(f"whether it fits into {hardware.title} is unknown")
-        return
-    text = f"fits into {hardware.title}: {MARGIN:.0%} or more of its memory stays free"
-    if estimate.room:
-        verdict = "is tight" if estimate.fits else "does not fit"
-        text = f"{verdict} on {hardware.title}: it {estimate.room}"
-    console.print(f"it {text}")
 
 
-def print_layouts(
-    console: Console, estimates: list[Estimate], hardware: Hardware, command: str
-) -> None:
-    """Print the layouts, best first, and after `command` the overrides of each."""
-    prices = [
-        f"{price.amount:g} {price.currency} {price.kind.replace('_', ' ')}"
-        for price in (hardware.price_per_hour, hardware.spot)
-        if price is not None
-    ]
-    date = f", {hardware.price_per_hour.date or 'no date'}" if hardware.price_per_hour else ""
-    told = f"; a GPU-hour: {', '.join(dict.fromkeys(prices))}{date}" if prices else ""
+def print_layouts(console: Console, estimates: list[Estimate], hardware: Hardware) -> None:
+    """Print the best layouts of each number of ranks."""
+    price = hardware.price_per_hour
+    amounts = costs(hardware.price_per_hour, hardware.spot, lambda each: f"{each.amount:g}")
+    told = f"; a GPU-hour: {', '.join(amounts)}, {price.date or 'no date'}" if price else ""
     console.print(f"\nestimates on {hardware.title}{told}")
-    columns: dict[str, Callable[[Estimate], str]] = {
-        "layout": _name,
-        "ranks": lambda one: str(one.layout.ranks),
-        "memory": _memory,
-        "step": lambda one: _or_unknown(one.time and one.time.step_s, "{:.3f} s"),
-        "tok/s/GPU": lambda one: _or_unknown(one.tokens_per_s_per_gpu, "{:,.0f}"),
-        "MFU": lambda one: _or_unknown(one.time and one.time.mfu, "{:.1%}"),
-        "hours": lambda one: number(one.hours),
-        "cost": lambda one: number(one.cost(one.price)),
-        "spot": lambda one: number(one.cost(one.spot)),
-    }
-    texts = {name: [cell(one) for one in estimates] for name, cell in columns.items()}
-    shown = {name: column for name, column in texts.items() if {*column} != {"unknown"}}
-    _print_table(console, shown, keys=2)
-    ranks: set[int] = set()
-    for estimate in estimates:
-        if estimate.layout.ranks in ranks:  # the first of each number of ranks is the fastest
-            continue
-        ranks.add(estimate.layout.ranks)
-        name = f"{_name(estimate)}, {estimate.layout.ranks}: {estimate.reason}"
-        console.print(f"\n{name}{_bill(estimate)}")
-        # A command has no line breaks, so that it can be copied.
-        console.print(f"  {' '.join([command, *estimate.layout.overrides])}", soft_wrap=True)
-
-
-def _name(estimate: Estimate) -> str:
-    """Return the kind of a layout; two of one kind are on the same ranks only if one was given."""
-    return estimate.layout.kind + ", as given" * estimate.layout.named
-
-
-def _print_table(console: Console, columns: Mapping[str, list[str]], keys: int = 1) -> None:
-    table = Table(*columns, right=range(1, len(columns)), keys=keys)
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    console.print(table)
-
-
-def _bill(estimate: Estimate) -> str:
-    """Return what the budget takes on this layout; "" without a budget."""
-    entry = estimate.as_json()
-    if estimate.hours is None:
-        return ""
-    parts = [f"{number(estimate.hours)} hours", f"{number(entry['gpu_hours'])} GPU-hours"]
-    parts += [f"{number(entry['kwh'])} kWh"] if entry["kwh"] is not None else []
-    parts += [_money(estimate, estimate.price)] if estimate.price else []
-    parts += [f"spot {_money(estimate, estimate.spot)}"] if estimate.spot else []
-    return f". It takes {', '.join(parts)}"
-
-
-def _money(estimate: Estimate, price: Price | None, *, unit: bool = True) -> str:
-    currency = f" {price.currency}" if price and unit else ""
-    return f"{number(estimate.cost(price))}{currency}"
+    shown = [one for alike in _by_ranks(estimates) for one in alike[:_MOST]]
+    _print_estimates(console, shown, [name for name in _CELLS if name != "nodes"], keys=2)
+    if more := len(estimates) - len(shown):
+        console.print(f"{more} slower layout{'s' * (more > 1)}: --json lists them")
 
 
 def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
@@ -168,28 +111,82 @@ def print_excluded(console: Console, excluded: Mapping[str, str]) -> None:
         console.print(f"excluded: {', '.join([*layouts, alike[-1]])}: {reason}")
 
 
-def print_scaling(console: Console, rows: list[Scaled]) -> None:
+def print_scaling(console: Console, rows: list[tuple[Estimate, float]]) -> None:
     """Print what more nodes give, if there are several numbers of them."""
     if not rows:
         return
     console.print("\nscaling with the same global batch, the fastest layout of each")
-    entries = [row.as_json() for row in rows]
-    columns = {
-        "nodes": [str(entry["nodes"]) for entry in entries],
-        "ranks": [str(entry["ranks"]) for entry in entries],
-        "layout": [row.estimate.layout.kind for row in rows],
-        "step": [_or_unknown(entry["step_s"], "{:.3f} s") for entry in entries],
-        "hours": [number(row.estimate.hours) for row in rows],
-        "cost": [number(row.estimate.cost(row.estimate.price)) for row in rows],
-        "efficiency": [f"{row.efficiency:.1%}" for row in rows],
-    }
-    _print_table(console, {n: cells for n, cells in columns.items() if {*cells} != {"unknown"}})
-    best = max(rows, key=lambda row: row.efficiency)
-    if best.efficiency > 1.005:
+    efficiencies = {"efficiency": [f"{part:.1%}" for _, part in rows]}
+    names = ("nodes", "ranks", "layout", "step", "hours", "cost")
+    _print_estimates(console, [one for one, _ in rows], names, after=efficiencies)
+    few, (more, most) = rows[0][0], max(rows, key=lambda row: row[1])
+    if most > 1.005:
         console.print(
-            f"more than 100%: {_how(best.estimate)} has room on {best.estimate.layout.ranks} GPUs, "
-            f"and {_how(rows[0].estimate)} is the fastest that has room in the first row"
+            f"more than 100%: of the layouts that have room on {few.layout.ranks} GPUs the fastest "
+            f"is {_how(few)}; on {more.layout.ranks} each holds less, so that {_how(more)} has "
+            "room, which is faster on each GPU"
         )
+
+
+def print_hardware(console: Console, rows: list[Kind]) -> None:
+    """Print on how many GPUs of each kind the run is possible, and what it takes there."""
+    priced = [one and one.price for _, one in rows]
+    units = {price.currency for price in priced if price}
+    unit = f", in {min(units)}" if len(units) == 1 else ""
+    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}")
+    before = {
+        "hardware": [hardware.name for hardware, _ in rows],
+        "GPUs": [str(one.layout.ranks) if one else "-" for _, one in rows],
+        "layout": [one.layout.kind if one else "not possible" for _, one in rows],
+    }
+    dates = [f"{'' if unit else price.currency} {price.date}" if price else "" for price in priced]
+    prices = {"prices of": [date.strip() for date in dates]}
+    names = ("trained", "hours", "GPU-hours", "kWh", "cost", "spot")
+    _print_estimates(console, [one for _, one in rows], names, before=before, after=prices)
+
+
+def _print_estimates(
+    console: Console,
+    rows: Sequence[Estimate | None],
+    names: Sequence[str],
+    before: Mapping[str, list[str]] = {},
+    after: Mapping[str, list[str]] = {},
+    keys: int = 1,
+) -> None:
+    """Print a table; a column of which nothing is known is left out."""
+    cells = {name: ["" if one is None else _CELLS[name](one) for one in rows] for name in names}
+    columns = {n: c for n, c in {**before, **cells, **after}.items() if {*c} - {"", "unknown"}}
+    table = Table(*columns, right=range(1, len(columns)), keys=keys)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    console.print(table)
+
+
+_CELLS: dict[str, Callable[[Estimate], str]] = {
+    "layout": lambda one: one.layout.name,
+    "nodes": lambda one: str(one.layout.nodes),
+    "ranks": lambda one: str(one.layout.ranks),
+    "memory": lambda one: (
+        f"{'>' * (one.memory.activations is None)}{readable(one.memory.total)}"
+        f"{' tight' * one.tight}"
+    ),
+    "step": lambda one: f"{one.time.step_s:.3f} s" if one.time else "unknown",
+    "tok/s/GPU": lambda one: (
+        f"{one.tokens_per_s_per_gpu:,.0f}" if one.tokens_per_s_per_gpu else "unknown"
+    ),
+    "MFU": lambda one: f"{one.time.mfu:.1%}" if one.time else "unknown",
+    "trained": lambda one: trained(one) if one.budget.is_time else "unknown",
+    "hours": lambda one: number(one.hours),
+    "GPU-hours": lambda one: number(one.gpu_hours),
+    "kWh": lambda one: number(one.kwh),
+    "cost": lambda one: number(one.cost(one.price)),
+    "spot": lambda one: number(one.cost(one.spot)),
+}
+
+
+def _by_ranks(layouts: list[Estimate]) -> list[list[Estimate]]:
+    groups = groupby(layouts, lambda one: (one.layout.named, one.layout.ranks))
+    return [list(alike) for _, alike in groups]
 
 
 def _how(estimate: Estimate) -> str:
@@ -198,40 +195,5 @@ def _how(estimate: Estimate) -> str:
     return f"{layout.kind} ({pieces}, activation checkpointing {train.activation_checkpointing})"
 
 
-def print_hardware(console: Console, rows: list[tuple[Hardware, Estimate | None]]) -> None:
-    """Print on how many GPUs of each kind the run is possible, and what it takes there."""
-    units = {one.price.currency for _, one in rows if one and one.price}
-    unit = f", in {units.pop()}" if len(units) == 1 else ""
-    console.print(f"\nthe smallest number of GPUs that is enough, of each kind{unit}; ? is unknown")
-    columns: dict[str, list[str]] = {"hardware": [hardware.name for hardware, _ in rows]}
-    cells = [
-        ("-", "not possible", "", "", "", "", "", "")
-        if one is None
-        else (
-            *(str(one.layout.ranks), one.layout.kind, number(one.hours), number(one.gpu_hours)),
-            number(one.as_json()["kwh"]),
-            *(_money(one, price, unit=not unit) for price in (one.price, one.spot)),
-            one.price.date[:7] if one.price else "",
-        )
-        for _, one in rows
-    ]
-    names = ("GPUs", "layout", "hours", "GPU-hours", "kWh", "cost", "spot", "prices of")
-    for place, name in enumerate(names):
-        columns[name] = [cell[place].replace("unknown", "?") for cell in cells]
-    _print_table(console, columns)
-
-
-def _memory(estimate: Estimate) -> str:
-    least = ">" if estimate.memory.activations is None else ""
-    return f"{least}{readable(estimate.memory.total)}{' tight' * estimate.tight}"
-
-
-def _or_unknown(value: Any, form: str) -> str:
-    return "unknown" if value is None else form.format(value)
-
-
 def _si(number: float) -> str:
-    for limit, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if number >= limit:
-            return f"{number / limit:.2f} {letter}FLOP"
-    return f"{number:.0f} FLOP"
+    return f"{big(number, (' ', ' k', ' M', ' G', ' T', ' P', ' E'))}FLOP"

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from itertools import groupby
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -20,6 +22,7 @@ from hpctrain.plan.layouts import Layout, layouts
 from hpctrain.plan.predicting.estimate import Estimate, Estimator, speed
 
 _MOST_NODES = 4096
+Kind = tuple[Hardware, Estimate | None]  # with its smallest number of GPUs; None: not possible
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,29 @@ def rank(
 
 
 def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> list[Estimate]:
-    """Return the estimates of layouts among which the fastest is; the last needs least memory."""
-    first = group[0].config.train.activation_checkpointing
-    whole = [layout for layout in group if layout.config.train.activation_checkpointing == first]
-    found = [estimator.of(layout, hardware) for layout in whole]
-    if all(estimate.fits and not estimate.tight for estimate in found):
-        return found  # what computes twice is slower, and measuring it takes seconds
-    least = estimator.of(group[-1], hardware)
-    if least.fits is False:
-        return [least]
-    return [*found, *(estimator.of(layout, hardware) for layout in group[len(whole) : -1]), least]
+    """Return the fastest that has room with each mode of checkpointing, or else the smallest.
+
+    More micro-batches need less memory. Their time falls while a pipeline has too few of them, and
+    rises then. So halving finds the best number in a few estimates.
+    """
+    estimate = cache(lambda n: estimator.of(group[n], hardware))
+    has_room = cache(lambda n: estimate(n).fits is not False and not estimate(n).tight)
+    found: list[Estimate] = []
+    begin = 0
+    for _, alike in groupby(group, lambda one: one.config.train.activation_checkpointing):
+        least = len(group) - 1
+        if begin and estimate(least).fits is False:
+            return [estimate(least)]
+        numbers = range(begin + len(list(alike)) - 1)
+        first = bisect_left(numbers, True, begin, key=has_room)
+        best = bisect_left(
+            numbers, True, first, key=lambda n: speed(estimate(n)) <= speed(estimate(n + 1))
+        )
+        found.append(estimate(best))
+        if first == 0 and found[0].fits and not found[0].tight:
+            break  # what computes twice is slower, and measuring it takes seconds
+        begin = len(numbers) + 1
+    return found
 
 
 def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list[tuple[int, int]]:
@@ -105,7 +121,7 @@ def smallest(
         ranks = size[0] * size[1]
         if ranks > config.train.global_batch_size * whole:
             break
-        least = estimator.least(config.precision, config.optimizer, ranks)
+        least = estimator.least(config, ranks)
         if on_gpu(least, hardware.memory_bytes, complete=False).possible is False:
             continue
         found = rank(config, estimator, hardware, [size])
@@ -120,6 +136,22 @@ def smallest(
     return tight
 
 
+def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
+    """Return that whose steps are cheapest first; without that, that of the fewest GPUs."""
+    found = [*kinds]
+    several = len({one.price.currency for _, one in found if one and one.price}) > 1
+
+    def cost(kind: Kind) -> tuple[int, float]:
+        one = kind[1]
+        if one is None:
+            return 2, 0.0
+        if one.price is None or one.time is None or several:
+            return 1, one.layout.ranks
+        return 0, one.price.amount * one.layout.ranks * one.time.step_s
+
+    return sorted(found, key=cost)
+
+
 def on(config: Config, hardware: Hardware) -> Config:
     """Return the config for another kind of GPU, in a number format that it has."""
     changed = copy.deepcopy(config)
@@ -130,28 +162,23 @@ def on(config: Config, hardware: Hardware) -> Config:
 
 def _reason(estimate: Estimate) -> str:
     layout, degrees = estimate.layout, estimate.layout.degrees
-    mode = layout.config.train.activation_checkpointing
-    kind = layout.kind.partition("+")[0]
-    parts = [WHY[kind]] if kind in WHY else []
-    if degrees.tp > 1:
-        parts.append(f"tensor parallel of {degrees.tp} inside a node divides wide layers")
-    if degrees.cp > 1:
-        parts.append(f"context parallel of {degrees.cp} divides each sequence")
-    if layout.config.parallel.ep > 1:
-        parts.append(f"the experts are divided over {layout.config.parallel.ep} ranks")
-    if layout.config.parallel.fsdp.offload:
-        parts.append("what the optimizer needs is in the memory of the host, which is slow")
-    if degrees.pp > 1:
-        parts.append(f"a pipeline of {degrees.pp} stages sends little between nodes")
-    if mode != "none":
-        parts.append(f"{mode} activation checkpointing makes room")
-    if degrees.pp > 1:
-        parts.append(f"{layout.batch.accumulate} micro-batches keep its stages busy")
-    elif layout.batch.accumulate > 1:
-        parts.append(f"{layout.batch.accumulate} micro-batches make room")
-    if estimate.tight:
-        parts.append(f"it is tight: it {estimate.room}")
-    return "; ".join(parts)
+    mode, ep = layout.config.train.activation_checkpointing, layout.config.parallel.ep
+    parts = f"{layout.batch.accumulate} micro-batches"
+    reasons = {
+        WHY.get(layout.kind.partition("+")[0], ""): True,
+        f"tensor parallel of {degrees.tp} inside a node divides wide layers": degrees.tp > 1,
+        f"context parallel of {degrees.cp} divides each sequence": degrees.cp > 1,
+        f"the experts are divided over {ep} ranks": ep > 1,
+        "what the optimizer needs is in the memory of the host, which is slow": (
+            layout.config.parallel.fsdp.offload
+        ),
+        f"a pipeline of {degrees.pp} stages sends little between nodes": degrees.pp > 1,
+        f"{mode} activation checkpointing makes room": mode != "none",
+        f"{parts} keep its stages busy": degrees.pp > 1,
+        f"{parts} make room": degrees.pp == 1 and layout.batch.accumulate > 1,
+        f"it is tight: it {estimate.room}": estimate.tight,
+    }
+    return "; ".join(text for text, holds in reasons.items() if text and holds)
 
 
 WHY = {
@@ -164,22 +191,8 @@ WHY = {
 }
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """A number of nodes."""
-
-    estimate: Estimate  # the fastest layout that fits
-    efficiency: float  # speed of a GPU, as a part of that on the fewest GPUs
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the entry of `--json`."""
-        entry = self.estimate.as_json()
-        names = ("nodes", "ranks", "overrides", "step_s", "samples_per_s", "tokens_per_s_per_gpu")
-        return {**{name: entry[name] for name in names}, "efficiency": self.efficiency}
-
-
-def scaling(estimates: Iterable[Estimate]) -> list[Scaled]:
-    """Return a row for each number of whole nodes, from the smallest; at least two, or none."""
+def scaling(estimates: Iterable[Estimate]) -> list[tuple[Estimate, float]]:
+    """Return the fastest of each number of whole nodes, with its efficiency; two or none."""
     fastest: dict[int, Estimate] = {}
     widest: dict[int, int] = {}
     for estimate in estimates:
@@ -193,4 +206,4 @@ def scaling(estimates: Iterable[Estimate]) -> list[Scaled]:
         return []
     rows = [fastest[nodes] for nodes in sorted(fastest)]
     rates = [(row.samples_per_s or 0.0) / row.layout.ranks for row in rows]
-    return [Scaled(row, rate / rates[0]) for row, rate in zip(rows, rates, strict=True)]
+    return [(row, rate / rates[0]) for row, rate in zip(rows, rates, strict=True)]

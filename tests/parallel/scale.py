@@ -26,8 +26,7 @@ from hpctrain.parallel.preparing.blocks import find_blocks
 from hpctrain.parallel.preparing.initial import skeleton
 from hpctrain.plan.memory import memory_of
 from hpctrain.plan.model_sizes import ModelSizes
-from hpctrain.plan.simulating.rank_part import RankPart, part_of
-from hpctrain.plan.simulating.simulation import enter
+from hpctrain.plan.simulating.simulation import RankPart, enter, part_of
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 NODE = 8  # number of ranks; hsdp divides a replica over one node

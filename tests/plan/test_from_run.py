@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from hpctrain.errors import ConfigError
 from hpctrain.estimates.measured_run import measured_run
+from hpctrain.plan.failures import Failures
 from hpctrain.plan.plan_command import main
 from hpctrain.tracking.journal import journal_path
 from tests.conftest import run_module
@@ -48,6 +50,15 @@ def test_the_run_itself_and_a_larger_one(
     assert two["step_s"] is None  # no run has measured communication
 
 
+def test_the_saves_and_the_start_of_a_run_tell_what_failures_cost(run: Path) -> None:
+    measured = replace(measured_run(run), checkpoint_s=2.0, startup_s=40.0)
+    found = Failures.of((240.0, None), 5e9, (1e6, "doctor"), [(measured, 1e9)])
+    assert (found.rate, found.restart_s, found.mtbf_s) == (1e9 / 2, 40, 240 * 3600)
+    asked = Failures.of((240.0, 1.0), 11e9, (1e6, "doctor"), [(measured, 1e9)])
+    assert (asked.rate, asked.restart_s) == (1e6, 3600)  # its saves are too small to tell
+    assert "1 MB/s (doctor); the next start is after 60.0 min (--restart)" in asked.text
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -77,7 +88,9 @@ def test_what_is_no_run_or_has_too_few_steps(digits: Path, run: Path, tmp_path: 
     lines = journal.read_bytes().splitlines(keepends=True)
     reports = [i for i, line in enumerate(lines) if b"perf/step_ms_p50" in line]
     journal.write_bytes(b"".join(lines[: reports[1] + 1]))
-    assert "it has measured 5 steps after its first report, and at least 20" in said(short)
+    told = said(short)
+    assert "it has measured 5 steps after its first report, and at least 20" in told
+    assert told.endswith("or report more often than every 5 steps (train.log_every)")
 
 
 # Three sizes of a Transformer are trained; two of them predict the third.

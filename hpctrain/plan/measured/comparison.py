@@ -68,13 +68,13 @@ class Comparison:
         console.print("\nmeasured beside predicted; an error is that of the prediction")
         console.print(self._table())
         for one in filter(lambda one: one.cause, self.ranked):
-            console.print(f"{one.estimate.layout.kind}: {one.cause}")
+            console.print(f"{one.estimate.layout.name}: {one.cause}")
             if one.found is None:
                 console.print(f"  its log: python -m hpctrain logs {one.run}", soft_wrap=True)
         for one in self.fastest:
             layout = one.estimate.layout
             ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
-            console.print(f"\nthe fastest on {ranks}: {layout.kind}")
+            console.print(f"\nthe fastest on {ranks}: {layout.name}")
             console.print(f"  {self._of(one)}", soft_wrap=True)
         if given := [f"--from-run {one.run}" for one in self.ranked if one.found is not None]:
             console.print("\nfor other sizes, plan takes what these runs have measured:")
@@ -96,7 +96,7 @@ class Comparison:
             predicted = None if time is None else time.step_s
             rate = one.tokens_per_s_per_gpu if tokens else one.samples_per_s
             cells = [
-                *(one.estimate.layout.kind, str(one.estimate.layout.ranks)),
+                *(one.estimate.layout.name, str(one.estimate.layout.ranks)),
                 *(_text(predicted, "{:.4f} s"), _text(one.step_s, "{:.4f} s", "failed")),
                 *(_text(one.step_error, "{:+.1%}"), _text(rate, "{:,.0f}")),
             ]

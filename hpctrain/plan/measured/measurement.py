@@ -9,6 +9,7 @@ A layout that fails in its job has the cause in place of its times.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,20 +18,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpctrain import run_record
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.estimates.measured_run import MeasuredRun, measured_run
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.jobs import RunJob
-from hpctrain.launch.output import say
+from hpctrain.launch.output import Bars, say
 from hpctrain.launch.sweeps.sweep import Sweep
-from hpctrain.plan.measured.short_run import chosen, minutes, short_run
-from hpctrain.plan.measured.waiting import Followed, wait
+from hpctrain.plan.measured.short_run import STEPS, chosen, minutes, short_run
 from hpctrain.plan.predicting.estimate import Estimate
 from hpctrain.run_record import RunRecord
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.failure import one_line
 from hpctrain.slurm import queue
+
+_POLL_S = (1.0, 5.0)  # seconds between two looks at the jobs: at first, and at most
+_ENDED = ("finished", "failed")
 
 
 @dataclass(frozen=True)
@@ -80,20 +84,45 @@ class Measured:
         """Return the object `measured` of a layout; None if its job has failed."""
         if self.found is None:
             return None
+        found = ("steps", "mfu", "data_wait", "communication", "peak_bytes")
+        own = ("step_s", "samples_per_s", "tokens_per_s_per_gpu", "step_error", "peak_error")
         return {
             "run": str(self.run),
             "job": self.job,
-            "steps": self.found.steps,
-            "step_s": self.step_s,
-            "samples_per_s": self.samples_per_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
-            "mfu": self.found.mfu,
-            "data_wait": self.found.data_wait,
-            "communication": self.found.communication,
-            "peak_bytes": self.found.peak_bytes,
-            "step_error": self.step_error,
-            "peak_error": self.peak_error,
+            **{name: getattr(self.found, name) for name in found},
+            **{name: getattr(self, name) for name in own},
         }
+
+
+@dataclass
+class Followed:
+    """A job that is waited for."""
+
+    name: str  # for a reader
+    job: RunJob
+    state: str = "pending"  # in words
+
+    @property
+    def step(self) -> int:
+        """The step that the run has reached."""
+        return run_record.Progress.of(self.job.run.path).step or 0
+
+    def look(self) -> bool:
+        """Look at the job; return whether it has ended."""
+        if self.state in _ENDED:
+            return True
+        ended = self.job.done()
+        failed = self.job.run.read().state == "failed"
+        if failed and not ended and self.job.state == "PENDING":
+            # Out of memory: it would start again with smaller micro-batches, as another layout.
+            self.job.cancel(check=False)
+            ended = True
+        if not ended:
+            self.state = self.job.state.lower()
+            return False
+        finished = self.job.run.read().state == "finished"
+        self.state = "finished" if finished else "failed"
+        return True
 
 
 def measure(
@@ -132,6 +161,28 @@ def measure(
         _cancel(sweep.entries, folder)
         raise
     return [_result(estimate, each.job) for estimate, each in zip(best, jobs, strict=True)]
+
+
+def wait(jobs: Sequence[Followed]) -> None:
+    """Return when all jobs have ended; their states are kept up to date."""
+    pause = _POLL_S[0]
+    with Bars("{task.description}") as progress:
+        bars = [
+            progress.add_task(f"{one.name} ({one.job.job_id})", total=STEPS, note="")
+            for one in jobs
+        ]
+        told = [""] * len(jobs)
+        while True:
+            ended = [one.look() for one in jobs]
+            for i, one in enumerate(jobs):
+                progress.update(bars[i], completed=one.step, note=one.state)
+                if progress.disable and one.state != told[i]:
+                    say(f"{one.name} ({one.job.job_id}): {one.state}")
+                told[i] = one.state
+            if all(ended):
+                return
+            time.sleep(pause)
+            pause = min(_POLL_S[1], pause * 1.2)
 
 
 def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) -> None:

@@ -19,68 +19,59 @@ from hpctrain.errors import ConfigError
 from hpctrain.shards.types import Batch
 from hpctrain.tasks.labels import LabelTask
 
-Shape = tuple[int, ...]
-
-EXAMPLES = "8193 (tokens of a window), 3x224x224 or image=3x256x256,label=256x256"
-Shapes = dict[str, Shape]  # by the name of the field; "" is the model's input
+_EXAMPLES = "8193 (tokens of a window), 3x224x224 or image=3x256x256,label=256x256"
+_Shapes = dict[str, tuple[int, ...]]  # by the name of the field; "" is the model's input
 
 
-def parse_shape(text: str) -> Shapes:
+def parse_shape(text: str) -> _Shapes:
     """Return the shapes of `--sample-shape`."""
-    found: Shapes = {}
+    found: _Shapes = {}
     for part in text.split(","):
         name, _, shape = part.rpartition("=")
         one = name and not shape  # a field of one number
         if not one and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
             raise ConfigError(
-                f"--sample-shape={text}: it must be numbers with x between: {EXAMPLES}"
+                f"--sample-shape={text}: it must be numbers with x between: {_EXAMPLES}"
             )
         found[name] = () if one else tuple(map(int, shape.split("x")))
     if len(found) != text.count(",") + 1 or ("" in found and len(found) > 1):
-        raise ConfigError(f"--sample-shape={text}: several shapes have names of fields: {EXAMPLES}")
+        raise ConfigError(
+            f"--sample-shape={text}: several shapes have names of fields: {_EXAMPLES}"
+        )
     return found
 
 
-def of_shape(task: Any, shapes: Shapes) -> Batch:
+def of_shape(task: Any, shapes: _Shapes) -> Batch:
     """Return a sample of these shapes, in the fields that the task names.
 
-    One dimension without a name stands for tokens, several for an input of floats. Fields with a
-    name are floats, but integers for tokens and for the labels of a `LabelTask`.
+    One dimension without a name stands for tokens, several for an input of floats, whose target is
+    one integer. Fields with names are floats, but tokens and the labels of a `LabelTask` integers.
     """
-    fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
-    shapes = dict(shapes)
-    label = task.target if isinstance(task, LabelTask) else None
-
-    def add(name: str, shape: Shape, *, integers: bool) -> None:
-        dtype = torch.int64 if integers else torch.float32
-        fields[name] = torch.empty((1, *shape), dtype=dtype, device="meta")
-
-    if "" not in shapes and not hasattr(task, "tokens"):
-        for name, shape in shapes.items():
-            add(name, shape, integers=name == label)
-        return fields
-    if hasattr(task, "tokens"):
-        shape = shapes.pop(task.tokens if task.tokens in shapes else "", ())
+    tokens = getattr(task, "tokens", None)
+    whole = {tokens, f"{tokens}_document", task.target if isinstance(task, LabelTask) else None}
+    if tokens is not None:
+        shape = shapes.get(tokens, shapes.get("", ()))
         if len(shape) != 1 or shape[0] < 2:
             raise ConfigError(
                 f"--sample-shape={'x'.join(map(str, shape))}: the task predicts tokens, so it is "
                 "the number of tokens of a window, at least 2, such as 8193"
             )
-        for name in (task.tokens, f"{task.tokens}_document"):
-            add(name, shape, integers=True)
-        for name, other in shapes.items():
-            add(name, other, integers=False)
-        return fields
-    if not hasattr(task, "input"):
-        raise ConfigError(
-            f"--sample-shape: task._target_={type(task).__module__}.{type(task).__name__} does not "
-            "say which field is the model's input (attribute `input` or `tokens`); name the "
-            f"fields, as {EXAMPLES.rpartition(' ')[2]}, or give data.path instead"
-        )
-    for name in _names(task.input):
-        add(name, shapes[""], integers=False)
-    for name in _names(getattr(task, "target", None)):
-        add(name, (), integers=True)
+        others = {name: other for name, other in shapes.items() if name}
+        shapes = others | {tokens: shape, f"{tokens}_document": shape}
+    elif "" in shapes:
+        if not hasattr(task, "input"):
+            raise ConfigError(
+                f"--sample-shape: task._target_={type(task).__module__}.{type(task).__name__} does "
+                "not say which field is the model's input (attribute `input` or `tokens`); name "
+                f"the fields, as {_EXAMPLES.rpartition(' ')[2]}, or give data.path instead"
+            )
+        targets = _names(getattr(task, "target", None))
+        whole.update(targets)
+        shapes = dict.fromkeys(_names(task.input), shapes[""]) | dict.fromkeys(targets, ())
+    fields: Batch = {"mask": torch.empty(1, dtype=torch.bool, device="meta")}
+    for name, shape in shapes.items():
+        dtype = torch.int64 if name in whole else torch.float32
+        fields[name] = torch.empty((1, *shape), dtype=dtype, device="meta")
     return fields
 
 
@@ -106,7 +97,7 @@ def of_data(data: DataConfig) -> Batch:
         elif field.variable:
             raise ConfigError(
                 f"{path}: {name} has another length in each sample; --sample-shape says which "
-                f"length to plan for: {EXAMPLES}"
+                f"length to plan for: {_EXAMPLES}"
             )
         fields[name] = torch.empty((1, *shape), dtype=dtype, device="meta")
     return fields

@@ -108,8 +108,8 @@ def test_what_a_run_may_cost_and_take(
     command = "python -m hpctrain -m model=lm_small .*"
     assert re.match(
         r"1\.33M parameters fit on 8 NVIDIA H100 SXM 80 GB as zero3 \(1.1 GiB of 79.2 GiB each, "
-        r"5% or more stays free\); 1e12 tokens take 3\d\.\d hours, 2\d\d GPU-hours, .* kWh, about 8\d\d USD on demand or "
-        rf"8\d\d USD spot {command} 1\.33M parameters fit on 8 .* as zero1 .*; 1e12 tokens take ",
+        r"5% or more stays free\); 1e12 tokens take 3\d\.\d hours, 2\d\d GPU-hours, .* kWh, "
+        rf"about 8\d\d USD on demand or 8\d\d USD spot {command} 1\.33M parameters fit on 8 .* as zero1 .*; 1e12 tokens take ",
         flat,
     )
     assert "; a GPU-hour: 3 USD on demand, 2.91 USD spot, 2026-05 " in flat

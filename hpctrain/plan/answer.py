@@ -36,6 +36,7 @@ from hpctrain.plan.inspecting.model_facts import (
 from hpctrain.plan.inspecting.sample_shape import of_data, of_shape, parse_shape, samples_of_epoch
 from hpctrain.plan.layouts import Layout, of_command_line
 from hpctrain.plan.loader_rate import LoaderRate, loader_rate
+from hpctrain.plan.predicting.accuracy import accuracy
 from hpctrain.plan.predicting.calibration import Calibration, calibrated, hardware_of, layout_of
 from hpctrain.plan.predicting.estimate import Estimate, Estimator
 from hpctrain.plan.predicting.rank_memory import CONTEXT_BYTES, GAPS, MemoryModel
@@ -133,6 +134,7 @@ class _Answer:
                 console.print(f"it {exceeded}", soft_wrap=True)
         if self.layouts and self.hardware:
             printing.print_layouts(console, self.layouts, self.hardware, command)
+            console.print(f"off published runs: {self.assumptions['accuracy']}", soft_wrap=True)
             printing.print_scaling(console, scaling(self.ranking.best))
             console.print(f"\n{self.loader.text(self.layouts[0])}")
         printing.print_excluded(console, self.ranking.excluded)
@@ -184,6 +186,8 @@ def answer(asked: Query, others: list[Hardware]) -> _Answer:
     layers = layers_of(model, task, sample) if asked.layers else []
     efficiencies = estimator.efficiencies
     assumed = _assumptions(facts, estimator.activations, hardware, budget, efficiencies)
+    if hardware is not None:
+        assumed["accuracy"] = accuracy(facts, config)
     if estimator.calibration is not None:
         assumed |= estimator.calibration.assumptions
     loader = loader_rate(None if shape else config.data, config.output_dir, hardware)
@@ -268,7 +272,7 @@ def _assumptions(
             "hardware": hardware.title,
             "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
             "products": f"{efficiencies.best or best_of(hardware):.0%} of the dense peak at most, "
-            f"half of that at size {efficiencies.half:g}",
+            f"less for small ones; in fp8 {efficiencies.fp8:.0%} of that",
             "attention": f"{hardware.attention_efficiency or efficiencies.attention:.0%} of the "
             "peak, half of the square",
             "memory": f"{efficiencies.memory:.0%} of the HBM bandwidth; activations pass it "

@@ -16,6 +16,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.hardware import Hardware
 from hpctrain.plan.layouts import Layout, layouts
+from hpctrain.plan.predicting.accuracy import compared
 from hpctrain.plan.predicting.estimate import Estimate, Estimator, readable, speed
 
 _MOST_NODES = 4096
@@ -145,6 +146,7 @@ def _reason(estimate: Estimate) -> str:
         parts.append(f"{layout.batch.accumulate} micro-batches keep its stages busy")
     elif layout.batch.accumulate > 1:
         parts.append(f"{layout.batch.accumulate} micro-batches make room")
+    parts += [unlike] if (unlike := compared(layout)) else []
     return "; ".join(parts)
 
 

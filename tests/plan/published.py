@@ -7,7 +7,8 @@ source as a whole. The columns of published.csv: `fused` is torch.compile, or ha
 that fuse as much; `params` the format of the parameters; `length` the tokens of a sample (0:
 images of 224 x 224); `degrees` those of the layout (zero3 without), with `between`, the GB/s of a
 GPU to other nodes where the source says so, and `lora`, the rank of adapters of all linear layers
-of the blocks; speeds are per GPU; `gib` is the peak of a GPU.
+of the blocks; `checkpointing` half where every second product is computed again (torchtitan), or
+a part of the blocks (fms-fsdp); speeds are per GPU; `gib` is the peak of a GPU.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Source:
     date: str
     calibrates: bool
     reserved: bool = False  # its memory is what the allocator holds, with gaps
+    reduced: str | None = None  # the format in which gradients are added; None: that of parameters
+    sync: str = "auto"  # last: gradients stay whole until the last micro-batch
 
 
 SOURCES = {
@@ -52,8 +55,8 @@ SOURCES = {
     ),
     "llm-foundry": Source(
         "github.com/mosaicml/llm-foundry: scripts/train/benchmarking/README.md, the rows of 2,048 "
-        "and 8,192 tokens, in fp8 also 512",
-        *("2023", True),
+        "and 8,192 tokens, in fp8 also 512; submit_benchmarks.py (PURE: gradients in bf16)",
+        *("2023", True, False, "bf16"),
     ),
     "Llama 3": Source("arxiv.org/abs/2407.21783, table 4", "2024-07", True),
     "AutoModel": Source(
@@ -70,13 +73,14 @@ SOURCES = {
     ),
     "fms-fsdp": Source(
         "github.com/foundation-model-stack/fms-fsdp: README.md, with links of 400 and 800 Gb/s for "
-        "a node",
-        *("2024", False),
+        "a node; gradients in bf16",
+        *("2024", False, False, "bf16"),
     ),
     "KempnerForge": Source(
         "github.com/KempnerInstitute/KempnerForge: benchmarks/mfu_scaling, weak_scaling_160gpu and "
-        "moe_packed (nodes of four GPUs)",
-        *("2026-04 to 2026-06", False),
+        "moe_packed (nodes of four GPUs), training/grad.py and distributed/parallel.py (gradients are "
+        "added in fp32, after the last micro-batch)",
+        *("2026-04 to 2026-06", False, False, "fp32", "last"),
     ),
     "TinyLlama": Source("github.com/jzhang38/TinyLlama: README.md", "2023-09", False),
     "nanoGPT": Source(
@@ -155,6 +159,13 @@ class Run:
         return SOURCES[self.source].calibrates
 
     @property
+    def refused(self) -> bool:
+        """Whether hpctrain has no such layout, so that `plan` never answers for it."""
+        degrees = dict(self.degrees)
+        alone = "ep" in degrees or self.compute == "fp8"
+        return ("tp" in degrees and alone) or ("lora" in degrees and self.compute == "fp8")
+
+    @property
     def shares(self) -> int:
         whole = 1
         for name, value in self.degrees:
@@ -175,10 +186,13 @@ class Run:
         if "hsdp" in degrees:
             parallel.dp_replicate, parallel.dp_shard = -1, self.per_node
         config.precision.compute, config.precision.params = self.compute, self.params
+        config.precision.reduce = SOURCES[self.source].reduced
+        parallel.sync = SOURCES[self.source].sync
         nodes = self.gpus // self.per_node
         config.launch.nodes, config.launch.tasks_per_node = nodes, self.per_node
         train.global_batch_size = self.micro * self.accumulate * self.shares
-        train.accumulate, train.activation_checkpointing = self.accumulate, self.checkpointing
+        train.accumulate = self.accumulate
+        train.activation_checkpointing = self.checkpointing.replace("half", "selective")
         train.compile = "blocks" if self.fused else "off"
         if not self.length:
             config.optimizer._target_ = "torch.optim.SGD"
@@ -192,7 +206,7 @@ class Run:
         """The hardware: that of conf/hardware, or what the source says of another one."""
         link = dict(self.degrees).get("between")
         if self.hardware == "h100_500w":
-            return replace(load("h100_sxm"), memory_bandwidth=2.4e12, matmul_efficiency=0.40)
+            return replace(load("h100_sxm"), memory_bandwidth=2.4e12, matmul_efficiency=0.57)
         if self.hardware == "rtx_3090":  # NVIDIA's GA102 white paper, appendix A: sums in fp32
             peaks = {"bf16": 71e12, "fp16": 71e12, "tf32": 35.6e12, "fp32": 35.6e12}
             return replace(load("rtx_a6000"), peak_flops=peaks, memory_bandwidth=936e9)
@@ -262,7 +276,17 @@ def of_run(run: Run) -> Inspected:
 
 
 def predicted(run: Run, efficiencies: Efficiencies | None = None) -> StepTime:
-    """Return the predicted time of a step."""
+    """Return the predicted time of a step.
+
+    `half` of the products are computed again: half-way between what `selective` and `full` take.
+    """
+    if run.checkpointing == "half":
+        one, two = (
+            predicted(replace(run, checkpointing=mode), efficiencies)
+            for mode in ("selective", "full")
+        )
+        mean = (one.step_s + two.step_s) / 2
+        return replace(one, step_s=mean, mfu=one.mfu * one.step_s / mean)
     layout, known = Layout(run.config, run.gpus // run.per_node, ()), of_run(run)
     activations, used = known.kept("none", run.compute), efficiencies or Efficiencies()
     time = step_time(layout, known.facts, activations, known.blocks, run.machine, used)
@@ -291,7 +315,8 @@ def memory_of(run: Run) -> float:
     known = of_run(run)
     with torch.device("meta"):
         model = known.build()
-    activations = {run.checkpointing: known.kept(run.checkpointing, run.compute)}
+    mode = run.config.train.activation_checkpointing
+    activations = {mode: known.kept(mode, run.compute)}
     memory = MemoryModel(model, known.facts, activations)
     found = memory.of(Layout(run.config, run.gpus // run.per_node, ()), run.machine)
     allowance = 0 if SOURCES[run.source].reserved else found.allowance

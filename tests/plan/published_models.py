@@ -21,7 +21,9 @@ from hpctrain.models.lora import add_adapters, freeze_base
 Build = Callable[[], nn.Module]
 
 
-def llama(dim: int, layers: int, heads: int, kv: int, hidden: int, words: int, **more: Any) -> Build:
+def llama(
+    dim: int, layers: int, heads: int, kv: int, hidden: int, words: int, **more: Any
+) -> Build:
     return partial(Transformer, words, dim, layers, heads, kv, hidden, **more)
 
 
@@ -57,7 +59,11 @@ class Bottleneck(nn.Module):
 
     def __init__(self, wide_in: int, inner: int, out: int, stride: int, groups: int) -> None:
         super().__init__()
-        sizes = ((wide_in, inner, 1, 1, 1), (inner, inner, 3, stride, groups), (inner, out, 1, 1, 1))
+        sizes = (
+            (wide_in, inner, 1, 1, 1),
+            (inner, inner, 3, stride, groups),
+            (inner, out, 1, 1, 1),
+        )
         parts: list[nn.Module] = []
         for a, b, kernel, step, group in sizes:
             conv = nn.Conv2d(a, b, kernel, step, kernel // 2, groups=group, bias=False)

@@ -12,8 +12,9 @@ The collectives follow the alpha-beta model of their slowest link, as a ring (Th
 
 NCCL takes trees where latency matters, so alpha counts for log2(n) hops at most.
 
-The efficiency of a matrix product grows with its size: `best` x s / (s + HALF), where s is the
-harmonic mean of its three sizes. The constants are calibrated on the runs that docs/plan.md names.
+The efficiency of a matrix product grows with its size: `best` x s / (s + half), where s is the
+harmonic mean of its three sizes. The constants are calibrated on a part of the runs of
+docs/published.md; the others judge.
 """
 
 from __future__ import annotations
@@ -38,12 +39,18 @@ class Efficiencies:
 
     # The part of the peak that the largest products reach; None takes that of the hardware.
     best: float | None = None
-    half: float = 32.0  # the size at which a product reaches half of `best`
+    # The part of the time of reading operands that computing does not hide: a product of size s
+    # reaches s / (s + half x peak / bandwidth) of `best`.
+    half: float = 0.06
+    fp8: float = 0.9  # of `best`: what a product in fp8 reaches of its peak beside one in 16 bits
+    tf32: float = 0.55  # of `best`, likewise
+    convolution: float = 0.5  # of `best`: what a convolution reaches beside a product of its size
     attention: float = 0.35  # of the peak, where the hardware does not say (flash kernel)
     traffic: float = 8.0  # how often the bytes of the activations go through the memory in a step
     fused: float = 3.0  # the same, where torch.compile fuses
     memory: float = 0.8  # of the HBM bandwidth
     overlap: float = 0.9  # of the computing time, behind which communication can hide
+    contention: float = 0.65  # of hidden communication: so much it slows the computing beside it
     launch_s: float = 6e-6  # in which the CPU starts one operation
     host_link: float = 20e9  # bytes/s between a GPU and the memory of its host, for offload
     host_memory: float = 20e9  # bytes/s of the memory of the host, for each GPU
@@ -63,7 +70,10 @@ class StepTime:
 
 
 _KERNELS = 90  # of a block, forward and backward
-_BEST = 0.6  # where the hardware does not say
+_BEST = 0.75  # where the hardware does not say: between A100 and H100, which are calibrated
+_BACKWARD = 3  # passes of attention in training, as FLOPs are counted: backward is twice forward
+_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+_CASTS = 5  # bytes for each element that is cast to fp8: read twice in 16 bits, written once
 
 
 def step_time(
@@ -81,13 +91,13 @@ def step_time(
     degrees, batch = layout.degrees, layout.batch
     divided = degrees.tp * degrees.cp * degrees.pp
     samples = batch.share / divided  # of a step, as if this rank had made them alone
-    products_s, attention_s = _compute(layout, facts, hardware, peak, efficiencies)
+    products_s, attention_s = _compute(layout, facts, hardware, efficiencies)
     compute = samples * (products_s + attention_s)
     traffic = efficiencies.fused if config.train.compile != "off" else efficiencies.traffic
     if config.train.activation_checkpointing != "none":
         traffic *= 1.33  # the forward pass is made twice
     rate = hardware.memory_bandwidth * efficiencies.memory
-    memory = samples * traffic * activations.kept / rate
+    memory = samples * traffic * (activations.saved + activations.outside) / rate
     micro_batches = batch.accumulate
     launches = _KERNELS * max(1, blocks) / degrees.pp * efficiencies.launch_s
     busy = max(compute + memory, launches * micro_batches)
@@ -99,7 +109,8 @@ def step_time(
         moved = _moved(layout, facts) / efficiencies.host_link
         rate_of_states = efficiencies.host_memory
     once = hidden / max(1, blocks)  # the first gather, and the last reduction, have nothing to hide
-    exposed = open_s + max(once, hidden - efficiencies.overlap * busy)
+    behind = min(hidden, efficiencies.overlap * busy)
+    exposed = open_s + max(once, hidden - behind) + efficiencies.contention * behind
     waiting = 0.0
     if degrees.pp > 1:
         waiting = bubble(config.parallel.pipeline.schedule, degrees.pp, micro_batches)
@@ -123,30 +134,36 @@ def best_of(hardware: Hardware) -> float:
 
 
 def _compute(
-    layout: Layout, facts: ModelFacts, hardware: Hardware, peak: float, efficiencies: Efficiencies
+    layout: Layout, facts: ModelFacts, hardware: Hardware, efficiencies: Efficiencies
 ) -> tuple[float, float]:
     """Return the seconds of products and of attention of a whole sample on one GPU."""
     assert facts.flops is not None
-    degrees, batch, flops = layout.degrees, layout.batch, facts.flops
-    multiplied = sum(rows * columns for rows, columns in facts.matrices)
-    multiplied = min(multiplied, facts.active)
-    products, attention = float(flops.training), 0.0
-    if facts.tokens:
-        products = min(products, 6.0 * multiplied * facts.tokens)
-        attention = flops.training - products
+    degrees, flops, format = layout.degrees, facts.flops, layout.config.precision.compute
+    usual = "bf16" if format == "fp8" else format  # of attention, and of what is not in fp8
+    best, rate = efficiencies.best or best_of(hardware), hardware.memory_bandwidth or 1.0
+    forward = sum(matrix.flops for matrix in facts.matrices)
+    attention = max(0.0, flops.forward - forward)
     full = layout.config.train.activation_checkpointing == "full"
-    again = 4 / 3 if full else 1.0
-    best = efficiencies.best or best_of(hardware)
-    positions = batch.micro * (facts.tokens or 64) / degrees.cp
+    passes = (flops.training - _BACKWARD * attention) / max(1.0, forward) + full
     time = 0.0
-    for rows, columns in facts.matrices:
-        size = 3 / (degrees.tp / max(rows, columns) + 1 / min(rows, columns) + 1 / positions)
-        share = rows * columns / max(1, multiplied)
-        time += share / (best * size / (size + efficiencies.half))
+    for matrix in facts.matrices:
+        own = "fp8" if format == "fp8" and matrix.fp8 else usual
+        peak, part = hardware.peak(own) or 1.0, getattr(efficiencies, own, 1.0)
+        part *= efficiencies.convolution if matrix.convolution else 1.0
+        positions = max(1.0, layout.batch.micro * matrix.positions / degrees.cp)
+        wide, narrow = sorted((matrix.rows, matrix.columns), reverse=True)
+        size = 3 / (degrees.tp / wide + 1 / narrow + 1 / positions)
+        half = efficiencies.half * peak * _BYTES[own] / rate
+        time += matrix.flops * (size + half) / (peak * best * part * size)
+        if own == "fp8":  # inputs and gradients are read twice, for their largest value, and cast
+            moved = _CASTS * (2 * matrix.columns + matrix.rows) * matrix.positions
+            time += moved / (rate * efficiencies.memory * passes)
     # A causal kernel computes half of the square that is counted.
-    reached = hardware.attention_efficiency or efficiencies.attention
-    of_attention = attention / 2 * again / (peak * reached)
-    return products * again * time / peak, of_attention
+    counted = (_BACKWARD + full) * attention / (2 if facts.tokens else 1)
+    reached = (hardware.attention_efficiency or efficiencies.attention) * (
+        hardware.peak(usual) or 1.0
+    )
+    return passes * time, counted / reached
 
 
 def _communication(
@@ -156,22 +173,24 @@ def _communication(
     config, degrees, batch = layout.config, layout.degrees, layout.batch
     parallel, per_node = config.parallel, config.launch.tasks_per_node
     size, reduced = computed_bytes(config.precision), reduced_bytes(config.precision)
-    # With expert parallel, a rank gathers only its own experts.
-    whole = facts.parameters - facts.of_experts * (1 - 1 / parallel.ep)
-    own = whole / (degrees.tp * degrees.pp)
+    every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
+    gathers = 2 * batch.accumulate if parallel.zero == 3 else 1
+    scatters = batch.accumulate if every else 1
+    learnt = facts.trainable / max(1, facts.parameters)
+    # A rank of expert parallel has its own experts, which it divides with every ep-th other rank.
+    ep, experts = parallel.ep, facts.of_experts if parallel.ep > 1 else 0
     parts: list[float | None] = []
-    shard = shards(degrees, parallel)
-    link = link_of(hardware, per_node, degrees.tp, shard)
-    if shard > 1:
-        every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
-        gathers = 2 * batch.accumulate if parallel.zero == 3 else 1
-        scatters = batch.accumulate if every else 1
-        parts.append(_blocks_s(gathers, own * size, shard, link, blocks))
-        parts.append(_blocks_s(scatters, own * reduced, shard, link, blocks))
-    replicas = degrees.dp * degrees.cp // shard
-    if replicas > 1:
-        outer = link_of(hardware, per_node, degrees.tp * shard, replicas)
-        parts.append(_blocks_s(2, own * reduced / shard, replicas, outer, blocks))
+    for whole, apart in ((facts.parameters - experts, 1), (experts / ep, ep)):
+        own = whole / (degrees.tp * degrees.pp)
+        shard, inner = max(1, shards(degrees, parallel) // apart), degrees.tp * apart
+        if shard > 1:
+            link = link_of(hardware, per_node, inner, shard)
+            parts.append(_blocks_s(gathers, own * size, shard, link, blocks))
+            parts.append(_blocks_s(scatters, own * learnt * reduced, shard, link, blocks))
+        replicas = degrees.dp * degrees.cp // (shard * apart)
+        if replicas > 1:
+            outer = link_of(hardware, per_node, inner * shard, replicas)
+            parts.append(_blocks_s(2, own * learnt * reduced / shard, replicas, outer, blocks))
     hidden = None if None in parts else sum(part for part in parts if part is not None)
     open_s = _inside_layers(layout, facts, blocks, hardware, size)
     return hidden, open_s
@@ -197,7 +216,7 @@ def _inside_layers(
         one = gather_s(residual * degrees.cp / 2, degrees.cp, link)
         total = _plus(total, one, passes * own * batch.accumulate)
     if parallel.ep > 1:  # tokens go to their experts and back, in each pass
-        link = link_of(hardware, per_node, degrees.tp, parallel.ep)
+        link = hardware.inside if degrees.tp * parallel.ep <= per_node else hardware.between
         one = gather_s(residual * facts.per_token, parallel.ep, link)
         total = _plus(total, one, 2 * passes * own * batch.accumulate)
     if degrees.pp > 1:

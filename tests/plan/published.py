@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -78,8 +78,8 @@ SOURCES = {
     ),
     "KempnerForge": Source(
         "github.com/KempnerInstitute/KempnerForge: benchmarks/mfu_scaling, weak_scaling_160gpu and "
-        "moe_packed (nodes of four GPUs), training/grad.py and distributed/parallel.py (gradients are "
-        "added in fp32, after the last micro-batch)",
+        "moe_packed (nodes of four GPUs), training/grad.py and distributed/parallel.py (gradients "
+        "are added in fp32, after the last micro-batch)",
         *("2026-04 to 2026-06", False, False, "fp32", "last"),
     ),
     "TinyLlama": Source("github.com/jzhang38/TinyLlama: README.md", "2023-09", False),
@@ -239,15 +239,15 @@ class Inspected:
     sample: dict[str, torch.Tensor]
     facts: ModelFacts
     blocks: int
+    known: dict[Any, Activations] = field(default_factory=dict)
 
-    @cache
     def kept(self, mode: str, compute: str) -> Activations:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute.replace("fp8", "bf16"))
         train = replace(Config().train, activation_checkpointing=mode)
-        return activations_of(self.build, self.task, self.sample, dtype, train)
-
-    def __hash__(self) -> int:
-        return id(self)
+        key = mode, dtype
+        if key not in self.known:
+            self.known[key] = activations_of(self.build, self.task, self.sample, dtype, train)
+        return self.known[key]
 
 
 @cache

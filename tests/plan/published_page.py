@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from hpctrain.plan.predicting import accuracy
-from hpctrain.plan.predicting.accuracy import Accuracy, class_of
+from hpctrain.plan.predicting.accuracy import class_of
 from tests.conftest import ROOT
 from tests.plan.published import SOURCES, Run, error_of, memory_of, of_run, runs, spread
 
@@ -36,7 +36,7 @@ _ROW = re.compile(r"^\| (judges|sets) \| .* \| ([+-]\d+) % \|$")
 _HEAD = """# Plan against published runs
 
 What [`plan`](plan.md) predicts for runs that others have published, made by
-`python -m tests.plan.published_page` from `tests/plan/published.csv`; a test computes it again. Each
+`python -m tests.plan.published_page` from `tests/plan/published.csv`; a test computes it again. A
 source is as a whole one that *sets* constants or one that only *judges*; the errors of a class are
 those of the judges. An error of 100 % is twice as fast or half as fast as published. Published runs
 are of other programs than this one, with kernels of their own, so part of an error is theirs. The
@@ -85,18 +85,19 @@ def memory_row(run: Run) -> str:
     return row(run, run.gib, memory_of(run))
 
 
-def of_rows(rows: Iterable[str], side: str = "judges") -> Accuracy | None:
+def of_rows(rows: Iterable[str], side: str = "judges") -> tuple[int, ...] | None:
     """Return the errors of the rows of a side, as they are printed; None without one."""
     found = [match for line in rows if (match := _ROW.match(line)) and match[1] == side]
     if not found:
         return None
-    return Accuracy(len(found), *(round(100 * e) for e in spread(int(m[2]) / 100 for m in found)))
+    return (len(found), *(round(100 * e) for e in spread(int(m[2]) / 100 for m in found)))
 
 
 def tables(page: str) -> dict[str, list[str]]:
     """Return the rows of a page by class."""
     parts = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
-    return {p.partition("\n")[0]: [x for x in p.splitlines() if _ROW.match(x)] for p in parts}
+    found = {p.partition("\n")[0]: [x for x in p.splitlines() if _ROW.match(x)] for p in parts}
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def summary(found: dict[str, list[str]]) -> Iterator[str]:
@@ -109,7 +110,7 @@ def summary(found: dict[str, list[str]]) -> Iterator[str]:
             cells += (
                 ["none", *[""] * (numbers - 1)]
                 if of is None
-                else [str(of.runs), *(f"{n} %" for n in of[1:numbers])]
+                else [str(of[0]), *(f"{n} %" for n in of[1:numbers])]
             )
         yield f"| {' | '.join(cells)} |"
 
@@ -146,10 +147,10 @@ def product_lines(found: dict[str, list[str]]) -> str:
         for n, rows in found.items()
         if n not in (OLD, REFUSED, MEMORY) and (of := of_rows(rows))
     }
-    lines = [f'    "{name}": Accuracy({", ".join(map(str, of))}),\n' for name, of in errors.items()]
-    of_memory = of_rows(found[MEMORY]) or Accuracy(0, 0, 0, 0)
-    table = f"SPEED: dict[str, Accuracy] = {{\n{''.join(lines)}}}\n"
-    return f"{table}MEMORY = Accuracy({', '.join(map(str, of_memory))})\n"
+    lines = [f'    "{name}": ({", ".join(map(str, of))}),\n' for name, of in errors.items()]
+    of_memory = of_rows(found[MEMORY]) or (0, 0, 0, 0)
+    table = f"SPEED: dict[str, tuple[int, ...]] = {{\n{''.join(lines)}}}\n"
+    return f"{table}MEMORY = ({', '.join(map(str, of_memory))})\n"
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def test_what_was_compared_with_published_runs_is_said() -> None:
     config, facts = Config(model={"_target_": "any"}), _facts(_LM)
     config.precision.compute = "bf16"
     assert class_of(facts, config) == "dense bf16"
-    assert accuracy(facts, config).endswith(f"of {SPEED['dense bf16'].runs} published runs")
+    assert accuracy(facts, config).endswith(f"of {SPEED['dense bf16'][0]} published runs")
     config.precision.compute = "fp32"
     assert accuracy(facts, config) == "dense fp32: no published run was compared with this class"
     config.train.lora.match = "*"

@@ -27,7 +27,7 @@ ROWS = tables(PAGE.read_text())
 def test_the_page_and_the_product_state_the_errors_of_the_rows() -> None:
     assert page(ROWS) == PAGE.read_text()
     judged = {name: of for name, rows in ROWS.items() if (of := of_rows(rows))}
-    assert accuracy.MEMORY == judged.pop(MEMORY)
+    assert judged.pop(MEMORY) == accuracy.MEMORY
     assert {name: judged[name] for name in judged if name not in (OLD, REFUSED)} == accuracy.SPEED
 
 

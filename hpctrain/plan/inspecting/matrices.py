@@ -1,7 +1,5 @@
 """The matrix products of a forward pass: their sizes, and how many positions pass through each.
 
-    hooks on the layers ── a forward pass without memory ── positions of a sample, for each weight
-
 A linear layer multiplies each token, a convolution each position of its output, and one of E
 experts, of which a token uses k, k / E of the tokens. Blocks that the pass leaves out because they
 are alike have the positions of the one that is there.
@@ -42,12 +40,9 @@ class Positions:
     def __init__(self, model: nn.Module, samples: int) -> None:
         self._model, self._samples = model, samples
         self._seen: dict[tuple[Any, ...], float] = {}
-        self._handles: list[Any] = []
 
     def __enter__(self) -> Positions:
-        for module in self._model.modules():
-            if any(p.ndim > 1 for p in module.parameters(recurse=False)):
-                self._handles.append(module.register_forward_hook(self._note))
+        self._handles = [m.register_forward_hook(self._note) for m in self._model.modules()]
         return self
 
     def __exit__(self, *_: object) -> None:

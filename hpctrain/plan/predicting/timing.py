@@ -23,6 +23,7 @@ import math
 from dataclasses import dataclass
 
 from hpctrain.config.rules.pipeline_schedule import bubble
+from hpctrain.config.schema import Config
 from hpctrain.estimates.optimizer_states import optimizer_states
 from hpctrain.hardware import Hardware, Link
 from hpctrain.plan.inspecting.activations import Activations
@@ -85,8 +86,9 @@ def step_time(
     efficiencies: Efficiencies,
 ) -> StepTime | None:
     """Return the time of a step; None if the FLOPs or a figure of the hardware are unknown."""
-    peak, config = hardware.peak(layout.config.precision.compute), layout.config
-    if facts.flops is None or peak is None or hardware.memory_bandwidth is None:
+    config = layout.config
+    peak, usual = hardware.peak(config.precision.compute), hardware.peak(_usual(config))
+    if facts.flops is None or not (peak and usual and hardware.memory_bandwidth):
         return None
     degrees, batch = layout.degrees, layout.batch
     divided = degrees.tp * degrees.cp * degrees.pp
@@ -98,11 +100,11 @@ def step_time(
         traffic *= 1.33  # the forward pass is made twice
     rate = hardware.memory_bandwidth * efficiencies.memory
     memory = samples * traffic * (activations.saved + activations.outside) / rate
-    micro_batches = batch.accumulate
     launches = _KERNELS * max(1, blocks) / degrees.pp * efficiencies.launch_s
-    busy = max(compute + memory, launches * micro_batches)
-    hidden, open_s = _communication(layout, facts, blocks, hardware)
-    if hidden is None or open_s is None:
+    busy = max(compute + memory, launches * batch.accumulate)
+    hidden = _between_layers(layout, facts, blocks, hardware)
+    open_s = _inside_layers(layout, facts, blocks, hardware)
+    if not math.isfinite(hidden + open_s):  # the bandwidth of a link is unknown
         return None
     moved, rate_of_states = 0.0, rate
     if config.parallel.fsdp.offload:
@@ -113,10 +115,9 @@ def step_time(
     exposed = open_s + max(once, hidden - behind) + efficiencies.contention * behind
     waiting = 0.0
     if degrees.pp > 1:
-        waiting = bubble(config.parallel.pipeline.schedule, degrees.pp, micro_batches)
+        waiting = bubble(config.parallel.pipeline.schedule, degrees.pp, batch.accumulate)
     step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
     step += _optimizer(layout, facts, rate_of_states)
-    model_flops = facts.flops.training * batch.global_size
     return StepTime(
         step_s=step,
         compute_s=compute,
@@ -124,8 +125,13 @@ def step_time(
         comm_s=hidden + open_s,
         exposed_comm_s=exposed,
         bubble=waiting,
-        mfu=model_flops / (step * layout.ranks * peak),
+        mfu=facts.flops.training * batch.global_size / (step * layout.ranks * peak),
     )
+
+
+def _usual(config: Config) -> str:
+    """Return the format of attention, and of products that precision.compute=fp8 leaves out."""
+    return config.precision.compute.replace("fp8", "bf16")
 
 
 def best_of(hardware: Hardware) -> float:
@@ -138,8 +144,8 @@ def _compute(
 ) -> tuple[float, float]:
     """Return the seconds of products and of attention of a whole sample on one GPU."""
     assert facts.flops is not None
-    degrees, flops, format = layout.degrees, facts.flops, layout.config.precision.compute
-    usual = "bf16" if format == "fp8" else format  # of attention, and of what is not in fp8
+    degrees, flops, usual = layout.degrees, facts.flops, _usual(layout.config)
+    in_fp8 = layout.config.precision.compute == "fp8"
     best, rate = efficiencies.best or best_of(hardware), hardware.memory_bandwidth or 1.0
     forward = sum(matrix.flops for matrix in facts.matrices)
     attention = max(0.0, flops.forward - forward)
@@ -147,7 +153,7 @@ def _compute(
     passes = (flops.training - _BACKWARD * attention) / max(1.0, forward) + full
     time = 0.0
     for matrix in facts.matrices:
-        own = "fp8" if format == "fp8" and matrix.fp8 else usual
+        own = "fp8" if in_fp8 and matrix.fp8 else usual
         peak, part = hardware.peak(own) or 1.0, getattr(efficiencies, own, 1.0)
         part *= efficiencies.convolution if matrix.convolution else 1.0
         positions = max(1.0, layout.batch.micro * matrix.positions / degrees.cp)
@@ -166,63 +172,51 @@ def _compute(
     return passes * time, counted / reached
 
 
-def _communication(
-    layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware
-) -> tuple[float | None, float | None]:
-    """Return the seconds of what can hide behind computing, and of what cannot."""
+def _between_layers(layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware) -> float:
+    """Return the seconds of gathering parameters and adding gradients, which can be hidden."""
     config, degrees, batch = layout.config, layout.degrees, layout.batch
-    parallel, per_node = config.parallel, config.launch.tasks_per_node
+    parallel, per_node, total = config.parallel, config.launch.tasks_per_node, 0.0
     size, reduced = computed_bytes(config.precision), reduced_bytes(config.precision)
     every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
     gathers = 2 * batch.accumulate if parallel.zero == 3 else 1
     scatters = batch.accumulate if every else 1
-    learnt = facts.trainable / max(1, facts.parameters)
+    learnt = reduced * facts.trainable / max(1, facts.parameters)
     # A rank of expert parallel has its own experts, which it divides with every ep-th other rank.
     ep, experts = parallel.ep, facts.of_experts if parallel.ep > 1 else 0
-    parts: list[float | None] = []
     for whole, apart in ((facts.parameters - experts, 1), (experts / ep, ep)):
         own = whole / (degrees.tp * degrees.pp)
         shard, inner = max(1, shards(degrees, parallel) // apart), degrees.tp * apart
-        if shard > 1:
-            link = link_of(hardware, per_node, inner, shard)
-            parts.append(_blocks_s(gathers, own * size, shard, link, blocks))
-            parts.append(_blocks_s(scatters, own * learnt * reduced, shard, link, blocks))
+        link = link_of(hardware, per_node, inner, shard)
+        total += _blocks_s(gathers, own * size, shard, link, blocks)
+        total += _blocks_s(scatters, own * learnt, shard, link, blocks)
         replicas = degrees.dp * degrees.cp // (shard * apart)
-        if replicas > 1:
-            outer = link_of(hardware, per_node, inner * shard, replicas)
-            parts.append(_blocks_s(2, own * learnt * reduced / shard, replicas, outer, blocks))
-    hidden = None if None in parts else sum(part for part in parts if part is not None)
-    open_s = _inside_layers(layout, facts, blocks, hardware, size)
-    return hidden, open_s
+        outer = link_of(hardware, per_node, inner * shard, replicas)
+        total += _blocks_s(2, own * learnt / shard, replicas, outer, blocks)
+    return total
 
 
-def _inside_layers(
-    layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware, size: int
-) -> float | None:
+def _inside_layers(layout: Layout, facts: ModelFacts, blocks: int, hardware: Hardware) -> float:
     """Return the seconds of what layers wait for: tensor, context, expert, pipeline parallel."""
     config, degrees, batch = layout.config, layout.degrees, layout.batch
-    parallel = config.parallel
-    per_node, own = config.launch.tasks_per_node, blocks / degrees.pp
+    ep, per_node = config.parallel.ep, config.launch.tasks_per_node
+    size = computed_bytes(config.precision)
     residual = batch.micro * facts.tokens * facts.width * size / degrees.cp
     passes = 3 if config.train.activation_checkpointing == "full" else 2
-    total: float | None = 0.0
+    times, total = passes * blocks / degrees.pp * batch.accumulate, 0.0
     if degrees.tp > 1:  # two gathers and two scatters of a block in each pass
         link = link_of(hardware, per_node, 1, degrees.tp)
-        one = gather_s(residual, degrees.tp, link)
         hides = 0.5 if config.parallel.async_tp else 1.0
-        total = _plus(total, one, 4 * passes * own * batch.accumulate * hides)
+        total += gather_s(residual, degrees.tp, link) * 4 * times * hides
     if degrees.cp > 1:  # keys and values, which are a quarter of the residual stream or less
         link = link_of(hardware, per_node, degrees.tp, degrees.cp)
-        one = gather_s(residual * degrees.cp / 2, degrees.cp, link)
-        total = _plus(total, one, passes * own * batch.accumulate)
-    if parallel.ep > 1:  # tokens go to their experts and back, in each pass
-        link = hardware.inside if degrees.tp * parallel.ep <= per_node else hardware.between
-        one = gather_s(residual * facts.per_token, parallel.ep, link)
-        total = _plus(total, one, 2 * passes * own * batch.accumulate)
+        total += gather_s(residual * degrees.cp / 2, degrees.cp, link) * times
+    if ep > 1:  # tokens go to their experts and back, in each pass
+        link = hardware.inside if degrees.tp * ep <= per_node else hardware.between
+        total += gather_s(residual * facts.per_token, ep, link) * 2 * times
     if degrees.pp > 1:
         outer = per_node if degrees.ranks > per_node else 1
         link = link_of(hardware, per_node, outer, degrees.pp)
-        total = _plus(total, send_s(residual / degrees.tp, link), 2 * batch.accumulate * 0.5)
+        total += send_s(residual / degrees.tp, link) * batch.accumulate
     return total
 
 
@@ -236,13 +230,8 @@ def _moved(layout: Layout, facts: ModelFacts) -> float:
     return stored * (down + layout.batch.accumulate * facts.trainable) / divided
 
 
-def _plus(total: float | None, one: float | None, times: float) -> float | None:
-    return None if total is None or one is None else total + times * one
-
-
-def _blocks_s(times: float, nbytes: float, ranks: int, link: Link, blocks: int) -> float | None:
-    one = gather_s(nbytes / max(1, blocks), ranks, link)
-    return None if one is None else times * one * max(1, blocks)
+def _blocks_s(times: float, nbytes: float, ranks: int, link: Link, blocks: int) -> float:
+    return times * gather_s(nbytes / max(1, blocks), ranks, link) * max(1, blocks)
 
 
 def _optimizer(layout: Layout, facts: ModelFacts, rate: float) -> float:
@@ -253,20 +242,20 @@ def _optimizer(layout: Layout, facts: ModelFacts, rate: float) -> float:
     return own * stored_bytes(config.precision) * tensors / rate
 
 
-def gather_s(nbytes: float, ranks: int, link: Link) -> float | None:
-    """Return the seconds of an all-gather or a reduce-scatter; None if the link is unknown."""
-    if ranks == 1 or nbytes == 0:
+def gather_s(nbytes: float, ranks: int, link: Link) -> float:
+    """Return the seconds of an all-gather or a reduce-scatter; infinite if the link is unknown."""
+    if ranks <= 1 or nbytes == 0:
         return 0.0
     if link.bandwidth is None:
-        return None
+        return math.inf
     alpha = (link.latency_s or 0.0) * math.ceil(math.log2(ranks))
     return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * _LINK_EFFICIENCY)
 
 
-def send_s(nbytes: float, link: Link) -> float | None:
-    """Return the seconds in which one rank sends to another; None if the link is unknown."""
+def send_s(nbytes: float, link: Link) -> float:
+    """Return the seconds in which one rank sends to another; infinite if the link is unknown."""
     if link.bandwidth is None:
-        return None
+        return math.inf
     return (link.latency_s or 0.0) + nbytes / (link.bandwidth * _LINK_EFFICIENCY)
 
 

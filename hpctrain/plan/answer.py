@@ -279,7 +279,8 @@ def _assumptions(
             f"{efficiencies.traffic:g} times, with torch.compile {efficiencies.fused:g} times",
             "offload": f"{efficiencies.host_link / 1e9:g} GB/s to the host, whose memory gives "
             f"{efficiencies.host_memory / 1e9:g} GB/s for each GPU",
-            "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing",
+            "overlap": f"communication hides behind {efficiencies.overlap:.0%} of the computing"
+            f" and slows it by {efficiencies.contention:.0%} of its own time",
         }
         found |= {f"unknown {name}": lost for name, lost in hardware.missing.items()}
     return found
